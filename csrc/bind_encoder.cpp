@@ -1,4 +1,4 @@
-// Encoder, and the reading of JSON lines, for Python. Called by lmtrain/tokenizer/encoders.py and json_lines.py.
+// Encoder, and the reading of JSON lines, for Python. Called by lmtrain/tokenizer/bulk_encoding.py and json_lines.py.
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -144,7 +144,7 @@ std::unique_ptr<Model> make_wordpiece(const std::unordered_map<std::string, uint
 
 template <class Id>
 void bind_encoder_of(py::module_& module, const char* name) {
-  py::class_<Encoder<Id>>(module, name, "Texts to ids; see lmtrain/tokenizer/encoders.py.")
+  py::class_<Encoder<Id>>(module, name, "Texts to ids; see lmtrain/tokenizer/bulk_encoding.py.")
       .def_static("bpe",
                   [](const std::string& pattern, const Table& byte_ids, const Table& merges,
                      std::unordered_map<std::string, uint32_t> whole) {

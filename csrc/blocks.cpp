@@ -1,5 +1,5 @@
 // Checksums of the blocks of a token file: made while it is written, compared where it is read.
-// Twins: in lmtrain/data/store/blocks.py.
+// Twins: in lmtrain/data/store/block_checksums.py.
 
 #include <pybind11/numpy.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// CRC-32C. Twin: in lmtrain/runtime/files/checksum.py.
+// CRC-32C. Twin: in lmtrain/runtime/files/crc32c.py.
 
 #include "crc32c.h"
 

@@ -1,5 +1,5 @@
 // Slices of JSON lines, or documents, to ids. Knows no Python; bind_encoder.cpp hands it over.
-// Twin: TwinEncoder in lmtrain/tokenizer/encoders.py.
+// Twin: TwinEncoder in lmtrain/tokenizer/bulk_encoding.py.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // What happens when a mapped file cannot be read: it was cut short, or its disk has a fault. The system then sends
 // SIGBUS, of which a process dies without a word. For the mappings named here zeros take the place of what is gone and
-// the fault is noted, so that the reader can say which file it was. Twin: none; lmtrain/data/store/blocks.py then asks
+// the fault is noted, so that the reader can say which file it was. Twin: none; lmtrain/data/store/block_checksums.py then asks
 // for the file's size alone.
 
 #include <pybind11/numpy.h>

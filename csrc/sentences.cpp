@@ -1,4 +1,4 @@
-// Sentence splitting by rule. The rules are told in data_tools/preprocess/sequences.py, the twin, which gives the same answer:
+// Sentence splitting by rule. The rules are told in data_tools/preprocess/encode_documents.py, the twin, which gives the same answer:
 // what is changed here must be changed there.
 
 #include "sentences.h"

@@ -6,7 +6,7 @@ A training run installs its signal handlers before the slow imports start.
 import sys
 from collections.abc import Sequence
 
-from lmtrain.runtime.processes.signals import install_stop_handlers
+from lmtrain.runtime.processes.stop_signals import install_stop_handlers
 
 
 def is_run(arguments: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import lmtrain
-from lmtrain.data.store.writer import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.tokenizer.train import train_bpe
 
 PACKAGE = Path(lmtrain.__file__).parent

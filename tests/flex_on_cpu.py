@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 from torch.nn.attention import flex_attention
 
+from lmtrain.models.block_stack import Stack
 from lmtrain.models.layers.block_masks import build_block_mask
-from lmtrain.models.stack import Stack
-from lmtrain.parallel import apply
+from lmtrain.parallel import build_parallel
 
 
 @contextmanager
@@ -34,5 +34,5 @@ def block_masks_everywhere() -> Iterator[None]:
         model.build_mask = build_block_mask
         return "masks: of blocks, on a CPU"
 
-    with flex_on_cpu(), patch.object(apply, "apply_block_masks", apply_them):
+    with flex_on_cpu(), patch.object(build_parallel, "apply_block_masks", apply_them):
         yield

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_from_name
-from data_tools.corpus.flow.steps import ReadOptions, Tally, find_step_sources, read_documents
-from data_tools.read.content import OnError
+from data_tools.corpus.flow.step_runner import ReadOptions, Tally, find_step_sources, read_documents
+from data_tools.read.chunk_content import OnError
 
 
 def read(path: Path, tally: Tally) -> DocumentsBySplit:

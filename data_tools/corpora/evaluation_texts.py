@@ -6,7 +6,7 @@ LAMBADA (Paperno and others, 2016): passages whose last word needs the whole pas
 
 from __future__ import annotations
 
-from data_tools.corpora.fetch import RemoteFile
+from data_tools.corpora.download import RemoteFile
 from data_tools.corpora.recipe import PublishedTexts
 
 _OPEN_COPY = "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/900124bf3b8235c6daf21033af9948b3f07346c4"

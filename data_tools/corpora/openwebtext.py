@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from data_tools.corpora.fetch import RemoteFile
+from data_tools.corpora.download import RemoteFile
 from data_tools.corpora.recipe import DocumentsBySplit, Recipe
-from data_tools.corpus.flow.steps import Tally
-from data_tools.read.chunks import MAX_DOC_BYTES
-from data_tools.read.streams import as_file, open_decompressed, read_stream
+from data_tools.corpus.flow.step_runner import Tally
+from data_tools.read.input_chunks import MAX_DOC_BYTES
+from data_tools.read.stream_readers import as_file, open_decompressed, read_stream
 from lmtrain.errors import DataError
 
 

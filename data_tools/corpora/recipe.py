@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from data_tools import corpora
-from data_tools.corpora.fetch import (
+from data_tools.corpora.download import (
     RemoteFile,
     ReportBytes,
     UnreachableError,
@@ -28,10 +28,10 @@ from data_tools.corpora.fetch import (
     has_expected_file,
     manual_instructions,
 )
-from data_tools.corpus.flow.steps import Report, Tally, to_line
-from data_tools.read.streams import CODECS, archive_contents, read_rows
+from data_tools.corpus.flow.step_runner import Report, Tally, to_line
+from data_tools.read.stream_readers import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint
-from lmtrain.runtime.files.files import atomic_file, is_safe_name
+from lmtrain.runtime.files.safe_files import atomic_file, is_safe_name
 from lmtrain.tokenizer.json_lines import Document
 
 DocumentsBySplit = Iterator[tuple[str, Document]]  # (split, document) pairs

@@ -16,9 +16,9 @@ from typing import Any
 from xml.parsers import expat
 
 from data_tools.corpora.recipe import DocumentsBySplit, Recipe
-from data_tools.corpus.flow.steps import Tally
-from data_tools.read.chunks import MAX_DOC_BYTES
-from data_tools.read.streams import open_decompressed
+from data_tools.corpus.flow.step_runner import Tally
+from data_tools.read.input_chunks import MAX_DOC_BYTES
+from data_tools.read.stream_readers import open_decompressed
 from lmtrain.errors import DataError
 
 _CHUNK = 1 << 18

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from data_tools.corpora.fetch import RemoteFile
+from data_tools.corpora.download import RemoteFile
 from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_from_name
-from data_tools.corpus.flow.steps import Tally
-from data_tools.read.streams import archive_contents
+from data_tools.corpus.flow.step_runner import Tally
+from data_tools.read.stream_readers import archive_contents
 from lmtrain.errors import DataError
 
 MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split in ("train", "valid", "test"))

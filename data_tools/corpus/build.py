@@ -29,7 +29,7 @@ from data_tools.corpus.copies.dedupe import (
     mark_near,
     record_inputs,
 )
-from data_tools.corpus.flow.steps import (
+from data_tools.corpus.flow.step_runner import (
     CollectStep,
     ReadOptions,
     Report,
@@ -41,14 +41,14 @@ from data_tools.corpus.flow.steps import (
     report_path,
     run_step,
 )
-from data_tools.corpus.random_steps import SplitStep, shuffle, split_outputs
-from data_tools.read.content import OnError
-from data_tools.read.sources import Inputs
-from lmtrain.config.base import Problem, Settings
-from lmtrain.config.build import build_settings
-from lmtrain.config.setting_names import SettingNames
-from lmtrain.config.yaml_file import read_yaml
-from lmtrain.runtime.files.files import read_json, storage_errors, write_json
+from data_tools.corpus.split_sample_shuffle import SplitStep, shuffle, split_outputs
+from data_tools.read.chunk_content import OnError
+from data_tools.read.find_input_files import Inputs
+from lmtrain.config.name_suggestions import SettingNames
+from lmtrain.config.settings_base import Problem, Settings
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.runtime.files.safe_files import read_json, storage_errors, write_json
 
 DOCUMENTS = "documents.jsonl"
 

@@ -19,9 +19,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.steps import Documents, SelectionStep, Tally
+from data_tools.corpus.flow.step_runner import Documents, SelectionStep, Tally
 from data_tools.corpus.flow.word_hashes import Hashes, hash_runs, mix
-from data_tools.scripts import check_script, script_shares
+from data_tools.writing_systems import check_script, script_shares
 from lmtrain.errors import UsageError, spelling_hint
 from lmtrain.tokenizer.json_lines import Document
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_tools.scripts import check_script, script_shares
+from data_tools.writing_systems import check_script, script_shares
 from lmtrain.errors import DataError, UsageError, spelling_hint
 
 GROUP = "lmtrain.filters"

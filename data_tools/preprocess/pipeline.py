@@ -20,17 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.outputs import OutputNames, Outputs, Totals
-from data_tools.preprocess.sequences import (
+from data_tools.preprocess.encode_documents import (
     DocumentConverter,
     SentenceConverter,
     SequenceBatch,
     ToSequences,
     prepend_token,
 )
-from data_tools.read.chunks import Chunk, Portion, SizeLimits, cut_portions
-from data_tools.read.content import (
+from data_tools.preprocess.filters import Filters
+from data_tools.preprocess.output_datasets import OutputNames, Outputs, Totals
+from data_tools.read.chunk_content import (
     BadLine,
     BadLines,
     ChunkBadLines,
@@ -40,13 +39,14 @@ from data_tools.read.content import (
     collect_bad_lines,
     read_content,
 )
-from data_tools.read.sources import STDIN, Inputs, Source, find_sources
+from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
+from data_tools.read.input_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain import native
-from lmtrain.data.store.indexed import dtype_for
+from lmtrain.data.store.indexed_dataset import dtype_for
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.encoders import Encoder, TwinEncoder, build_encoder
+from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import Reject
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmtrain.checkpoint.store import DEFAULT_MEASURE
-from lmtrain.config.base import Problem, Settings, show
-from lmtrain.config.build import quantity
+from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
+from lmtrain.config.settings_base import Problem, Settings, show
+from lmtrain.config.settings_builder import quantity
 
 DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked
 

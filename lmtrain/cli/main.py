@@ -1,6 +1,6 @@
 """The command `lmtrain`: its own options, errors and exit codes.
 
-Verbs live in files beside this one, are listed in verbs.py, and import what they need when they run, so that
+Verbs live in files beside this one, are listed in subcommands.py, and import what they need when they run, so that
 `lmtrain --help` is quick.
 """
 
@@ -21,8 +21,8 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.screen.terminal import echo, print_error
-from lmtrain.cli.verbs import VerbGroup
+from lmtrain.cli.screen.print_output import echo, print_error
+from lmtrain.cli.subcommands import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
 from lmtrain.runtime.files.system_limits import limit_reached
 
@@ -44,7 +44,7 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
         if takes_settings:
-            from lmtrain.cli.keys.foreign import foreign_line_message
+            from lmtrain.cli.keys.translate_foreign import foreign_line_message
 
             if rule := foreign_line_message(command, error, argv):
                 return UsageError(rule)
@@ -54,7 +54,7 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
         verbs = getattr(getattr(context, "command", None), "commands", {})
         return UsageError(f"{command} {match[1]} is not a command. {spelling_hint(match[1], verbs)}")
     if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):
-        from lmtrain.config.setting_names import closest_value
+        from lmtrain.config.name_suggestions import closest_value
 
         suggestion = closest_value(match[1], re.findall(r"['\"](\S+?)['\"]", match[2]))
         return UsageError(f"{_with_full_stop(message)} {f'Did you mean {suggestion}?' if suggestion else help_hint}")
@@ -106,8 +106,8 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
     name = option.lstrip("-").lower().replace("-", "_")
     closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
     if takes_settings and not closest:
-        from lmtrain.cli.keys.foreign import PROCESS_COUNT_NAMES
-        from lmtrain.config.setting_names import UNSUPPORTED_SETTINGS
+        from lmtrain.cli.keys.translate_foreign import PROCESS_COUNT_NAMES
+        from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
 
         if name in PROCESS_COUNT_NAMES and any("--nproc" in param.opts for param in error.ctx.command.params):
             return "Did you mean --nproc?"
@@ -133,8 +133,8 @@ def _suggest_settings(option: str, name: str, argv: Sequence[str]) -> list[str]:
     without dashes, with underscores.
     """
     from lmtrain.config.compose import group_choices
-    from lmtrain.config.setting_names import SettingNames
-    from lmtrain.train.config import RunConfig
+    from lmtrain.config.name_suggestions import SettingNames
+    from lmtrain.train.run_config import RunConfig
 
     value = _option_value(option, argv) or "true"
     groups = group_choices()

@@ -13,11 +13,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmtrain.config import references
-from lmtrain.config.base import Settings
-from lmtrain.config.build import build_settings
+from lmtrain.config import value_references
+from lmtrain.config.name_suggestions import SettingNames, suggest_value
 from lmtrain.config.overrides import RefusedOverrides, apply_override, override_key, parse_overrides, sweep_refusal
-from lmtrain.config.setting_names import SettingNames, suggest_value
+from lmtrain.config.settings_base import Settings
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
 
 if TYPE_CHECKING:
@@ -90,10 +90,11 @@ def compose_plain(
     folders, request, choices, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
     tree = compose_files(folders, request, choices)
     problems = [problem for override in changes if (problem := apply_override(tree, override))]
-    for path, _ in references.iter_values(tree):
+    for path, _ in value_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
-            raise SettingsError([f"{references.path_text(path)} names code, and settings are data only. Remove it."])
-    plain, unresolved = references.resolve_references(tree)
+            where = value_references.path_text(path)
+            raise SettingsError([f"{where} names code, and settings are data only. Remove it."])
+    plain, unresolved = value_references.resolve_references(tree)
     if problems or unresolved:
         raise SettingsError(problems + unresolved)
     return plain

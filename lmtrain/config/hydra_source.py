@@ -27,9 +27,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtrain.config import references
-from lmtrain.config.setting_names import suggest_value
-from lmtrain.config.yaml_file import YamlFile, read_yaml
+from lmtrain.config import value_references
+from lmtrain.config.name_suggestions import suggest_value
+from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError, join_few, spelling_hint
 
 _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
@@ -242,9 +242,9 @@ def _file_problems(
         elif seen_override:
             yield f"{entry.location} has {entry.text} after {seen_override}. Move it up: overrides come last."
         yield from _entry_problems(entry, config_path == request.name, request, root_groups)
-    for path, value in references.iter_values(file.data):
-        if path[0] != "defaults" and isinstance(value, str) and (problem := references.reference_problem(value)):
-            yield f"{file.location(*path)}: {references.path_text(path)}={value} {problem}"
+    for path, value in value_references.iter_values(file.data):
+        if path[0] != "defaults" and isinstance(value, str) and (problem := value_references.reference_problem(value)):
+            yield f"{file.location(*path)}: {value_references.path_text(path)}={value} {problem}"
 
 
 def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
@@ -274,7 +274,7 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
             hint = spelling_hint(unknown_word or "", _KEYWORDS)
             problems.append(f"{location} has {text}, with the wrong word {unknown_word or keywords[0]}. {hint}")
             continue
-        if problem := references.reference_problem(" ".join((key, *map(str, values)))):
+        if problem := value_references.reference_problem(" ".join((key, *map(str, values)))):
             problems.append(f"{location} has {text}, which {problem}")
             continue
         name = name.partition("@")[0]

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lmtrain.config import references
+from lmtrain.config.value_references import iter_values, reference_problem
 from lmtrain.errors import SettingsError
 
 MAX_CHARACTERS = 20_000
@@ -91,8 +91,8 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             text_by_key[key] = text
             parsed.append(override)
             if not override.is_sweep_override():
-                values = [value for _, value in references.iter_values([override.value()])]
-                reference_problems = [references.reference_problem(value) for value in values if isinstance(value, str)]
+                values = [value for _, value in iter_values([override.value()])]
+                reference_problems = [reference_problem(value) for value in values if isinstance(value, str)]
                 problems += [f"{text} {problem}" for problem in reference_problems if problem]
                 refused += [text] * any(reference_problems)
     if problems:

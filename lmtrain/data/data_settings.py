@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lmtrain.config.base import Choice, Problem, Settings, problem_if, show
-from lmtrain.config.build import quantity
-from lmtrain.observe.measure.named_measures import RESERVED_DOMAINS
+from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
+from lmtrain.config.settings_builder import quantity
+from lmtrain.observe.measure.measure_names import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _UNUSED = "is never read with train.valid_interval_steps=0, which means no validation"

@@ -22,7 +22,7 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset, SampleOrder, labels_per_term
 from lmtrain.errors import SettingsError
 from lmtrain.observe.measure import phases
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.fault_injection import fault_point
 
 
 class Loader:

@@ -23,9 +23,9 @@ from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked import MaskedDataset, MaskingTokenizer, MaskVocabulary
 from lmtrain.data.samples.megatron import MegatronDataset, SequentialOrder, blend_sizes, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
-from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents, split_tokens
+from lmtrain.data.store.document_boundaries import DocumentMap, index_folder, record_path, split_documents, split_tokens
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, SettingsError, StorageError, join_few
 from lmtrain.observe.safe_text import warn
 

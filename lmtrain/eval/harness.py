@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from lmtrain.errors import DataError, UsageError, shorten, spelling_hint
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
-from lmtrain.eval.load import load_for_eval
+from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.scoring import Scorer, TargetScores
 from lmtrain.eval.task import eod_id
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.machine.device import pick_device
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 MAX_NEW_TOKENS = 256  # the harness's default if a task sets none
 ARGUMENTS = ("pretrained", "precision", "device", "batch_size")

@@ -15,7 +15,7 @@ import numpy as np
 
 from lmtrain.batch import Batch
 from lmtrain.errors import OutOfMemoryError
-from lmtrain.eval.runner import Subject, score
+from lmtrain.eval.run_task import Subject, score
 from lmtrain.eval.scoring import Scorable
 from lmtrain.eval.task import Answers, Prepared, Task, choose_window, sum_columns
 from lmtrain.parallel.model import ParallelModel

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmtrain.checkpoint.contents import Contents, checked_model
-from lmtrain.checkpoint.disk.format import MANIFEST
-from lmtrain.checkpoint.store import resolve_checkpoint
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.verified_contents import Contents, checked_model
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.eval.task import Task, all_tasks
 from lmtrain.layout import Piece
@@ -46,7 +46,7 @@ class CheckpointWeights:
 
     def load_into(self, pieces: list[Piece]) -> None:
         # because: the reader imports torch, and an impossible layout is refused before that
-        from lmtrain.checkpoint.reader import CheckpointReader
+        from lmtrain.checkpoint.tensor_reader import CheckpointReader
 
         CheckpointReader(self.path).load_into(pieces, allow_rounding=True)
 

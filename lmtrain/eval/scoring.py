@@ -25,7 +25,7 @@ from torch import Tensor
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.windows import MaskedRequest, Request
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.fault_injection import fault_point
 
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests are not padded to long ones
 MAX_SHARED_TARGETS = 10_000_000  # targets remembered; because: these take 90 MB

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import __version__
-from lmtrain.config.base import PLUGIN_WAY_OUT, load_modules
+from lmtrain.config.settings_base import PLUGIN_WAY_OUT, load_modules
 from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens

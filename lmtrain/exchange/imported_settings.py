@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lmtrain.config.build import build_settings
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import CheckpointError, SettingsError
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings

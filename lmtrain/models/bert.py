@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
+from lmtrain.models.block_stack import Stack
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.block import MLP, Block, PostNormBlock, build_norm
 from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.heads import MaskedHead, PairHead
-from lmtrain.models.stack import Stack
 
 
 def build(settings: BertSettings) -> Bert:

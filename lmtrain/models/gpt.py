@@ -9,13 +9,13 @@ from __future__ import annotations
 from torch import nn
 
 from lmtrain.errors import SettingsError
+from lmtrain.models.block_stack import Stack
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.block import MLP, Block, build_norm
 from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.heads import Head
-from lmtrain.models.stack import Stack
 
 
 def build(settings: GPTSettings) -> GPT:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from lmtrain.config.base import Problem, problem_if
+from lmtrain.config.settings_base import Problem, problem_if
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import (
     Shape,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from lmtrain.config.base import Choice, Problem
+from lmtrain.config.settings_base import Choice, Problem
 from lmtrain.errors import SettingsError
 from lmtrain.layout import divisors, format_choices
 from lmtrain.spec import Cut, Cuts, LanguageModel, ModelShape, Split, Tie

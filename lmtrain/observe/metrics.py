@@ -6,7 +6,7 @@ truncated, so the file always holds whole records. The log and the event files a
 
 `MetricsLog` is written by the training loop, and is the only source that displays and reports read. It reads no clock:
 times are part of the rows. Every row has `event` (one of EVENTS), `step` and `attempt`. The readers are in
-lmtrain/runfolder/rows.py.
+lmtrain/runfolder/metrics_rows.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from lmtrain.observe.safe_text import warn
 
 # because: documentation pages and users' programs import it from here
-from lmtrain.runfolder.rows import read_metrics as read_metrics
-from lmtrain.runfolder.rows import to_json_data
-from lmtrain.runtime.files.files import json_bytes, open_output, storage_errors
+from lmtrain.runfolder.metrics_rows import read_metrics as read_metrics
+from lmtrain.runfolder.metrics_rows import to_json_data
+from lmtrain.runtime.files.safe_files import json_bytes, open_output, storage_errors
 from lmtrain.runtime.files.system_limits import limit_reached
 
 _TAIL_BYTES = 1 << 16

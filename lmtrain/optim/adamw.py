@@ -13,15 +13,15 @@ from torch import Tensor
 from lmtrain.kernels import adamw as kernel
 from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
 from lmtrain.kernels.kernel_support import uses_fused_kernels
-from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.optim.groups import Groups
-from lmtrain.optim.moments import (
+from lmtrain.optim.adam_moments import (
     SLOTS,
     UncompiledAdamW,
     UncompiledOptimizer,
     increment_update_count,
     parameters_with_gradients,
 )
+from lmtrain.optim.adamw_settings import AdamWSettings
+from lmtrain.optim.groups import Groups
 from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 

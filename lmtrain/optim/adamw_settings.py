@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtrain.config.base import Problem
+from lmtrain.config.settings_base import Problem
 from lmtrain.optim.optim_settings import OptimSettings
 
 

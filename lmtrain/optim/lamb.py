@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lmtrain.optim.adam_moments import SLOTS, UncompiledOptimizer, adam_directions, parameters_with_gradients
 from lmtrain.optim.groups import Groups
 from lmtrain.optim.lamb_settings import LAMBSettings
-from lmtrain.optim.moments import SLOTS, UncompiledOptimizer, adam_directions, parameters_with_gradients
 from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 

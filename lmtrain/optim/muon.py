@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.optim import moments
-from lmtrain.optim.groups import Groups, build_group
-from lmtrain.optim.moments import (
+from lmtrain.optim import adam_moments
+from lmtrain.optim.adam_moments import (
     UncompiledOptimizer,
     adam_directions,
     increment_update_count,
     parameters_with_gradients,
 )
+from lmtrain.optim.groups import Groups, build_group
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
 from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
@@ -47,7 +47,7 @@ class Muon(UncompiledOptimizer):
         split: Groups = []
         for group in groups:
             by_name = dict(zip(group["names"], group["params"], strict=True))
-            for hidden, slots in ((True, SLOTS), (False, moments.SLOTS)):
+            for hidden, slots in ((True, SLOTS), (False, adam_moments.SLOTS)):
                 part = {name: p for name, p in by_name.items() if is_hidden_matrix(name, p.ndim) == hidden}
                 if part:
                     subgroup = build_group(part, group["weight_decay"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtrain.config.base import Choice, Problem
+from lmtrain.config.settings_base import Choice, Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.observe.measure import phases
+from lmtrain.parallel.matrix_products import weight_gradient
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.products import weight_gradient
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.fault_injection import fault_point
 
 # because: torch 2.13 renamed these functions and warns at the old names; torch 2.11 has only the old names
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.blocks.masks import use_dense_masks
+from lmtrain.parallel.blocks.attention_masks import use_dense_masks
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
 from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
-from lmtrain.parallel.tensor import heads_take_whole_sequences, label_scores
-from lmtrain.runtime.processes.agreement import all_equal
+from lmtrain.parallel.tensor_parallel import heads_take_whole_sequences, label_scores
+from lmtrain.runtime.processes.rank_agreement import all_equal
 from lmtrain.spec import LanguageModel, PairModel
 
 ComputeResult = Callable[[LanguageModel, Tensor, int], Tensor]  # (last stage, hidden states, batch index) -> result

@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.measure import phases
-from lmtrain.runtime.processes.agreement import SINGLE_PROCESS, Peers
 from lmtrain.runtime.processes.process_group import collective_timeout, new_group
+from lmtrain.runtime.processes.rank_agreement import SINGLE_PROCESS, Peers
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, split_into_chunks
 from lmtrain.parallel.pipeline.executor import TrainingObserver
-from lmtrain.parallel.shards import owned_pieces, pieces_of
+from lmtrain.parallel.weight_shards import owned_pieces, pieces_of
 from lmtrain.parallel.weights.gathered_weights import ShardedTensors
-from lmtrain.parallel.weights.grads import (
+from lmtrain.parallel.weights.gradient_sums import (
     TiedSums,
     Weights,
     apply_clip,
@@ -29,7 +29,7 @@ from lmtrain.parallel.weights.grads import (
     sum_partial_gradients,
     sum_tied_gradients,
 )
-from lmtrain.parallel.weights.precision import LossScale
+from lmtrain.parallel.weights.master_weights import LossScale
 from lmtrain.placement.placements import Placement
 from lmtrain.spec import LanguageModel
 

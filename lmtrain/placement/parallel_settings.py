@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lmtrain.config.base import PLUGIN_WAY_OUT, Problem, Settings, kinds, problem_if
-from lmtrain.config.build import build_settings
+from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Problem, Settings, kinds, problem_if
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import RampUp
 from lmtrain.errors import SettingsError, settings_error, spelling_hint
 from lmtrain.layout import Layout, divisors, format_choices

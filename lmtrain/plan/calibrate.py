@@ -20,8 +20,8 @@ from lmtrain.plan.price.hardware import (
     fitted_memory_factors,
     fitted_time_factors,
 )
+from lmtrain.plan.run_model.pipeline_replay import price_runs
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.search.ranking import CostModel
 
 DATA_SHEET_FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")

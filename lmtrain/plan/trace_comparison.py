@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.config.base import kinds
-from lmtrain.observe.spans.format import Flag
-from lmtrain.observe.spans.format import Kind as SpanKind
-from lmtrain.observe.timeline.merge import Segment, message_pairs
-from lmtrain.observe.timeline.step_time import BUBBLE, MESSAGES, StepTimes
+from lmtrain.config.settings_base import kinds
+from lmtrain.observe.spans.span_file import Flag
+from lmtrain.observe.spans.span_file import Kind as SpanKind
+from lmtrain.observe.timeline.merge_ranks import Segment, message_pairs
+from lmtrain.observe.timeline.step_breakdown import BUBBLE, MESSAGES, StepTimes
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
-from lmtrain.schedules.simulate import Costs, Timeline, simulate
+from lmtrain.schedules.schedule_simulator import Costs, Timeline, simulate
 from lmtrain.schedules.table import Kind, ScheduleTable
 
 _KINDS = {

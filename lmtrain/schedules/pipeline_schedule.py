@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import ClassVar
 
-from lmtrain.config.base import Choice, kinds
+from lmtrain.config.settings_base import Choice, kinds
 from lmtrain.schedules.table import Action, Kind, ScheduleTable
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import tokenizers
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, shorten
-from lmtrain.runtime.files.files import atomic_file, open_fd, read_range
+from lmtrain.runtime.files.safe_files import atomic_file, open_fd, read_range
 from lmtrain.tokenizer import vocabularies
 
 MAX_BYTES = 64 << 20  # because: the largest published vocabularies are half as large

@@ -1,6 +1,6 @@
 r"""JSON lines: extracts the text under a key of every line, and states why a line is bad.
 
-Called by encoders.py and data_tools. The rules: one JSON object per line, the key exactly once at the top level, its
+Called by bulk_encoding.py and data_tools. The rules: one JSON object per line, the key once at the top level, its
 value a string. Lines end only at "\n"; blank lines are not documents. csrc/json_lines.cpp extracts the same texts
 faster; the cause of a bad line always comes from this file.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.runtime.files.files import is_nested_deeper
+from lmtrain.runtime.files.safe_files import is_nested_deeper
 
 Text = bytes | str
 Document = dict[str, Any]  # a text and the other fields of its line

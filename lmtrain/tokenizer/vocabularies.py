@@ -1,6 +1,6 @@
 """Reads vocabularies in GPT-2's and BERT's file formats and builds byte-level BPE and WordPiece tokenizers.
 
-Called by base.py (loading), train.py and encoders.py. BPE: bytes become printable letters, text is split by a pattern
+Called by base.py (loading), train.py and bulk_encoding.py. BPE: bytes become letters, text is split by a pattern
 (no space is prepended), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
 WordPiece: a word is split greedily into the longest pieces of the vocabulary, with `##` before pieces that do not begin
 a word; a word that cannot be split is [UNK].
@@ -15,7 +15,7 @@ from typing import Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from lmtrain.errors import DataError, shorten
-from lmtrain.runtime.files.files import parse_json
+from lmtrain.runtime.files.safe_files import parse_json
 
 EOD = "<|endoftext|>"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # special tokens of WordPiece

@@ -14,28 +14,28 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import clear_leftovers
+from lmtrain.checkpoint.find_and_prune import clear_leftovers
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.loader import Loader
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.mesh import Mesh, main_thread_peers, saver_thread_peers
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runfolder.ends import read_last_stop, remove_stop
-from lmtrain.runfolder.names import CHECKPOINTS
-from lmtrain.runtime.files.files import folder_lock
+from lmtrain.runfolder.file_names import CHECKPOINTS
+from lmtrain.runfolder.run_ends import read_last_stop, remove_stop
+from lmtrain.runtime.files.safe_files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
-from lmtrain.runtime.processes.agreement import Peers, collective_phase
+from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
 from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.before.resume_checks import skipped_messages
-from lmtrain.train.config import RunConfig
-from lmtrain.train.durations import Durations
-from lmtrain.train.record.records import open_records, open_view, scores_before_resume, show_start_notes
-from lmtrain.train.state import Progress, Run, agree_on_resume, held_pieces, resume
+from lmtrain.train.record.run_records import open_records, open_view, scores_before_resume, show_start_notes
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.run_state import Progress, Run, agree_on_resume, held_pieces, resume
+from lmtrain.train.step_durations import Durations
 
 
 @contextmanager

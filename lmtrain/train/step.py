@@ -16,7 +16,7 @@ from lmtrain.errors import NonFiniteLossError
 from lmtrain.observe.measure import phases
 from lmtrain.optim.groups import apply_learning_rate
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.fault_injection import fault_point
 
 
 @dataclass(frozen=True)

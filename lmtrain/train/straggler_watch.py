@@ -2,7 +2,7 @@
 
 Each rank also reports its memory use, which rank 0 passes on.
 
-Called by requests.py, which sends the numbers with the vote on a stop, so that no collective is added; by durations.py
+Called by requests.py, which sends the numbers with the vote on a stop and adds no collective; by step_durations.py
 at the begin and end of a step; and by records.py, whose rows get `facts`. Ranks are compared if they do the same work:
 ranks of the same pipeline stage, and of stages with equally many layers if none of them is the first or the last.
 """
@@ -21,7 +21,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.phases import MESSAGES, PHASES, main
-from lmtrain.observe.stragglers.detection import (
+from lmtrain.observe.stragglers.find_slow_ranks import (
     MIN_EXCESS,
     MIN_EXCESS_S,
     MIN_LINK_EXCESS,
@@ -35,7 +35,7 @@ from lmtrain.observe.stragglers.detection import (
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.placements import stages_of_rank
 from lmtrain.runtime.processes.process_group import gather_to_rank0
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 
 OWN_WORK = ("data", "forward", "backward", "optimizer")  # work that only this process's own slowness makes longer
 WAITING = ("messages", "collectives")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmtrain.config.base import Problem, Settings, problem_if, show
-from lmtrain.config.build import quantity
+from lmtrain.config.settings_base import Problem, Settings, problem_if, show
+from lmtrain.config.settings_builder import quantity
 from lmtrain.data.batch_plan import BatchPlan
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; file systems allow 255 and 4096, and the run adds names of its own

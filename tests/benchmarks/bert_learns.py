@@ -23,7 +23,7 @@ from lmtrain.config.compose import compose
 from lmtrain.data.dataset import Dataset
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before.preflight import load_data
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 
 FOLDER = Path("runs/bert_learns")
 VOCAB_SIZE, STEPS, LEAST = 1024, 300, 0.15

@@ -28,7 +28,7 @@ ENCODE = """
 import sys
 from pathlib import Path
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.encoders import build_encoder
+from lmtrain.tokenizer.bulk_encoding import build_encoder
 encoder, data = build_encoder(Tokenizer.load(Path(sys.argv[1]))), Path(sys.argv[2]).read_bytes()
 for _ in range(3):
     encoder.encode_jsonl(data, "text")

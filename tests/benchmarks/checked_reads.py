@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.data.store.indexed import DatasetWriter, dataset_file
+from lmtrain.data.store.indexed_dataset import DatasetWriter, dataset_file
 from tests.benchmarks.data_index import lognormal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.megatron import MegatronDataset
 from lmtrain.data.samples.packing import PackedDataset
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 torch.set_num_threads(1)
 words = MaskVocabulary(np.zeros(50257, np.uint8), {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
 

@@ -30,7 +30,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.encoders import CompiledEncoder, build_encoder
+from lmtrain.tokenizer.bulk_encoding import CompiledEncoder, build_encoder
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.benchmarks.data_preprocess import build_corpus, head_of
 

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_tools.preprocess.sequences import split_sentences
+from data_tools.preprocess.encode_documents import split_sentences
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
-from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
 

@@ -23,7 +23,7 @@ import numpy as np
 import tokenizers
 
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.encoders import CompiledEncoder, build_encoder
+from lmtrain.tokenizer.bulk_encoding import CompiledEncoder, build_encoder
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.benchmarks.data_preprocess import book_texts, machine_texts, up_to
 from tests.unit.tokenizer.adversarial import documents

@@ -153,8 +153,8 @@ def build(folder: Path, vocab: Path) -> None:
     """The checkpoint and its export."""
     import torch
 
-    from lmtrain.exchange.huggingface.convert import export_hf
-    from lmtrain.exchange.streaming import save_imported
+    from lmtrain.exchange.huggingface.import_and_export import export_hf
+    from lmtrain.exchange.write_by_parts import save_imported
     from lmtrain.models.gpt_settings import GPTSettings
     from lmtrain.models.model_settings import unpadded_shapes
     from lmtrain.tokenizer.base import Tokenizer

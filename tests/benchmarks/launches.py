@@ -32,8 +32,8 @@ from lmtrain.kernels import kernel_support
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.blocks.recompute import apply_compile
-from lmtrain.parallel.products import apply_summing_linears, summing_modules
-from lmtrain.parallel.weights.precision import MasterWeights
+from lmtrain.parallel.matrix_products import apply_summing_linears, summing_modules
+from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.spec import ModelShape
 from tests.layouts.bugs import replaced

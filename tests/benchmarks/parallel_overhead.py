@@ -38,10 +38,10 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.tensor import apply_tensor_parallel
+from lmtrain.parallel.tensor_parallel import apply_tensor_parallel
 from lmtrain.placement.placements import place_parameters
 from tests.layouts.workers import Pool
 from tests.unit.models.first_weights import start

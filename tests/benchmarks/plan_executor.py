@@ -28,15 +28,15 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
-from lmtrain.parallel.products import compute_or_defer
-from lmtrain.parallel.weights import sharding
+from lmtrain.parallel.weights import fsdp_sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, replay_step
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.replay import OperationSeconds, replay_step
 from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 
@@ -135,7 +135,7 @@ def slow_links(seconds: OperationSeconds) -> Iterator[None]:
             self.in_flight.append((needed, late, tensor))
 
         stack.enter_context(replaced(messages.Outbox, "_send", send))
-        for owner, each in ((sharding._AllGather, seconds.gather), (sharding._ReduceScatter, seconds.reduce)):
+        for owner, each in ((fsdp_sharding._AllGather, seconds.gather), (fsdp_sharding._ReduceScatter, seconds.reduce)):
             stack.enter_context(replaced(owner, "__call__", _later(owner.__call__, each)))
         yield
 

@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 
-from lmtrain.cli.plan.planning import read_question
+from lmtrain.cli.plan.layout_search import read_question
 from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.plan.search.ranking import CostModel, LayoutLimits, rank_layouts
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from lmtrain.config.compose import compose
 from lmtrain.layout import Layout
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from tests.unit.observe.timeline.made_up import Made
 
 STEPS, EVERY = 1_000_000, 10

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.contents import Contents, layout_of
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
-from lmtrain.checkpoint.reshard.targets import files_of_layout
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData
+from lmtrain.checkpoint.reshard.target_files import files_of_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit_checkpoint, write_rank
+from lmtrain.checkpoint.verified_contents import Contents, layout_of
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.placement.parallel_settings import parse_layout
-from lmtrain.runtime.files.files import drop_from_page_cache
+from lmtrain.runtime.files.safe_files import drop_from_page_cache
 from tests.unit.checkpoint.layouts import SLOTS
 
 WIDTH, VOCAB = 2048, 50_257  # of a model of 1.0B parameters with 17 layers
@@ -66,7 +66,7 @@ def write(folder: Path, model: GPTSettings, layout: str) -> Path:
 
 
 def _specs(model: GPTSettings, layout: str) -> list[list[PieceSpec]]:
-    from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
+    from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
     from lmtrain.models.model_settings import unpadded_shapes
 
     shapes = {f"{slot}.{name}": shape for slot in SLOTS for name, shape in unpadded_shapes(model).items()}

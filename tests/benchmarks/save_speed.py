@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.layout import Piece
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.files.files import drop_from_page_cache
-from lmtrain.train import state
+from lmtrain.runtime.files.safe_files import drop_from_page_cache
+from lmtrain.train import run_state
 from lmtrain.train.setup import build_optimizer
 
 MOST_PAUSE, LEAST_SPEED = 1.3, 0.7
@@ -52,7 +52,7 @@ class State:
         self.optimizer.zero_grad(set_to_none=True)
 
     def pieces(self) -> list[Piece]:
-        return self.model.owned_pieces(state.held_pieces(self.model, self.optimizer))
+        return self.model.owned_pieces(run_state.held_pieces(self.model, self.optimizer))
 
 
 def settle() -> None:

@@ -29,14 +29,14 @@ from torch import Tensor
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.observe.measure.memory import Memory
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.train.durations import Durations
 from lmtrain.train.in_loop.requests import Requests, Vote
 from lmtrain.train.step import train_step
+from lmtrain.train.step_durations import Durations
 from lmtrain.train.straggler_watch import StragglerWatch
 from tests.layouts.workers import Pool
 

@@ -32,17 +32,17 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.observe.measure import phases
 from lmtrain.observe.spans import recorder as recording
-from lmtrain.observe.spans.format import Header, SpanFile, read_spans, span_file_name
-from lmtrain.observe.timeline.merge import Segment, merge_traces
-from lmtrain.observe.timeline.step_time import step_times
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.observe.spans.span_file import Header, SpanFile, read_spans, span_file_name
+from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
+from lmtrain.observe.timeline.step_breakdown import step_times
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.products import compute_or_defer
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.trace_comparison import compare_with_replay
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.schedules.simulate import Costs, simulate
+from lmtrain.schedules.schedule_simulator import Costs, simulate
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.workers import Pool
 

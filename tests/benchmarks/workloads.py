@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from lmtrain.config.compose import compose
-from lmtrain.data.store.indexed import DatasetWriter
+from lmtrain.data.store.indexed_dataset import DatasetWriter
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from tests.unit.data.writing import add_document
 
 TOKENS = 30_000  # ids are below every model's vocabulary

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lmtrain.__main__
-from lmtrain.cli.ranks import launching
+from lmtrain.cli.ranks import launch_ranks
 from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter
-from lmtrain.runtime.processes.signals import unblock_stops
+from lmtrain.runtime.processes.stop_signals import unblock_stops
 
 MODULE = "tests.cli.forking"
 # read while modules are imported, or once for all
@@ -30,7 +30,7 @@ _SHARED = {
 }  # fmt: skip
 # what imports_of adds for some settings: a launcher that has all imports of its ranks forks their server from itself
 _BY_SETTINGS = (
-    launching.COMPILER_IMPORT, launching.PIPELINE_IMPORT, "lmtrain.models.bert", "lmtrain.models.gpt",
+    launch_ranks.COMPILER_IMPORT, launch_ranks.PIPELINE_IMPORT, "lmtrain.models.bert", "lmtrain.models.gpt",
     "lmtrain.optim.adamw", "lmtrain.optim.lamb", "lmtrain.optim.muon",
 )  # fmt: skip
 _server: _Server | None = None
@@ -69,7 +69,7 @@ class _Server:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         self.environment |= _SHARED
         self.folder = os.getcwd()
-        modules = sorted({*launching.TRAINING_IMPORTS, *launching.EVALUATION_IMPORTS, *_BY_SETTINGS, MODULE})
+        modules = sorted({*launch_ranks.TRAINING_IMPORTS, *launch_ranks.EVALUATION_IMPORTS, *_BY_SETTINGS, MODULE})
         self._adopting = OrphanAdoption()
         self._adopting.__enter__()
         self.starter = RankStarter(

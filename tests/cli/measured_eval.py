@@ -11,15 +11,15 @@ import sys
 from pathlib import Path
 
 # because: all that an evaluation imports is there before the baseline is taken
-import lmtrain.eval.load
+import lmtrain.eval.load_model
 import lmtrain.parallel.mesh
 import lmtrain.runtime.processes.process_group  # noqa: F401
-from lmtrain.checkpoint.reader import CheckpointReader  # noqa: F401
+from lmtrain.checkpoint.tensor_reader import CheckpointReader  # noqa: F401
 from lmtrain.cli.eval.model_source import choose_layout, find_model, open_model_loader
-from lmtrain.eval.runner import run
+from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from tests.layouts.memory import living_tensors, storages
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.runfolder.names import step_folder_name
+from lmtrain.runfolder.file_names import step_folder_name
 from tests.cli.harness import Toy, lmtrain, start
 from tests.cli.test_parallel_runs import run
 

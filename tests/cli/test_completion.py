@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.keys.completion import _rejoin_words
+from lmtrain.cli.keys.shell_completion import _rejoin_words
 from lmtrain.config.compose import group_choices
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"

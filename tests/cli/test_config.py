@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from lmtrain.cli.keys.settings_reference import all_keys
-from lmtrain.config.base import kinds
 from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.config.settings_base import kinds
 from lmtrain.optim.optim_settings import OptimSettings
 from tests.cli.harness import lmtrain
 from tests.marks import wide

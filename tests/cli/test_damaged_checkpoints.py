@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.disk.format import digest_of
+from lmtrain.checkpoint.disk.checkpoint_format import digest_of
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.data.store.indexed import dataset_file
+from lmtrain.data.store.indexed_dataset import dataset_file
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import wide
 

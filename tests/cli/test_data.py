@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.data.store.indexed import IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.tokenizer.train import train_bpe
 from tests.cli.harness import lmtrain, start

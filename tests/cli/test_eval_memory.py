@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
-from lmtrain.runtime.processes.launch import launch
-from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.launcher import launch
+from lmtrain.runtime.processes.process_environment import NodeRanks
 from lmtrain.runtime.processes.rank_starter import Program
 from lmtrain.tokenizer.train import train_bpe
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from data_tools.read.sources import find_sources
-from lmtrain.cli.eval.evaluate import read_texts
+from data_tools.read.find_input_files import find_sources
+from lmtrain.cli.eval.evaluate_command import read_texts
 from lmtrain.cli.main import app
 from lmtrain.errors import LmtrainError
 from tests.cli.harness import Toy, lmtrain

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.eval.journal import _record_ranges
+from lmtrain.eval.resume_journal import _record_ranges
 from tests.cli.harness import Toy, lmtrain, start
 
 KILLED = -9

@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional as F
 
 from lmtrain.batch import IGNORED
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.config.compose import compose
-from lmtrain.exchange.huggingface.convert import model_scores
+from lmtrain.exchange.huggingface.import_and_export import model_scores
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before.preflight import load_data
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import wide
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.exchange.huggingface.convert import export_hf
-from lmtrain.exchange.megatron.convert import export_megatron
+from lmtrain.exchange.huggingface.import_and_export import export_hf
+from lmtrain.exchange.megatron.import_and_export import export_megatron
 from tests.cli.harness import lmtrain
 from tests.unit.exchange.models import gpt2, llama, save, tokenizer_for
 from tests.unit.exchange.torch_files import hostile

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtrain.config.compose import compose
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import Toy, lmtrain
 
 

@@ -10,9 +10,9 @@ import pytest
 from typer.main import get_command
 
 from lmtrain.cli.main import app
-from lmtrain.cli.pretrain.summary import EXAMPLES
+from lmtrain.cli.pretrain.print_summary import EXAMPLES
 from lmtrain.cli.reference import cli_page, list_commands
-from lmtrain.cli.verbs import HELP
+from lmtrain.cli.subcommands import HELP
 from tests.cli.harness import lmtrain
 
 VERBS = ["lmtrain", *sorted({*(found := list_commands(get_command(app))), *(verb.rsplit(" ", 1)[0] for verb in found)})]

@@ -26,13 +26,14 @@ RUN = (
     "triton",
     # what only several processes use
     "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.algorithms",
-    "lmtrain.parallel.weights.sharding",
+    "lmtrain.parallel.weights.fsdp_sharding",
     # writers and readers of other formats
     "tensorboard", "torch.utils.tensorboard", "wandb", "transformers", "pandas", "pyarrow", "scipy", "networkx",
     # what only help and reports draw with
     "pygments", "markdown_it", "rich.markdown", "rich.syntax", "rich.traceback", "rich.progress",
     # verbs that are not called
-    "lmtrain.cli.data.corpus", "lmtrain.cli.report.report", "lmtrain.cli.eval.evaluate", "data_tools",
+    "lmtrain.cli.data.corpus_command", "lmtrain.cli.report.report_command", "lmtrain.cli.eval.evaluate_command",
+    "data_tools",
 )  # fmt: skip
 
 # prints {module: our line that is the first to import it}

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.tokenizer.base import Tokenizer
 from tests.cli.harness import Toy, lmtrain, on_terminal

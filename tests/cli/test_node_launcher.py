@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import typer
 
-from lmtrain.cli.pretrain.attempt import run_attempt
-from lmtrain.cli.ranks.launching import launch_training
+from lmtrain.cli.pretrain.run_attempt import run_attempt
+from lmtrain.cli.ranks.launch_ranks import launch_training
 from lmtrain.config.compose import compose
 from lmtrain.errors import StoppedEarly
-from lmtrain.runfolder.names import STOP
-from lmtrain.runtime.processes.launch import Outcome
-from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.signals import Stopped
-from lmtrain.train.config import RunConfig
+from lmtrain.runfolder.file_names import STOP
+from lmtrain.runtime.processes.launcher import Outcome
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.processes.stop_signals import Stopped
+from lmtrain.train.run_config import RunConfig
 
 RANK_0 = ProcessEnv(0, 4, 0, "slurm", "n1", is_child=True)
 SECOND_NODE = ProcessEnv(2, 4, 0, "slurm", "n2", local_world_size=2, num_ranks=2)
@@ -56,9 +56,9 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
             write(tmp_path, meanwhile)
         return KILLED
 
-    monkeypatch.setattr("lmtrain.cli.ranks.launching.launch", launch)
+    monkeypatch.setattr("lmtrain.cli.ranks.launch_ranks.launch", launch)
     # because: this process goes on
-    monkeypatch.setattr("lmtrain.cli.ranks.launching.ignore_stops", lambda: None)
+    monkeypatch.setattr("lmtrain.cli.ranks.launch_ranks.ignore_stops", lambda: None)
     if before is not None:
         write(tmp_path, before)
     inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))
@@ -94,7 +94,7 @@ def test_rank_0_that_is_asked_to_stop_leaves_the_reason_of_another_node(
 ) -> None:
     """srun asks all tasks to stop once one of them has failed."""
     for name in ("end_now", "ignore_stops"):
-        monkeypatch.setattr(f"lmtrain.cli.pretrain.attempt.{name}", lambda *_: None)
+        monkeypatch.setattr(f"lmtrain.cli.pretrain.run_attempt.{name}", lambda *_: None)
     monkeypatch.setattr("lmtrain.train.in_loop.lost_starts.count_start", lambda *_: None)
     write(tmp_path, EARLIER)
     end(config, lambda: write(tmp_path, OTHERS) if is_written else None)

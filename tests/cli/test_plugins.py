@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.base import kinds, plugins
+from lmtrain.config.settings_base import kinds, plugins
 from lmtrain.models.model_settings import ModelSettings
 from tests.cli.harness import Toy, lmtrain
 from tests.cli.test_parallel_runs import assert_same_curve, rows, run

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_tools.read import chunks
-from lmtrain.data.store.indexed import IndexedDataset
+from data_tools.read import input_chunks
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from tests.cli.harness import Toy, lmtrain, start
 from tests.peak import peak_bytes
 
@@ -38,7 +38,8 @@ def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
 
 def test_shards_are_measured_in_tokens(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1B is a billion of them and no byte."""
-    monkeypatch.setattr(chunks, "SizeLimits", partial(chunks.SizeLimits, slice_bytes=500))  # a shard may end after each
+    # a shard may end after each slice
+    monkeypatch.setattr(input_chunks, "SizeLimits", partial(input_chunks.SizeLimits, slice_bytes=500))
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "def f(x):\n    return x\n" * 9}) + "\n") * 40)
     common = ("preprocess", tmp_path / "a.jsonl", "--tokenizer", toy.tokenizer, "--workers", 1, "--json", "--output")
     for size, is_one in (("1B", True), ("1k", False)):

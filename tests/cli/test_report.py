@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.history.record import read_record
-from lmtrain.observe.profile.kernels import TABLE_SUFFIX, Kernel, KernelTable, write_table
-from lmtrain.observe.spans.format import COUNTER, COUNTER_AT, HEADER_BYTES, SPAN, Kind, span_file_name
+from lmtrain.observe.history.metrics_columns import read_record
+from lmtrain.observe.profile.kernel_times import TABLE_SUFFIX, Kernel, KernelTable, write_table
+from lmtrain.observe.spans.span_file import COUNTER, COUNTER_AT, HEADER_BYTES, SPAN, Kind, span_file_name
 from tests.benchmarks.report_page import write_run
 from tests.cli.harness import lmtrain
 from tests.marks import wide
@@ -138,9 +138,9 @@ def test_what_a_page_leaves_out_it_says(tmp_path: Path, monkeypatch: pytest.Monk
         for task in range(13):
             row = {"event": "eval", "step": 2000, "name": f"task{task}", "headline": "accuracy"}
             file.write(json.dumps(row | {"measures": {"accuracy": 0.5}}) + "\n")
-    monkeypatch.setattr("lmtrain.cli.report.ranks._MAX_BARS", 20)
-    monkeypatch.setattr("lmtrain.cli.report.ranks._MAX_DRAWN_RANKS", 100)
-    monkeypatch.setattr("lmtrain.cli.report.ranks._MAX_TABLE_ROWS", 3)
+    monkeypatch.setattr("lmtrain.cli.report.rank_sections._MAX_BARS", 20)
+    monkeypatch.setattr("lmtrain.cli.report.rank_sections._MAX_DRAWN_RANKS", 100)
+    monkeypatch.setattr("lmtrain.cli.report.rank_sections._MAX_TABLE_ROWS", 3)
     lmtrain("report", tmp_path)
     text = said(page := tmp_path / "report.html")
     bars = element(page, "trace-data")["bars"]

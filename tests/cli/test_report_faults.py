@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from lmtrain.cli.report.figures import build_charts
-from lmtrain.observe.history.record import read_record
+from lmtrain.observe.history.metrics_columns import read_record
 from tests.cli.harness import Toy, lmtrain
 from tests.cli.test_report import figures
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtrain.cli.report.ranks import Square, draw_squares
+from lmtrain.cli.report.rank_sections import Square, draw_squares
 from lmtrain.layout import Coordinate
-from lmtrain.page.document import _DARK, _LIGHT
+from lmtrain.page.html_document import _DARK, _LIGHT
 
 
 @pytest.mark.parametrize("colours", [_LIGHT, _DARK])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.observe.metrics import read_metrics
 from tests.benchmarks.reshard_speed import model_of_bytes, write
 from tests.cli.harness import Toy, lmtrain, start

@@ -14,8 +14,8 @@ import pytest
 from rich.cells import cell_len
 
 from lmtrain.cli.pretrain.sweep import print_sweep_table, summarize_run
-from lmtrain.cli.runs.plot import draw_curves
-from lmtrain.runfolder.stop import DONE
+from lmtrain.cli.runs.plot_command import draw_curves
+from lmtrain.runfolder.stop_file import DONE
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
 

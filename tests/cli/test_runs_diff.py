@@ -11,14 +11,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lmtrain.data.store.indexed import IndexedDataset
-from lmtrain.data.store.writer import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.runtime.processes.process import environment_report
+from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train import loop, setup
-from lmtrain.train.record import records
-from lmtrain.train.record.records import report_step
+from lmtrain.train.record import run_records
+from lmtrain.train.record.run_records import report_step
 from lmtrain.train.step import train_step
 from tests.cli.harness import Toy, lmtrain
 
@@ -140,9 +140,8 @@ def test_a_library(
         return keep(model, optimizer, batches, lr * (1 + (batches.step + 1 >= begins) * 1e-3), *rest)
 
     monkeypatch.setattr(loop, "train_step", other)
-    monkeypatch.setattr(
-        records, "environment_report", lambda: (found := report()) | {"packages": found["packages"] | {name: version}}
-    )
+    changed = (found := report()) | {"packages": found["packages"] | {name: version}}
+    monkeypatch.setattr(run_records, "environment_report", lambda: changed)
     lmtrain("pretrain", *toy.settings(tmp_path / "b", **SHARED))
     facts = compared(base[0], tmp_path / "b")
     assert facts["first_step"] == begins + 1  # because: a step's loss comes before its update

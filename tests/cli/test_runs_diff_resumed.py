@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.runs.diff import diff_facts, diff_lines
+from lmtrain.cli.runs.diff_command import diff_facts, diff_lines
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.format import MANIFEST, encode_manifest
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, encode_manifest
+from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.data.samples.packing import Packing
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.data.training_data import READ_SHARES
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before import preflight

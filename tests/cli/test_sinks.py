@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.observe.profile.kernels import read_tables, read_trace
+from lmtrain.observe.profile.kernel_times import read_tables, read_trace
 from lmtrain.observe.sinks.weights_and_biases import WeightsAndBiases
 from lmtrain.runtime.machine.install_command import install_command
 from tests.cli.harness import Toy, lmtrain

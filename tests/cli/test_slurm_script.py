@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.slurm.slurm import SbatchJob, job_script
+from lmtrain.cli.slurm.slurm_command import SbatchJob, job_script
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.attempt import run_attempt
+from lmtrain.cli.pretrain.run_attempt import run_attempt
 from lmtrain.errors import StoppedEarly
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.signals import Stopped
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.processes.stop_signals import Stopped
 from lmtrain.train.in_loop import requests
 from lmtrain.train.in_loop.requests import Allocation
 from tests.cli.harness import Toy, lmtrain, start

@@ -15,8 +15,8 @@ import pytest
 from lmtrain.cli.pretrain.sweep import SweepRun, is_finished, plan_runs, run_folder_name, run_sweep
 from lmtrain.config.compose import compose_plain
 from lmtrain.errors import StoppedEarly
-from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.signals import STOPS, install_stop_handlers
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.processes.stop_signals import STOPS, install_stop_handlers
 from tests.cli.harness import Toy, lmtrain, start
 
 NAMES: dict[str, dict[str, str]] = {

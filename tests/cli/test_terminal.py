@@ -9,9 +9,9 @@ import sys
 import pytest
 import yaml
 
-from lmtrain.cli.screen.terminal import print_notice, progress
-from lmtrain.config.base import kinds
+from lmtrain.cli.screen.print_output import print_notice, progress
 from lmtrain.config.compose import conf_dir
+from lmtrain.config.settings_base import kinds
 from lmtrain.optim.optim_settings import OptimSettings
 from tests.cli.harness import lmtrain, on_terminal
 from tests.unit.observe.test_training_view import drain

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.spans.format import Axis, Flag, Kind, RankSpans, read_spans
+from lmtrain.observe.spans.span_file import Axis, Flag, Kind, RankSpans, read_spans
 from tests.cli.harness import Toy, lmtrain, start
 from tests.cli.test_parallel_runs import exact, run
 from tests.marks import wide

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.config.base import add_plugin, plugins
+from lmtrain.config.settings_base import add_plugin, plugins
 from tests.contracts.plugin import PLUGIN
 
 

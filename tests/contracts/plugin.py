@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmtrain.config.base import Choice, add_plugin, kinds, plugins
 from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.config.settings_base import Choice, add_plugin, kinds, plugins
 
 PLUGIN = "tests.plugin_example"
 PLUGIN_CONF = Path(__file__).resolve().parents[1] / "plugin_example" / "conf"

@@ -14,12 +14,12 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.placements import Stage, parameter_names_of_stages
 from lmtrain.spec import LanguageModel, Split
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from tests.contracts.plugin import choices, config_file
 
 ALIASES = {"gpt2": "gpt2_small"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.optim.schedule_settings import ScheduleSettings
 
 ROOT = Path(__file__).resolve().parents[2]

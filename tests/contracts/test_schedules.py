@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from lmtrain.config.base import kinds
-from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain
+from lmtrain.config.settings_base import kinds
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
-from lmtrain.schedules.simulate import activations_held, simulate
+from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.schedules.table import Kind
 from tests.contracts.plugin import PLUGIN_CONF, choices, words
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.schedules.simulate import Costs, Timeline, simulate
+from lmtrain.schedules.schedule_simulator import Costs, Timeline, simulate
 from lmtrain.schedules.table import Action, Kind
 from tests.docs.pages import ROOT
 

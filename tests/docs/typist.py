@@ -27,8 +27,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.base import plugins
 from lmtrain.config.compose import expand_sweep
+from lmtrain.config.settings_base import plugins
 from tests.cli.harness import lmtrain
 from tests.docs.pages import ROOT, Block
 from tests.docs.world import MAKERS, SMALL, World

@@ -13,7 +13,7 @@ import platform
 import sys
 from pathlib import Path
 
-from lmtrain.runtime.processes.process import git_commit
+from lmtrain.runtime.processes.process_environment import git_commit
 from tests.drills.broken import Options, World
 
 NAMES = ("injections", "hangs", "starts", "false_alarms", "day", "slurm")

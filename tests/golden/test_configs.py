@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose
-from lmtrain.train.config import RunConfig
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.train.run_config import RunConfig
 
 CONFIGS = Path(__file__).parent / "configs"
 # what is read of an old file today, key by key, where it is not what stands there

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from lmtrain.kernels import kernel_support
 from lmtrain.layout import Coordinate
-from lmtrain.models import stack
+from lmtrain.models import block_stack
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.attention import Rotation
 from lmtrain.objectives import objective
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.objectives.objective import build_objective
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.weights.precision import WORK_DTYPE
+from lmtrain.parallel.weights.master_weights import WORK_DTYPE
 from lmtrain.placement.placements import placements_of_rank
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case
@@ -108,7 +108,7 @@ def _in_fp64() -> Iterator[None]:
 
     with ExitStack() as patches:
         for owner, name, value in (
-            (stack, "build_rotation", angles), (attention, "rotate", rotated),
+            (block_stack, "build_rotation", angles), (attention, "rotate", rotated),
             (objective, "cross_entropy_plain", cross_entropy_sum),
         ):  # fmt: skip
             patches.enter_context(replaced(owner, name, value))

@@ -12,7 +12,7 @@ import torch
 
 from lmtrain.layout import Layout
 from lmtrain.models.init import draw_parameter
-from lmtrain.parallel.shards import draw_initial_values
+from lmtrain.parallel.weight_shards import draw_initial_values
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.placements import placements_of_rank
 from tests.cli.harness import lmtrain

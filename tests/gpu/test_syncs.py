@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.observe.measure import phases
-from lmtrain.observe.spans.format import Header, SpanFile, read_spans
 from lmtrain.observe.spans.recorder import DeviceClock, Recorder
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.observe.spans.span_file import Header, SpanFile, read_spans
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

@@ -27,7 +27,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    name: str  # lmtrain.data.store.indexed
+    name: str  # lmtrain.data.store.indexed_dataset
     path: Path
     shown: str  # the path as a message names it
 

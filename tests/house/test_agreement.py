@@ -15,16 +15,17 @@ TALK = {
     "lmtrain/runtime/processes/process_group.py": "names of hosts, bytes of rank 0, and the last meeting of all",
     "lmtrain/parallel/collectives.py": "numbers of the model",
     "lmtrain/parallel/pipeline/messages.py": "what stages hand to each other",
-    "lmtrain/parallel/weights/grads.py": "gradients of tied weights",
-    "lmtrain/train/record/records.py": "the sum that is a digest of the first weights",
+    "lmtrain/parallel/weights/gradient_sums.py": "gradients of tied weights",
+    "lmtrain/train/record/run_records.py": "the sum that is a digest of the first weights",
 }
 VERBS = {
     "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",
     "recv", "reduce", "reduce_scatter", "scatter", "send",
 }  # fmt: skip
 PEERS = {
-    "lmtrain/runtime/processes/agreement.py": {"Peers", "SingleProcess"}, AGREE: {"GroupPeers", "DefaultGroupPeers"},
-}  # fmt: skip
+    "lmtrain/runtime/processes/rank_agreement.py": {"Peers", "SingleProcess"},
+    AGREE: {"GroupPeers", "DefaultGroupPeers"},
+}
 
 
 def talks(tree: ast.AST) -> bool:

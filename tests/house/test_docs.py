@@ -21,7 +21,7 @@ from lmtrain.cli.main import app
 from lmtrain.cli.reference import generate_pages, list_commands, main
 from lmtrain.config.compose import compose, conf_dir, expand_sweep
 from lmtrain.errors import LmtrainError
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
 
 ROOT_COMMAND = get_command(app)

@@ -12,7 +12,7 @@ import pytest
 
 
 def room_of(name: str) -> str:
-    """lmtrain.data.dataset -> data; lmtrain.errors -> errors; data_tools.read.sources -> data_tools; lmtrain -> "".
+    """lmtrain.data.dataset -> data; lmtrain.errors -> errors; data_tools.read.pool -> data_tools; lmtrain -> "".
 
     `python -m lmtrain` is the door of the house and in no room.
     """
@@ -79,7 +79,7 @@ def cycle_problems(house: Any) -> list[str]:
 
 
 def wing_of(name: str) -> str:
-    """lmtrain.data.store.writer -> lmtrain.data.store; a file that stands in no wing is its own."""
+    """lmtrain.data.store.dataset_writer -> lmtrain.data.store; a file that stands in no wing is its own."""
     parts = name.split(".")
     deep = 3 if parts[0] == "lmtrain" else 2
     return ".".join(parts[:deep])
@@ -250,7 +250,7 @@ def test_what_is_allowed_passes(planted: Any) -> None:
             "lmtrain/data/d.py": "def f():\n    try:\n        import gzip\n    except ImportError:\n        pass\n",
             "lmtrain/data/c.py": "def f():\n    import gzip  # because: optional\n",
             "lmtrain/cli/a.py": "def f():\n    import lmtrain.train.b\n    import data_tools.a\n",
-            "data_tools/a.py": "from lmtrain.data.store.indexed import IndexedDataset\nimport lmtrain.errors\n",
+            "data_tools/a.py": "from lmtrain.data.store.indexed_dataset import IndexedDataset\nimport lmtrain.errors\n",
         }
     )
     assert [problem for check in CHECKS for problem in check(tree)] == []

@@ -8,14 +8,14 @@ from typing import Any
 MANY = "torch's public optimizers are made of _foreach_*: one kernel over many tensors, which has no public name"
 ALLOWED = {
     "lmtrain/optim/lamb.py": MANY,
-    "lmtrain/optim/moments.py": MANY,
+    "lmtrain/optim/adam_moments.py": MANY,
     "lmtrain/optim/muon.py": MANY,
-    "lmtrain/parallel/weights/grads.py": MANY,
-    "lmtrain/parallel/weights/precision.py": MANY,
-    "lmtrain/parallel/shards.py": MANY,
+    "lmtrain/parallel/weights/gradient_sums.py": MANY,
+    "lmtrain/parallel/weights/master_weights.py": MANY,
+    "lmtrain/parallel/weight_shards.py": MANY,
     "lmtrain/parallel/blocks/recompute.py": "operators of fused attention, which recompute keeps by their names",
-    "lmtrain/observe/watch/guard.py": "the flight recorder's rows of this process, which have no public name",
-    "lmtrain/parallel/weights/sharding.py": "FSDP has no public call for the end of a backward that no hook saw",
+    "lmtrain/observe/watch/rank_guard.py": "the flight recorder's rows of this process, which have no public name",
+    "lmtrain/parallel/weights/fsdp_sharding.py": "FSDP has no public call for the end of a backward that no hook saw",
 }
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from lmtrain.runfolder import names
+from lmtrain.runfolder import file_names
 
 ROOM = "lmtrain.runfolder"
 # of these, others' folders have no file; "config.json" and "checkpoints" mean more than a run's
-OURS = {names.METRICS, names.STOP, names.ENVIRONMENT, names.FAILED_STARTS, names.PHASE_TIMES, names.LOG}
-READ_AND_WRITE_ROWS = {f"{ROOM}.rows", "lmtrain.observe.metrics"}
+OURS = {
+    file_names.METRICS, file_names.STOP, file_names.ENVIRONMENT, file_names.FAILED_STARTS, file_names.PHASE_TIMES,
+    file_names.LOG,
+}  # fmt: skip
+READ_AND_WRITE_ROWS = {f"{ROOM}.metrics_rows", "lmtrain.observe.metrics"}
 OPENERS = {
     "open", "read_text", "read_bytes", "read_json", "read_range", "open_regular", "open_output", "atomic_file",
     "GrowingFile", "fromfile", "memmap",
@@ -27,9 +30,9 @@ WRITERS = {
 def name_problems(house: Any) -> list[str]:
     """A name that is spelt anywhere else."""
     return [
-        f"{module.shown}:{node.lineno} spells {node.value}. Import its name from lmtrain/runfolder/names.py."
+        f"{module.shown}:{node.lineno} spells {node.value}. Import its name from lmtrain/runfolder/file_names.py."
         for module in house.modules.values()
-        if module.name != f"{ROOM}.names"
+        if module.name != f"{ROOM}.file_names"
         for node in module.nodes
         if isinstance(node, ast.Constant) and node.value in OURS
     ]
@@ -42,14 +45,14 @@ def stop_problems(house: Any) -> list[str]:
         inside = module.name.startswith(f"{ROOM}.")
         if not inside:
             problems += [
-                f"{module.shown}:{node.lineno} handles stop.json itself. Read it by lmtrain/runfolder/ends.py, and "
-                "write it by that or by stop.py."
+                f"{module.shown}:{node.lineno} handles stop.json itself. Read it by lmtrain/runfolder/run_ends.py, and "
+                "write it by that or by stop_file.py."
                 for node in module.nodes
                 if _is_stop(node)
             ]
-        elif module.name != f"{ROOM}.stop":
+        elif module.name != f"{ROOM}.stop_file":
             problems += [
-                f"{module.shown}:{node.lineno} writes by {_called(node)}. Of this room only stop.py writes."
+                f"{module.shown}:{node.lineno} writes by {_called(node)}. Of this room only stop_file.py writes."
                 for node in module.nodes
                 if isinstance(node, ast.Call) and _writes(node)
             ]
@@ -57,9 +60,9 @@ def stop_problems(house: Any) -> list[str]:
 
 
 def _is_stop(node: ast.AST) -> bool:
-    """`from lmtrain.runfolder.names import STOP`, or `names.STOP`."""
+    """`from lmtrain.runfolder.file_names import STOP`, or `names.STOP`."""
     if isinstance(node, ast.ImportFrom):
-        return node.module == f"{ROOM}.names" and any(alias.name == "STOP" for alias in node.names)
+        return node.module == f"{ROOM}.file_names" and any(alias.name == "STOP" for alias in node.names)
     return isinstance(node, ast.Attribute) and node.attr == "STOP" and ast.unparse(node.value).endswith("names")
 
 
@@ -85,7 +88,7 @@ def _called(call: ast.Call) -> str:
 def row_problems(house: Any) -> list[str]:
     """Who opens metrics.jsonl beside what reads and writes rows."""
     return [
-        f"{module.shown}:{node.lineno} opens metrics.jsonl by {_called(node)}. Use lmtrain/runfolder/rows.py."
+        f"{module.shown}:{node.lineno} opens metrics.jsonl by {_called(node)}. Use lmtrain/runfolder/metrics_rows.py."
         for module in house.modules.values()
         if module.name not in READ_AND_WRITE_ROWS and "METRICS" in module.text
         for part in _parts(module)
@@ -122,7 +125,7 @@ def test_a_file_of_a_run_has_one_home(house: Any, check: Callable[[Any], list[st
     assert not problems, "\n" + "\n".join(problems)
 
 
-METRICS, STOP = (f"from lmtrain.runfolder.names import {name}\n" for name in ("METRICS", "STOP"))
+METRICS, STOP = (f"from lmtrain.runfolder.file_names import {name}\n" for name in ("METRICS", "STOP"))
 
 
 @pytest.mark.parametrize(
@@ -132,13 +135,13 @@ METRICS, STOP = (f"from lmtrain.runfolder.names import {name}\n" for name in ("M
         (name_problems, "lmtrain/cli/a.py", 'def f(x):\n    return x / "stop.json"\n', "a.py:2 spells stop.json"),
         (stop_problems, "lmtrain/train/a.py", STOP, "a.py:1 handles stop.json itself"),
         (
-            stop_problems, "lmtrain/cli/a.py", "from lmtrain.runfolder import names\nx = names.STOP\n",
+            stop_problems, "lmtrain/cli/a.py", "from lmtrain.runfolder import file_names\nx = file_names.STOP\n",
             "a.py:2 handles stop.json itself",
         ),
-        (stop_problems, "lmtrain/runfolder/ends.py", 'open("a", "x")\n', "ends.py:1 writes by open"),
-        (stop_problems, "lmtrain/runfolder/ends.py", 'open("a", mode="w")\n', "ends.py:1 writes by open"),
-        (stop_problems, "lmtrain/runfolder/ends.py", "import os\nos.replace(a, b)\n", "ends.py:2 writes by replace"),
-        (stop_problems, "lmtrain/runfolder/folder.py", "write_json(path, {})\n", "folder.py:1 writes by write_json"),
+        (stop_problems, "lmtrain/runfolder/run_ends.py", 'open("a", "x")\n', "ends.py:1 writes by open"),
+        (stop_problems, "lmtrain/runfolder/run_ends.py", 'open("a", mode="w")\n', "ends.py:1 writes by open"),
+        (stop_problems, "lmtrain/runfolder/a.py", "import os\nos.replace(a, b)\n", "a.py:2 writes by replace"),
+        (stop_problems, "lmtrain/runfolder/a.py", "write_json(path, {})\n", "a.py:1 writes by write_json"),
         (row_problems, "lmtrain/cli/a.py", f"{METRICS}open(run / METRICS)\n", "a.py:2 opens metrics.jsonl by open"),
         (
             row_problems, "lmtrain/train/a.py", f"{METRICS}path = run / METRICS\nx = path.read_text()\n",
@@ -163,8 +166,8 @@ def test_what_is_allowed_passes(planted: Any) -> None:
             "lmtrain/cli/a.py": f"{METRICS}path = run / METRICS\nrows = read_metrics(path) if path.is_file() else []\n"
             "record = read_record(run / METRICS)\nfollowed = Followed(run / METRICS)\n",
             "lmtrain/train/a.py": f"{METRICS}log = MetricsLog(run / METRICS, warn)\nlist(read_last_rows(METRICS))\n",
-            "lmtrain/runfolder/ends.py": STOP + 'x = open(run / STOP)\ny = "a".replace("a", "b")\n',
-            "lmtrain/runfolder/stop.py": 'import os\nopen("a", "xb")\nos.link("a", "b")\n',
+            "lmtrain/runfolder/run_ends.py": STOP + 'x = open(run / STOP)\ny = "a".replace("a", "b")\n',
+            "lmtrain/runfolder/stop_file.py": 'import os\nopen("a", "xb")\nos.link("a", "b")\n',
         }
     )
     assert [problem for check in CHECKS for problem in check(tree)] == []

@@ -20,7 +20,7 @@ RIDDLES = re.compile(
     "(Of|Where|From|Such|As|What|Who|Those|These|That|This|One|Some|It|Its|Theirs|They|If|Which|Whose|With|Without|By|For"
     "|To|On|In|At|Before|After|And|Or|But|Not|No|Nothing|All|Each|Every|Both|Whatever|Whether|Until|Once|So|Why|How)\\b"
 )
-READ_THE_ENVIRONMENT = ("lmtrain.runtime.processes.process", "lmtrain.native")
+READ_THE_ENVIRONMENT = ("lmtrain.runtime.processes.process_environment", "lmtrain.native")
 
 
 def folder_problems(house: Any) -> list[str]:
@@ -98,7 +98,7 @@ def environment_problems(house: Any) -> list[str]:
             or (isinstance(node, ast.ImportFrom) and node.module == "os" and "environ" in {a.name for a in node.names})
         }
         problems += [
-            f"{module.shown}:{line} reads the environment. Let lmtrain/runtime/processes/process.py hand it in."
+            f"{module.shown}:{line} reads the environment. Let runtime/processes/process_environment.py hand it in."
             for line in sorted(lines)
         ]
     return problems
@@ -156,5 +156,5 @@ def test_a_class_name_twice_in_a_room_is_named(planted: Any, other: str, found: 
 
 
 def test_good_order_passes(planted: Any) -> None:
-    tree = planted({"lmtrain/runtime/processes/process.py": PLATE + "import os\nx = os.environ.get('A')\n"})
+    tree = planted({"lmtrain/runtime/processes/process_environment.py": PLATE + "import os\nx = os.environ.get('A')\n"})
     assert [problem for check in CHECKS for problem in check(tree)] == []

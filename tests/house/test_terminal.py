@@ -14,15 +14,15 @@ import pytest
 PRINTERS = {"typer.echo", "typer.secho", "typer.style", "click.echo", "print", "sys.stdout.write", "sys.stderr.write"}
 CONSOLES = {"rich.console.Console", "rich.print", "rich.print_json"}
 ALLOWED = {
-    "lmtrain.cli.screen.terminal", "lmtrain.cli.screen.console",  # the way
+    "lmtrain.cli.screen.print_output", "lmtrain.cli.screen.console",  # the way
     "lmtrain.cli.reference",  # writes pages, and is no verb
-    "lmtrain.runtime.processes.launch",  # passes on what verbs have printed
+    "lmtrain.runtime.processes.launcher",  # passes on what verbs have printed
     "lmtrain.runtime.processes.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
-    "lmtrain.observe.watch.companion",  # a program of its own, which says in ASCII why its rank was ended
+    "lmtrain.observe.watch.companion_process",  # a program of its own, which says in ASCII why its rank was ended
 }  # fmt: skip
 TABLES_OF_THEIR_OWN = {
     "lmtrain.cli.screen.console",  # the printer
-    "lmtrain.cli.data.tokenizer",  # in a box, since a piece may be a blank
+    "lmtrain.cli.data.tokenizer_command",  # in a box, since a piece may be a blank
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def second_printer_problems(house: Any) -> list[str]:
             if called == "rich.table.Table":
                 problems.append(f"{module.shown}:{node.lineno} makes a table. Use cli/screen/console.py.")
             if called.endswith((".echo", ".print", ".print_text")) and dumped & set(map(id, ast.walk(node))):
-                problems.append(f"{module.shown}:{node.lineno} prints JSON. Use print_json of cli/screen/terminal.py.")
+                problems.append(f"{module.shown}:{node.lineno} prints JSON. Use print_json of print_output.py.")
     return problems
 
 
@@ -107,7 +107,7 @@ def test_verbs_print_tables_and_json_in_one_way(house: Any) -> None:
         ("def f():\n    from rich.table import Table\n    Table('a')\n", "a.py:3 makes a table"),
         ("import rich.table\nrich.table.Table.grid()\nrich.table.Table()\n", "a.py:3 makes a table"),
         (
-            "import json\nfrom lmtrain.cli.screen.terminal import echo\necho(json.dumps({}, indent=1))\n",
+            "import json\nfrom lmtrain.cli.screen.print_output import echo\necho(json.dumps({}, indent=1))\n",
             "a.py:3 prints JSON",
         ),
         ("from json import dumps\ndef f(console):\n    console.print(f'{dumps({})}')\n", "a.py:3 prints JSON"),

@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.batch import Batch, StepBatches
+from lmtrain.models.block_stack import Stack
 from lmtrain.models.layers import block_masks, embedding
 from lmtrain.models.model_settings import TransformerSettings
-from lmtrain.models.stack import Stack
 from lmtrain.objectives.objective import MaskedLM
-from lmtrain.parallel import collectives, model, products, tensor
+from lmtrain.parallel import collectives, matrix_products, model, tensor_parallel
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.tensor import VocabHead
-from lmtrain.parallel.weights import grads
-from lmtrain.parallel.weights.sharding import ShardedWeights
+from lmtrain.parallel.tensor_parallel import VocabHead
+from lmtrain.parallel.weights import gradient_sums
+from lmtrain.parallel.weights.fsdp_sharding import ShardedWeights
 from lmtrain.spec import Cut, Cuts, Split
 from tests.layouts import pipeline_bugs
 
@@ -93,7 +93,7 @@ def _mean_instead_of_sum() -> Iterator[Patch]:
 
 
 def _replicated_weight_counted_for_each_rank() -> Iterator[Patch]:
-    right = grads.gradient_norm
+    right = gradient_sums.gradient_norm
 
     def norm(gradients: Any, places: Any, *rest: Any) -> Tensor:
         return right(gradients, {name: replace(place, num_holders=1) for name, place in places.items()}, *rest)
@@ -162,7 +162,7 @@ def _pairs_divided_by_tokens() -> Iterator[Patch]:
 
 def _every_cut_has_a_first_token() -> Iterator[Patch]:
     """The pair is judged by the first token of the sequence, which one rank holds."""
-    yield tensor, "broadcast_from_first", lambda x, axis: x
+    yield tensor_parallel, "broadcast_from_first", lambda x, axis: x
 
 
 def _documents_of_the_first_microbatch() -> Iterator[Patch]:
@@ -202,14 +202,14 @@ def _positions_not_restarted() -> Iterator[Patch]:
 
 def _positions_of_the_first_cut() -> Iterator[Patch]:
     """Of a row whose positions restart, every rank of a cut sequence reads the same part."""
-    right = tensor.SequenceEmbedding.forward
+    right = tensor_parallel.SequenceEmbedding.forward
 
-    def forward(self: tensor.SequenceEmbedding, ids: Tensor) -> Tensor:
+    def forward(self: tensor_parallel.SequenceEmbedding, ids: Tensor) -> Tensor:
         length = ids.shape[-1] // self.axis.size
         first = ids.narrow(-1, 0, length).repeat(*(1,) * (ids.ndim - 1), self.axis.size)
         return right(self, first)
 
-    yield tensor.SequenceEmbedding, "forward", forward
+    yield tensor_parallel.SequenceEmbedding, "forward", forward
 
 
 def _every_rank_scores_the_first_cut() -> Iterator[Patch]:
@@ -225,12 +225,12 @@ def _every_rank_scores_the_first_cut() -> Iterator[Patch]:
 
 def _sum_of_products_overwritten() -> Iterator[Patch]:
     """Of a step's microbatches the last alone counts."""
-    right = products._add_product
+    right = matrix_products._add_product
 
     def add(total: Tensor, *factors: Tensor) -> None:
         right(total.zero_(), *factors)
 
-    yield products, "_add_product", add
+    yield matrix_products, "_add_product", add
 
 
 def _sum_of_products_not_handed_to_fsdp() -> Iterator[Patch]:

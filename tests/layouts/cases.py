@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LmtrainError
 from lmtrain.models.bert_settings import BertSettings
@@ -27,7 +27,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings, Pre
 from lmtrain.placement.memory import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 
 # of the arrays, which are stored; a new one is proven by itself in test_pipelines.py

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline import executor
 from lmtrain.parallel.pipeline.messages import Mailbox
-from lmtrain.parallel.weights import sharding
-from lmtrain.parallel.weights.precision import MasterWeights
+from lmtrain.parallel.weights import fsdp_sharding
+from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.schedules.table import Action
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
@@ -204,7 +204,7 @@ def following(ledger: Ledger) -> Iterator[None]:
     runner.train, objective.cross_entropy = train_and_look, noted
     with ExitStack() as stack:
         stack.enter_context(replaced(executor, "Mailbox", Noted))
-        stack.enter_context(replaced(sharding._TracedCollective, "allocate", allocate))
+        stack.enter_context(replaced(fsdp_sharding._TracedCollective, "allocate", allocate))
         stack.enter_context(ledger.living)
         yield
     gc.unfreeze()

@@ -20,8 +20,8 @@ from lmtrain.parallel import collectives
 from lmtrain.parallel import model as parallel_model
 from lmtrain.parallel.pipeline.executor import Pipeline, TrainingObserver
 from lmtrain.parallel.pipeline.messages import Inbox, Mailbox, MessageKey, Outbox
-from lmtrain.parallel.weights import sharding
-from lmtrain.parallel.weights.grads import TiedSums
+from lmtrain.parallel.weights import fsdp_sharding
+from lmtrain.parallel.weights.gradient_sums import TiedSums
 from lmtrain.schedules.table import Action
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
@@ -94,7 +94,7 @@ def _groups(lines: list[Line]) -> Iterator[Patch]:
 
     yield FSDPParamGroup, "unshard", unshard
     yield FSDPParamGroup, "post_backward", post_backward
-    yield _before(sharding._ReduceScatter, "__call__", lambda *_, **__: lines.append(["reduce", *reducing]))
+    yield _before(fsdp_sharding._ReduceScatter, "__call__", lambda *_, **__: lines.append(["reduce", *reducing]))
     yield _before(FSDPParamGroup, "wait_for_unshard", needed)
     yield _before(
         FSDPParamGroup, "finalize_backward", lambda self: lines.append(["wait reduced", self._module_fqn])
@@ -170,12 +170,12 @@ def _waits_at_every_microbatch() -> Iterator[Patch]:
 
 
 def _tables_in_the_root() -> Iterator[Patch]:
-    yield sharding, "_vocabulary_tables", lambda _: []
+    yield fsdp_sharding, "_vocabulary_tables", lambda _: []
 
 
 def _gathers_what_came_before() -> Iterator[Patch]:
     """FSDP as it comes: it gathers what any forward had before."""
-    yield sharding, "_set_backward_prefetch", lambda _: None
+    yield fsdp_sharding, "_set_backward_prefetch", lambda _: None
 
 
 def _tied_at_the_end() -> Iterator[Patch]:

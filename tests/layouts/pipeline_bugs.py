@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from lmtrain.batch import Batch
-from lmtrain.models.stack import Stack
+from lmtrain.models.block_stack import Stack
 from lmtrain.objectives.objective import CausalLM
-from lmtrain.parallel import apply
+from lmtrain.parallel import build_parallel
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.pipeline.executor import Pipeline
-from lmtrain.parallel.weights import grads
+from lmtrain.parallel.weights import gradient_sums
 from lmtrain.placement import placements
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
@@ -38,11 +38,11 @@ DROPOUT = ("dropout_repeated_under_recompute", "dropout_repeated_over_microbatch
 
 
 def _tied_copies_not_summed() -> Iterator[Patch]:
-    yield grads.TiedSums, "start", lambda *_: None
+    yield gradient_sums.TiedSums, "start", lambda *_: None
 
 
 def _tied_weight_counted_twice() -> Iterator[Patch]:
-    yield grads, "is_copy", lambda name, place: False
+    yield gradient_sums, "is_copy", lambda name, place: False
 
 
 def _labels_shifted_at_the_last_stage() -> Iterator[Patch]:
@@ -71,7 +71,7 @@ def _virtual_stages_swapped() -> Iterator[Patch]:
         one, other = right(*args)
         return [replace(one, layers=other.layers), replace(other, layers=one.layers)]
 
-    yield apply, "stages_of_rank", stages_of_rank
+    yield build_parallel, "stages_of_rank", stages_of_rank
 
 
 def _padding_unknown_to_later_stages() -> Iterator[Patch]:

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lmtrain.batch import Batch
 from lmtrain.optim.state import apply_empty_state
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.planned_run import PlannedRun

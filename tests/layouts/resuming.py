@@ -20,12 +20,12 @@ from lmtrain.optim.schedule_settings import CosineSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train import state
+from lmtrain.train import run_state
 from lmtrain.train.before.preflight import Inputs
-from lmtrain.train.config import RunConfig
-from lmtrain.train.record.records import save
+from lmtrain.train.record.run_records import save
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.run_state import Run
 from lmtrain.train.setup import open_run
-from lmtrain.train.state import Run
 from lmtrain.train.step import train_step
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import Case
@@ -40,7 +40,7 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
     with _open_queues(name, run_dir, "auto") as run:
         before = _go_on(run, SAVE_STEP)
         save(run)
-        pieces = write_pieces(state.held_pieces(run.model, run.optimizer), Path(dumped))
+        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer), Path(dumped))
         remembered = _remembered(run)
         return {"losses": before + _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
 
@@ -48,7 +48,7 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
 def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, Any]:
     """The last two steps of a run of this layout that begins from a checkpoint of another."""
     with _open_queues(name, run_dir, checkpoint) as run:
-        pieces = write_pieces(state.held_pieces(run.model, run.optimizer), Path(dumped))
+        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer), Path(dumped))
         remembered = _remembered(run)
         return {"losses": _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
 
@@ -98,5 +98,5 @@ def _go_on(run: Run, stop: int) -> list[float]:
 
 def _remembered(run: Run) -> dict[str, Any]:
     """All of a run's state that is no tensor, but for its settings and how often it was begun."""
-    facts = state.checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress)
+    facts = run_state.checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress)
     return {key: value for key, value in facts.items() if key not in ("settings", "attempt")}

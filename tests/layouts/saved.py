@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
+from lmtrain.models.block_stack import Stack
 from lmtrain.models.layers.block import BlockContext
-from lmtrain.models.stack import Stack
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case
 from tests.layouts.held import Sizes, sizes_of

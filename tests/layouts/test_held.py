@@ -6,7 +6,7 @@ import pytest
 
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.rank_bytes import count_rank_bytes
+from lmtrain.plan.run_model.run_memory import count_rank_bytes
 from tests.layouts.cases import Case, random_cases
 from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
-from lmtrain.schedules.simulate import activations_held
+from lmtrain.schedules.schedule_simulator import activations_held
 from tests.layouts import pipeline_bugs
 from tests.layouts.arrays import beyond, few_and_the_rest, few_by_blocks, few_that_sum
 from tests.layouts.cases import Case

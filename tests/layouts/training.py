@@ -21,8 +21,8 @@ from lmtrain.kernels import kernel_support
 from lmtrain.layout import Piece
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel import products
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel import matrix_products
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train.setup import build_optimizer
@@ -44,7 +44,7 @@ def device() -> torch.device:
 
 def build(case: Case) -> ParallelModel:
     mesh = build_mesh(case.parallel.layout, device(), timeout_s=180.0) if case.num_processes > 1 else None
-    with replaced(products, "SUMMING_DEVICES", {device().type} if case.summed else set()):
+    with replaced(matrix_products, "SUMMING_DEVICES", {device().type} if case.summed else set()):
         return build_parallel(
             case.model_settings, case.precision_settings, case.compute, device(), seed=SEED, training=True,
             mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,

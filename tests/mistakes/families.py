@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.config.setting_names import FOREIGN_NAMES, types_by_key, union_members
-from lmtrain.config.yaml_file import read_yaml
-from lmtrain.train.config import RunConfig
+from lmtrain.config.name_suggestions import FOREIGN_NAMES, types_by_key, union_members
+from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.train.run_config import RunConfig
 from tests.mistakes.mistake import Mistake
 
 SHOW = ("pretrain", "--print-config", "data.path=x")

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain
-from lmtrain.train.config import RunConfig
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import lmtrain
 from tests.layouts.workers import Pool
 

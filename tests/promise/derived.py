@@ -11,9 +11,9 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lmtrain.config.base import Choice
 from lmtrain.config.compose import conf_dir
-from lmtrain.config.yaml_file import read_yaml
+from lmtrain.config.settings_base import Choice
+from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LmtrainError
 from tests.promise.bench import BASE, Settings, config_of, tree_of
 from tests.promise.keys import ours, words

@@ -10,8 +10,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from lmtrain.config.base import Choice, Settings, kinds
-from lmtrain.train.config import RunConfig
+from lmtrain.config.settings_base import Choice, Settings, kinds
+from lmtrain.train.run_config import RunConfig
 
 
 class Key(NamedTuple):

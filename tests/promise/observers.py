@@ -25,25 +25,25 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
-from lmtrain.cli.ranks.launching import choose_layout
+from lmtrain.cli.ranks.launch_ranks import choose_layout
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.samples import masked, megatron, packing
-from lmtrain.data.store import documents
+from lmtrain.data.store import document_boundaries
 from lmtrain.data.training_data import open_datasets
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.screen.training_view import RunView
-from lmtrain.observe.spans.format import read_spans
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.observe.spans.span_file import read_spans
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.machine.device import pick_device, set_deterministic, set_tf32, set_threads
-from lmtrain.runtime.processes.faults import arm
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.fault_injection import arm
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.before.preflight import load_data, preflight
 from lmtrain.train.layouts.dry_run import forecast_facts, planned_run, predict_step
+from lmtrain.train.run_state import Run
 from lmtrain.train.setup import open_run
-from lmtrain.train.state import Run
 from tests.cli.harness import outcome
 from tests.layouts.held import Living
 from tests.promise.bench import Bench, Settings, config_of, tree_of, typed
@@ -94,7 +94,7 @@ def samples(bench: Bench, settings: Settings) -> Any:
 def indexes(bench: Bench, settings: Settings) -> Any:
     """Where an index of the data is kept, as that of a large dataset is."""
     before = {path.name for path in bench.folder.iterdir()}
-    with patch.multiple(documents, _CACHED_FROM=0), patch.multiple(megatron, _CACHED_FROM=0), \
+    with patch.multiple(document_boundaries, _CACHED_FROM=0), patch.multiple(megatron, _CACHED_FROM=0), \
             patch.multiple(masked, _CACHED_FROM=0), patch.multiple(packing, _CACHED_FROM=0):  # fmt: skip
         load_data(config_of(settings))
     beside = sorted({path.name for path in bench.folder.iterdir()} - before)

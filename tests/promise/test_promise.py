@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import LmtrainError
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.before.preflight import preflight
 from tests.promise import observers as see
 from tests.promise.bench import BASE, DONE, Bench, Observer, Settings, config_of

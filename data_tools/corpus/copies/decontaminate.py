@@ -20,10 +20,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.steps import Documents, ReadOptions, SelectionStep, Tally, find_step_sources, read_documents
+from data_tools.corpus.flow.step_runner import (
+    Documents,
+    ReadOptions,
+    SelectionStep,
+    Tally,
+    find_step_sources,
+    read_documents,
+)
 from data_tools.corpus.flow.word_hashes import UNSPACED, Hashes, hash_runs, hash_words
-from data_tools.read.sources import SUFFIXES
-from data_tools.read.streams import open_decompressed
+from data_tools.read.find_input_files import SUFFIXES
+from data_tools.read.stream_readers import open_decompressed
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.json_lines import Document
 

@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import (
+from lmtrain.checkpoint.disk.checkpoint_format import (
     MANIFEST,
     MAX_FILE_BYTES,
     SLACK_BYTES,
@@ -32,8 +31,9 @@ from lmtrain.checkpoint.disk.format import (
     rank_file,
 )
 from lmtrain.checkpoint.disk.hashed_file import encode_blocks, verify_file, write_hashed
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, merge_pieces
-from lmtrain.checkpoint.store import (
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header, merge_pieces
+from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.find_and_prune import (
     check_free_space,
     leftover_numbers,
     leftover_path,
@@ -42,8 +42,8 @@ from lmtrain.checkpoint.store import (
     rename_damaged,
 )
 from lmtrain.errors import CheckpointError, StorageError
-from lmtrain.runfolder.names import step_folder_name
-from lmtrain.runtime.files.files import (
+from lmtrain.runfolder.file_names import step_folder_name
+from lmtrain.runtime.files.safe_files import (
     drop_from_page_cache,
     fsync_dir,
     is_safe_name,
@@ -53,8 +53,8 @@ from lmtrain.runtime.files.files import (
     remove,
     storage_errors,
 )
-from lmtrain.runtime.processes.agreement import SINGLE_PROCESS, Peers, collective_phase
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.runtime.processes.rank_agreement import SINGLE_PROCESS, Peers, collective_phase
 from lmtrain.units import format_bytes
 
 

@@ -12,23 +12,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.checkpoint.disk.format import MANIFEST
-from lmtrain.config.build import build_settings
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, spelling_hint
 from lmtrain.eval.model_source import ModelSource, Weights, checkpoint_source
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
-from lmtrain.runtime.files.files import read_json
+from lmtrain.runtime.files.safe_files import read_json
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.layouts.layout_table import layout_words
-from lmtrain.train.ranks.rank_facts import Fact, checkpoint_fact, program_facts
+from lmtrain.train.ranks.compared_facts import Fact, checkpoint_fact, program_facts
 
 if TYPE_CHECKING:
-    from lmtrain.eval.load import LoadedModel
+    from lmtrain.eval.load_model import LoadedModel
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 LAYOUT_KEYS, TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
@@ -49,12 +49,12 @@ def _huggingface_source(path: Path, config: Any) -> ModelSource:
     """Return the source of a Hugging Face folder, without opening its weights yet; `config` is the content of its
     config.json.
     """
-    from lmtrain.exchange.huggingface.config import settings_from_config
+    from lmtrain.exchange.huggingface.config_json import settings_from_config
 
     family, settings = settings_from_config(config, path / "config.json", pair_head=False, dropout=None)
 
     def open_weights() -> Weights:
-        from lmtrain.exchange.huggingface.convert import HFWeights
+        from lmtrain.exchange.huggingface.import_and_export import HFWeights
 
         return HFWeights(path)
 
@@ -133,7 +133,7 @@ def open_model_loader(
 
     All processes leave the block together. Models that are loaded in turn share the mesh of the first layout.
     """
-    from lmtrain.eval.load import load_source
+    from lmtrain.eval.load_model import load_source
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.machine.device import memory_errors, pick_device
     from lmtrain.runtime.processes.process_group import open_process_group

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.checkpoint import diff
-from lmtrain.checkpoint.contents import Contents, layout_of
-from lmtrain.checkpoint.disk.format import ITEM_BYTES
-from lmtrain.checkpoint.store import resolve_checkpoint
+from lmtrain.checkpoint import compare_and_verify
+from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
+from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.run_view import describe_model
-from lmtrain.cli.screen.terminal import echo
-from lmtrain.runfolder.differences import differences
+from lmtrain.cli.screen.print_output import echo
+from lmtrain.runfolder.settings_differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes, format_count, plural
 
@@ -29,7 +29,7 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
     `verify`, first read every byte, and raise if any is damaged.
     """
     if verify:
-        diff.raise_problems(diff.verify_checkpoints(path))
+        compare_and_verify.raise_problems(compare_and_verify.verify_checkpoints(path))
     manifest = Contents(path).manifest
     state, parallel = manifest.state, layout_of(manifest.state)
     tensors: dict[str, dict[str, Any]] = {
@@ -127,15 +127,15 @@ def difference_facts(path: Path, other: Path) -> dict[str, Any]:
     shapes, and values.
     """
     a, b = Contents(resolve_checkpoint(path)), Contents(resolve_checkpoint(other))
-    only_a, only_b = diff.missing_names(a, b)
+    only_a, only_b = compare_and_verify.missing_names(a, b)
     facts: dict[str, Any] = {
         "checkpoint": str(a.path),
         "other": str(b.path),
         "state": dict(sorted(differences([a.manifest.state, b.manifest.state]).items())),
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
-        "kinds": {name: list(pair) for name, pair in diff.type_differences(a, b).items()},
-        "values": {name: asdict(difference) for name, difference in diff.value_differences(a, b)},
+        "kinds": {name: list(pair) for name, pair in compare_and_verify.type_differences(a, b).items()},
+        "values": {name: asdict(difference) for name, difference in compare_and_verify.value_differences(a, b)},
     }
     facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
     return facts

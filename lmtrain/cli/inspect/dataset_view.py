@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.terminal import echo, print_message
+from lmtrain.cli.screen.print_output import echo, print_message
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
-    from lmtrain.data.store.indexed import IndexedDataset
+    from lmtrain.data.store.indexed_dataset import IndexedDataset
     from lmtrain.data.training_data import TrainingData
     from lmtrain.tokenizer.base import Tokenizer
 
@@ -25,7 +25,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     first read every byte, and raise if any is damaged.
     """
     from lmtrain.data.store import dataset_operations
-    from lmtrain.data.store.indexed import IndexedDataset, dataset_file
+    from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 
     dataset = IndexedDataset.open(path)
     if verify:

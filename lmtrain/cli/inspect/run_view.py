@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.store import best_checkpoint, list_broken, list_checkpoints, list_damaged
-from lmtrain.config.base import show
+from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
+from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError
-from lmtrain.observe.measure.named_measures import row_measures, score_by_step
-from lmtrain.observe.screen.row_text import (
+from lmtrain.observe.measure.measure_names import row_measures, score_by_step
+from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
     format_domains,
     format_percent,
@@ -22,10 +22,10 @@ from lmtrain.observe.screen.row_text import (
     sparkline,
     speed_figures,
 )
-from lmtrain.runfolder.changes import History, changed_histories
-from lmtrain.runfolder.folder import read_run_state, read_settings
-from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_from_name
-from lmtrain.runfolder.rows import last_write_time, read_metrics
+from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, step_from_name
+from lmtrain.runfolder.folder_reader import read_run_state, read_settings
+from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
+from lmtrain.runfolder.settings_history import History, changed_histories
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
 _CURVE_WIDTH = 40  # characters
@@ -38,8 +38,8 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     """
     import numpy as np
 
-    from lmtrain.checkpoint.diff import raise_problems, verify_checkpoints
-    from lmtrain.observe.history.record import read_record
+    from lmtrain.checkpoint.compare_and_verify import raise_problems, verify_checkpoints
+    from lmtrain.observe.history.metrics_columns import read_record
 
     if verify:
         raise_problems(verify_checkpoints(path))
@@ -113,8 +113,8 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     Parameters and layout are None if this version cannot read the settings.
     """
-    from lmtrain.train.config import read_run_config
     from lmtrain.train.layouts.layout_table import layout_words
+    from lmtrain.train.run_config import read_run_config
 
     try:
         config = read_run_config(path)

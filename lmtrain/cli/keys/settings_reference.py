@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args, get_origin
 
-from lmtrain.config.base import Choice, Settings, kinds, show
 from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.config.setting_names import union_members
-from lmtrain.config.yaml_file import MAX_BYTES
+from lmtrain.config.name_suggestions import union_members
+from lmtrain.config.settings_base import Choice, Settings, kinds, show
+from lmtrain.config.strict_yaml import MAX_BYTES
 
 _INTRO = """# Settings
 
@@ -121,7 +121,7 @@ class Section:
 
 def settings_sections() -> dict[str, Section]:
     """Return the top-level sections of a run's settings by name, such as "optim"."""
-    from lmtrain.train.config import RunConfig
+    from lmtrain.train.run_config import RunConfig
 
     return {
         name: Section(name, inner, dict(kinds(inner)) if _is_choice(inner) else {"": inner})

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lmtrain.eval.task import Task
     from lmtrain.eval.texts import TextInput
     from lmtrain.train.before.preflight import Inputs
-    from lmtrain.train.config import RunConfig
     from lmtrain.train.in_loop.measurements import Evaluation
+    from lmtrain.train.run_config import RunConfig
 
 
 def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[PlannedEvaluation]]:
@@ -30,7 +30,7 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
         return inputs, []
     from data_tools.corpora.recipe import published_hashes
     from lmtrain.eval.in_training import PlannedEvaluation
-    from lmtrain.eval.runner import prepare
+    from lmtrain.eval.run_task import prepare
     from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions
     from lmtrain.train.before.preflight import EvaluationTask
 
@@ -106,7 +106,7 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 
 def _data_exists(task: Task, data: str) -> bool:
     """Return True if `data` is a file, or a dataset prefix or folder of texts and the task accepts these."""
-    from lmtrain.eval.recipes.documents import dataset_prefix
+    from lmtrain.eval.recipes.text_facts import dataset_prefix
     from lmtrain.eval.task import TextTask
 
     path, is_text = Path(data), isinstance(task, TextTask)
@@ -118,9 +118,9 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
     """Return the input of a task: the path, if `data` is a dataset or a file that the task reads itself; else the
     documents read from the text files.
     """
-    from data_tools.read.sources import find_sources
-    from lmtrain.cli.eval.evaluate import read_texts
-    from lmtrain.eval.recipes.documents import dataset_prefix
+    from data_tools.read.find_input_files import find_sources
+    from lmtrain.cli.eval.evaluate_command import read_texts
+    from lmtrain.eval.recipes.text_facts import dataset_prefix
     from lmtrain.eval.task import TextTask
 
     if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.disk.format import MANIFEST
-from lmtrain.checkpoint.store import latest_checkpoint
-from lmtrain.config.build import build_settings
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.config.compose import compose, group_choices
-from lmtrain.config.yaml_file import MAX_BYTES
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.strict_yaml import MAX_BYTES
 from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
-from lmtrain.runfolder.names import CHECKPOINTS, CONFIG
-from lmtrain.runtime.files.files import parse_json, read_bytes
-from lmtrain.train.config import RunConfig, with_resolved_paths
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
+from lmtrain.runtime.files.safe_files import parse_json, read_bytes
+from lmtrain.train.run_config import RunConfig, with_resolved_paths
 
 _CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
 
@@ -94,9 +94,9 @@ def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
 
     If `settings` is given (the launcher has composed them), `compose_run` returns these in every rank.
     """
-    from lmtrain.cli.verbs import build_verb
+    from lmtrain.cli.subcommands import build_verb
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.ranks.rank_facts import PACKAGE, code_digests
+    from lmtrain.train.ranks.compared_facts import PACKAGE, code_digests
 
     global _launcher_config
     build_verb("pretrain")

@@ -17,22 +17,22 @@ from typing import Any
 
 from lmtrain.cli.inspect.run_view import finite_or_none, format_loss
 from lmtrain.cli.pretrain.from_run import SourceRun, compose_run
-from lmtrain.cli.pretrain.summary import print_plan_facts
+from lmtrain.cli.pretrain.print_summary import print_plan_facts
 from lmtrain.cli.screen.console import print_table
-from lmtrain.cli.screen.terminal import echo, print_json
+from lmtrain.cli.screen.print_output import echo, print_json
 from lmtrain.config.compose import expand_sweep
 from lmtrain.config.overrides import hydra_quoted
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
-from lmtrain.runfolder.ends import read_stop_or_empty
-from lmtrain.runfolder.folder import record_errors
-from lmtrain.runfolder.names import METRICS
-from lmtrain.runfolder.rows import loss_warning, read_metrics
-from lmtrain.runfolder.stop import DONE
-from lmtrain.runtime.files.files import write_json
-from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, stop_requests
+from lmtrain.runfolder.file_names import METRICS
+from lmtrain.runfolder.folder_reader import record_errors
+from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
+from lmtrain.runfolder.run_ends import read_stop_or_empty
+from lmtrain.runfolder.stop_file import DONE
+from lmtrain.runtime.files.safe_files import write_json
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, stop_requests
 from lmtrain.train.before.preflight import process_problems
-from lmtrain.train.config import RunConfig, read_run_config
+from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.units import format_count
 
 SUMMARY = "sweep.json"  # settings, state and results of each run, for scripts

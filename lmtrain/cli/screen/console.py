@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from lmtrain.config.base import show
+from lmtrain.config.settings_base import show
 from lmtrain.observe.safe_text import escape_control_characters
 
 _NAME_WIDTH = 15  # characters for a fact's name
@@ -86,7 +86,7 @@ def build_table(rows: Sequence[Cells], *, gap: int = 2) -> Table:
     """Return a rich table of the rows (column -> text), with a column for each key of the rows.
 
     A key that begins with `<` marks a column of words, which are left-aligned and may be wrapped; other columns hold
-    numbers. HTML tables (page/document.py) use the same rows.
+    numbers. HTML tables (page/html_document.py) use the same rows.
     """
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
     columns = list(dict.fromkeys(column for row in rows for column in row))

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.dataset import Counts, Int64s
-from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.document_boundaries import DocumentMap
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
 
 

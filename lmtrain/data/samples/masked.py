@@ -1,6 +1,6 @@
 """Samples for masked language models: pairs of sentence runs with masked words. numpy only.
 
-Called by the loader. sentence_pairs.py decides which sentences form a sample and masked_twin.py how the sample is made;
+Called by the loader. sentence_pairs.py decides which sentences form a sample, masked_in_python.py how it is made;
 csrc/masked.cpp does the same arithmetic if it was compiled. A sample is a pure function of the seed and its number.
 Numbers continue through the epochs (number // num_samples is the epoch), so that each epoch masks the same sentences
 anew. This file must not know steps, ranks or torch.
@@ -21,13 +21,13 @@ from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.dataset import Counts, Int64s, SampleOrder, ShuffledOrder
 from lmtrain.data.samples import sentence_pairs
-from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
+from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
 from lmtrain.data.samples.megatron import SequentialOrder
-from lmtrain.data.store.documents import DocumentMap, index_identity
+from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
-from lmtrain.runtime.seed import derive_seed
+from lmtrain.runtime.random_seeds import derive_seed
 
 _MIN_SEQ_LEN = 8
 _CHUNK = 1 << 20

@@ -27,9 +27,9 @@ from lmtrain.data.samples.causal import (
     require_samples,
     vocab_size_or_limit,
 )
-from lmtrain.data.store.documents import DocumentMap, index_identity
+from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
 
 SURPLUS = 0.005  # because: Megatron-LM's default; a blend requests this much more than each dataset's share

@@ -20,9 +20,9 @@ from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.dataset import Counts, Int64s
 from lmtrain.data.samples.causal import check_ids, document_positions, expand_runs, require_samples, vocab_size_or_limit
-from lmtrain.data.store.documents import DocumentMap, index_identity
+from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 
 WINDOW = 1 << 20  # documents that are packed together
 _CACHED_FROM = 1 << 22  # documents; because: fewer documents are packed in less than a second

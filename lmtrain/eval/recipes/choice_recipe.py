@@ -16,7 +16,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lmtrain.config.yaml_file import YamlFile, read_yaml
+from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import DataError, SettingsError, shorten, spelling_hint
 
 Normalisation = Literal["characters", "bytes", "none"]

@@ -24,7 +24,7 @@ from lmtrain.eval.recipes.choice_recipe import SUFFIXES, Question, Recipe, read_
 from lmtrain.eval.task import Answers, Columns, Facts, Prepared, Sums, Task, TaskOptions, eod_id, item_columns, ratio
 from lmtrain.eval.texts import count_odd_characters, read_text_file
 from lmtrain.eval.windows import Request
-from lmtrain.runtime.files.files import parse_json
+from lmtrain.runtime.files.safe_files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
 
 BETWEEN_SHOTS = "\n\n"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.eval.recipes.documents import (
+from lmtrain.eval.recipes.text_facts import (
     DatasetSequences,
     dataset_prefix,
     describe_dataset,

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
+from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
 from lmtrain.errors import CheckpointError, DataError, shorten
-from lmtrain.exchange.torch_files.pickle_data import (
+from lmtrain.exchange.torch_files.safe_pickle import (
     MAX_DEPTH,
     MAX_PICKLE_BYTES,
     BoundedFile,
@@ -35,7 +35,7 @@ from lmtrain.exchange.torch_files.pickle_data import (
     read_pickle,
     require_text,
 )
-from lmtrain.runtime.files.files import open_fd, open_regular, read_errors, read_range
+from lmtrain.runtime.files.safe_files import open_fd, open_regular, read_errors, read_range
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_DIRECTORY_BYTES = 8 << 20  # of an archive; because: each of its entries is an object of half a kilobyte

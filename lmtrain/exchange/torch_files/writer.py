@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.disk.format import ITEM_BYTES
+from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 
 _STORAGES = {"F32": "FloatStorage", "BF16": "BFloat16Storage", "F16": "HalfStorage"}
 _ARCHIVE_ROOT = "archive"

@@ -1,7 +1,7 @@
 """The output of a training run: a live panel on a terminal, plain lines elsewhere.
 
 The training loop passes the rows of metrics.jsonl. The view decides nothing, and never raises for a row that lacks a
-figure. Every line also goes to the run folder's log.txt. Texts are made in row_text.py, the panel in panel.py.
+figure. Every line also goes to the run folder's log.txt. metrics_row_text.py makes the texts, live_panel.py the panel.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rich.text import Text
 
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import plain_text, warn, wrap_text
-from lmtrain.observe.screen.panel import RunPanel, SaveSchedule
-from lmtrain.observe.screen.row_text import Row, eval_line, step_line, valid_line
-from lmtrain.observe.screen.verb_progress import is_live
+from lmtrain.observe.screen.command_progress import is_live
+from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
+from lmtrain.observe.screen.metrics_row_text import Row, eval_line, step_line, valid_line
 
 
 class RunLog:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lmtrain.observe.measure.named_measures import Histogram, row_measures
+from lmtrain.observe.measure.measure_names import Histogram, row_measures
 from lmtrain.observe.safe_text import warn
 
 Histograms = Mapping[str, Histogram]

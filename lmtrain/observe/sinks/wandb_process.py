@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any, BinaryIO
 
-from lmtrain.runtime.files.files import json_bytes
+from lmtrain.runtime.files.safe_files import json_bytes
 
 _UPLOAD_S = 600.0  # seconds for uploading after the input has ended
 

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.named_measures import EDGES, Histogram
+from lmtrain.observe.measure.measure_names import EDGES, Histogram
 from lmtrain.observe.sinks.queued_sink import row_scalars
-from lmtrain.runtime.files.files import json_bytes
+from lmtrain.runtime.files.safe_files import json_bytes
 
 _ROOT = Path(__file__).parents[3]
 _CODE = "import sys; sys.path.append(sys.argv[1]); from lmtrain.observe.sinks.wandb_process import main; main()"

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.measure import phases
-from lmtrain.observe.spans.format import Axis, Flag, Kind, SpanFile
+from lmtrain.observe.spans.span_file import Axis, Flag, Kind, SpanFile
 
 _MESSAGE_NAMES = ("activations", "gradients")
 _SHORT_WAIT_NS = 20_000  # because: most messages were taken long before, and so short a wait is no information

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lmtrain.observe.measure import phases
+from lmtrain.parallel.matrix_products import DeferredProduct, defer_products
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.messages import (
     MESSAGE_CTAS,
@@ -27,9 +28,8 @@ from lmtrain.parallel.pipeline.messages import (
     connect_pairs,
     message_pairs,
 )
-from lmtrain.parallel.products import DeferredProduct, defer_products
-from lmtrain.parallel.weights.grads import Weights
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.parallel.weights.gradient_sums import Weights
+from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from lmtrain.errors import LayoutError
 from lmtrain.observe.measure import phases
-from lmtrain.observe.stragglers.detection import links
+from lmtrain.observe.stragglers.find_slow_ranks import links
 from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.schedules.table import Action, Kind
 
 _NUM_POSTED = 2  # posted receives per peer: the awaited message and the next one

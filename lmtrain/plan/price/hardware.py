@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from lmtrain.config.base import Problem, Settings
+from lmtrain.config.settings_base import Problem, Settings
 from lmtrain.errors import join_few
 
 FITTED_FILE = Path(__file__).with_name("fitted.yaml")

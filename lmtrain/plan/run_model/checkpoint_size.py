@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import (
+from lmtrain.checkpoint.disk.checkpoint_format import (
     FEWER_PIECES,
     SLACK_BYTES,
     FileEntry,
@@ -23,12 +22,13 @@ from lmtrain.checkpoint.disk.format import (
     overhead_bytes,
     rank_file,
 )
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec
+from lmtrain.checkpoint.disk.tensor_boxes import Box
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.placement.placements import Shape, num_saved_regions, saved_regions
-from lmtrain.runtime.files.files import json_memory, size_problem
+from lmtrain.runtime.files.safe_files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
 
 _SLOT_PREFIX = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name

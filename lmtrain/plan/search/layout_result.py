@@ -15,9 +15,9 @@ from typing import Any
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import StepTime, watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
+from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, price_runs
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.rank_bytes import count_rank_bytes, fullest_rank
-from lmtrain.plan.run_model.replay import OperationSeconds, price_runs
+from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.plan.search.layout_space import FixedSettings, Indices, legal_layouts
 from lmtrain.plan.search.ranking import CostModel, LayoutLimits, RankedLayouts, rank_layouts
 

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.layout import Layout, divisors
 from lmtrain.parallel.compute_settings import RecomputeSettings

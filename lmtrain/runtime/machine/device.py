@@ -14,7 +14,7 @@ import torch
 
 from lmtrain.errors import OutOfMemoryError, SettingsError
 from lmtrain.runtime.machine.gpus import Gpus, device_problem, gpu_index
-from lmtrain.runtime.processes.process import ProcessEnv, set_env_default
+from lmtrain.runtime.processes.process_environment import ProcessEnv, set_env_default
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, SettingsError
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 
 @dataclass(frozen=True)

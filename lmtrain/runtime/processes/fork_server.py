@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from lmtrain.runtime.processes.process import COMPANION_VARIABLE, drop_variable, end_now, set_variables
+from lmtrain.runtime.processes.process_environment import COMPANION_VARIABLE, drop_variable, end_now, set_variables
 
 _program: tuple[str, ...] = ()  # the program's arguments, which are on the server's command line too
 MAX_MESSAGE_BYTES = 1 << 17

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
-from lmtrain.runtime.processes.faults import fault_point
-from lmtrain.runtime.processes.process import ProcessEnv, end_now, set_env_default
+from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.runtime.processes.process_environment import ProcessEnv, end_now, set_env_default
 from lmtrain.runtime.processes.rendezvous import open_run_store, report_refusal, wait_for_all_ranks
-from lmtrain.runtime.processes.signals import Stopped, ignore_stops
+from lmtrain.runtime.processes.stop_signals import Stopped, ignore_stops
 
 PACKAGE = Path(__file__).resolve().parents[2]
 # because: gloo and the store raise plain RuntimeErrors, which these words in the text distinguish from other ones

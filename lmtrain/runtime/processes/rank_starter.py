@@ -27,8 +27,8 @@ from lmtrain.runtime.processes.fork_server import (
     fork_problem,
     main_of_fork,
 )
-from lmtrain.runtime.processes.process import may_fork_ranks
-from lmtrain.runtime.processes.signals import blocked_stops
+from lmtrain.runtime.processes.process_environment import may_fork_ranks
+from lmtrain.runtime.processes.stop_signals import blocked_stops
 
 _ADOPT_ORPHANS, _ADOPTS_ORPHANS = 36, 37  # PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER
 _POLL_S = 0.2

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, error_from_peer
-from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv, Rendezvous, listen, ranks_text
-from lmtrain.runtime.processes.signals import Stopped, received_stop
+from lmtrain.runtime.processes.process_environment import RUN_TOKEN, ProcessEnv, Rendezvous, listen, ranks_text
+from lmtrain.runtime.processes.stop_signals import Stopped, received_stop
 
 T = TypeVar("T")
 _RUN_ID_KEY = "run token"

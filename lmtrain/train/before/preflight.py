@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.contents import Contents, checked_model
-from lmtrain.checkpoint.store import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
-from lmtrain.config.base import show
+from lmtrain.checkpoint.find_and_prune import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
+from lmtrain.checkpoint.verified_contents import Contents, checked_model
+from lmtrain.config.settings_base import show
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.data.store.indexed import IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.training_data import (
     TOKEN_SHARES,
     DataRequirements,
@@ -39,14 +39,14 @@ from lmtrain.errors import (
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.runfolder.changes import compare_settings
-from lmtrain.runfolder.differences import flatten
-from lmtrain.runfolder.folder import read_settings
-from lmtrain.runfolder.names import CHECKPOINTS, CONFIG
-from lmtrain.runtime.files.files import check_output_folder, free_bytes
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
+from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.settings_differences import flatten
+from lmtrain.runfolder.settings_history import compare_settings
+from lmtrain.runtime.files.safe_files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.machine.install_command import install_command
-from lmtrain.runtime.processes.process import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
+from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.resume_checks import (
     check_resume_checkpoint,
@@ -54,7 +54,7 @@ from lmtrain.train.before.resume_checks import (
     open_resume_checkpoint,
     split_rule_of,
 )
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 from lmtrain.units import format_bytes
 

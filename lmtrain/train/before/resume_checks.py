@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.contents import Contents, checked_model, model_of
-from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError, is_count
-from lmtrain.checkpoint.store import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
-from lmtrain.config.base import show
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerFormatError, is_count
+from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
+from lmtrain.checkpoint.verified_contents import Contents, checked_model, model_of
+from lmtrain.config.settings_base import show
 from lmtrain.data.training_data import ALL_SHARES, SHARES, TOKEN_SHARES, TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files.files import storage_errors
+from lmtrain.runtime.files.safe_files import storage_errors
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 
 _MAX_CHARACTERS = 200  # characters of a value in a message
 _DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")

@@ -19,13 +19,13 @@ import torch
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_per_term
 from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.named_measures import term_measure_names
+from lmtrain.observe.measure.measure_names import term_measure_names
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.processes.faults import fault_point
-from lmtrain.train.durations import EVALUATION, VALIDATION
+from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.train.in_loop.requests import MeasurementCutOff, Requests
-from lmtrain.train.record.records import record, report_measures
-from lmtrain.train.state import Run
+from lmtrain.train.record.run_records import record, report_measures
+from lmtrain.train.run_state import Run
+from lmtrain.train.step_durations import EVALUATION, VALIDATION
 
 _MAX_NATS = 700.0  # because: a double cannot hold the exponential of more
 Sums = list[list[float]]  # row 0: loss sum of each term; row 1: number of correct predictions of each term

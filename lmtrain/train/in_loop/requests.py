@@ -26,12 +26,12 @@ from lmtrain.batch import Batch
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.mesh import GroupPeers, Mesh
-from lmtrain.runfolder.ends import request_file_cause
-from lmtrain.runfolder.names import SAVE_FILE, STOP_FILE, TRACE_FILE
-from lmtrain.runtime.processes.process import SlurmJob, command_start_s
-from lmtrain.runtime.processes.signals import STOP_NAMES, StopRequest
-from lmtrain.train.durations import EVALUATION, VALIDATION, Durations, load_earlier_durations
-from lmtrain.train.state import Run
+from lmtrain.runfolder.file_names import SAVE_FILE, STOP_FILE, TRACE_FILE
+from lmtrain.runfolder.run_ends import request_file_cause
+from lmtrain.runtime.processes.process_environment import SlurmJob, command_start_s
+from lmtrain.runtime.processes.stop_signals import STOP_NAMES, StopRequest
+from lmtrain.train.run_state import Run
+from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations, load_earlier_durations
 from lmtrain.train.straggler_watch import StragglerWatch, build_straggler_watch
 from lmtrain.units import format_seconds
 

@@ -12,24 +12,24 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.config.base import show
+from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.config.settings_base import show
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.screen.row_text import format_milliseconds
+from lmtrain.observe.screen.metrics_row_text import format_milliseconds
 from lmtrain.placement.placements import stages_of_rank
 from lmtrain.plan.calibrate import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
+from lmtrain.plan.run_model.pipeline_replay import price_runs
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.rank_bytes import count_rank_bytes, fullest_rank
-from lmtrain.plan.run_model.replay import price_runs
+from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
-from lmtrain.schedules.simulate import activations_held, simulate
+from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings
-from lmtrain.train.config import RunConfig
-from lmtrain.train.durations import Durations, load_earlier_durations, young_daly_s
 from lmtrain.train.layouts.layout_table import layout_words, range_text
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.step_durations import Durations, load_earlier_durations, young_daly_s
 from lmtrain.units import format_bytes, format_seconds, plural
 
 COMPARED_STEPS = 20  # because: the first steps of an attempt allocate memory and fill caches, so only its newest count

@@ -15,7 +15,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.memory import FP32_BYTES, ModelParameters, count_elements, placements_of_stages, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.placements import Placement, shard_rows, stages_of_rank
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
 Row = dict[str, Any]

@@ -15,13 +15,13 @@ from functools import partial
 from lmtrain.errors import RanksDifferError, join_few
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import peers_before_mesh
-from lmtrain.runtime.processes.agreement import collective_phase
-from lmtrain.runtime.processes.process import ranks_text
+from lmtrain.runtime.processes.process_environment import ranks_text
 from lmtrain.runtime.processes.process_group import gather_to_rank0, wait_for_rank0_exit
-from lmtrain.runtime.processes.signals import ignore_stops
+from lmtrain.runtime.processes.rank_agreement import collective_phase
+from lmtrain.runtime.processes.stop_signals import ignore_stops
 from lmtrain.train.before.preflight import Inputs
-from lmtrain.train.config import RunConfig
-from lmtrain.train.ranks.rank_facts import Fact, rank_facts
+from lmtrain.train.ranks.compared_facts import Fact, rank_facts
+from lmtrain.train.run_config import RunConfig
 
 _PURPOSE = "the agreement on settings"
 _DIGEST_BYTES = 8  # because: a vote sends int64 numbers; collisions by chance are negligible, and there is no attacker

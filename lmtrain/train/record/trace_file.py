@@ -19,12 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from lmtrain.batch import StepBatches
 from lmtrain.observe.measure import phases
-from lmtrain.observe.profile.kernels import TABLE_SUFFIX, build_table, read_trace, write_table
-from lmtrain.observe.spans.format import Header, SpanFile, span_file_name
+from lmtrain.observe.profile.kernel_times import TABLE_SUFFIX, build_table, read_trace, write_table
 from lmtrain.observe.spans.recorder import TRACE_ALL, DeviceClock, Recorder, Tracer
+from lmtrain.observe.spans.span_file import Header, SpanFile, span_file_name
 from lmtrain.parallel.collectives import all_reduce
-from lmtrain.runfolder.names import TRACES
-from lmtrain.train.state import Run
+from lmtrain.runfolder.file_names import TRACES
+from lmtrain.train.run_state import Run
 from lmtrain.units import format_bytes
 
 PROFILE_FOLDER = "profile"  # within the run's folder

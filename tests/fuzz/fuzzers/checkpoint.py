@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.disk.format import BLOCK_BYTES, MANIFEST, digest_of
+from lmtrain.checkpoint.disk.checkpoint_format import BLOCK_BYTES, MANIFEST, digest_of
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import as_json, change_any, change_bytes, change_file, some_json
 

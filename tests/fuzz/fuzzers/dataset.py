@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_tools.preprocess.pipeline import Options, preprocess
-from lmtrain.data.store.blocks import BlockSums, build_block_file
-from lmtrain.data.store.format import SUFFIXES, dataset_file, hash_without
-from lmtrain.runtime.files.checksum import crc32c
+from lmtrain.data.store.block_checksums import BlockSums, build_block_file
+from lmtrain.data.store.dataset_format import SUFFIXES, dataset_file, hash_without
+from lmtrain.runtime.files.crc32c import crc32c
 from lmtrain.tokenizer.train import train_bpe
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import as_json, change_any, change_bytes, some_json

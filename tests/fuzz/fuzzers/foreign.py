@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import LmtrainError
-from lmtrain.exchange.huggingface.config import NAMES, weight_mappings
-from lmtrain.exchange.huggingface.convert import export_hf
-from lmtrain.exchange.megatron.convert import export_megatron, import_megatron
+from lmtrain.exchange.huggingface.config_json import NAMES, weight_mappings
+from lmtrain.exchange.huggingface.import_and_export import export_hf
+from lmtrain.exchange.megatron.import_and_export import export_megatron, import_megatron
 from lmtrain.models.model_settings import ModelSettings
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import EDGES, change_any

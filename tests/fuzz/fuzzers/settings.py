@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.config.compose import conf_dir
-from lmtrain.config.setting_names import types_by_key
-from lmtrain.train.config import RunConfig
+from lmtrain.config.name_suggestions import types_by_key
+from lmtrain.train.run_config import RunConfig
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import EDGES, HOSTILE, as_json, change_any, some_bytes, some_json
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from lmtrain.tokenizer.vocabularies import CL100K

@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         name="peers_of_a_failure_have_another_exit_code",
-        file="lmtrain/runtime/processes/agreement.py",
+        file="lmtrain/runtime/processes/rank_agreement.py",
         function="collective_phase",
         old="raise error_from_peer(rows[rank][0], f",
         new="raise error_from_peer(LmtrainError.exit_code, f",
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         name="strides_of_the_target_for_those_of_the_file",
-        file="lmtrain/checkpoint/disk/tensor_file.py",
+        file="lmtrain/checkpoint/disk/safetensors_file.py",
         function="_read_strided",
         old="first + at * strides[axis]",
         new="first + at * part.strides[axis]",
@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         name="runs_are_read_into_a_copy",
-        file="lmtrain/checkpoint/disk/tensor_file.py",
+        file="lmtrain/checkpoint/disk/safetensors_file.py",
         function="read_box",
         old="if out.flags.c_contiguous and is_contiguous(box, shape):",
         new="if is_contiguous(box, shape):",
@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         name="converted_parts_begin_at_the_first_row",
-        file="lmtrain/checkpoint/reader.py",
+        file="lmtrain/checkpoint/tensor_reader.py",
         function="_split_rows",
         old="Box((box.offset[0] + first, *box.offset[1:]), tuple(part.shape))",
         new="Box((first, *box.offset[1:]), tuple(part.shape))",
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         name="judgement_of_a_manifest_outlives_a_change",
-        file="lmtrain/checkpoint/store.py",
+        file="lmtrain/checkpoint/find_and_prune.py",
         function="manifest_problem",
         old="_cached_problem(path, (status.st_ino, status.st_size, status.st_mtime_ns))",
         new="_cached_problem(path, (status.st_ino, status.st_size))",
@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         name="damaged_checkpoints_count_for_keep_last",
-        file="lmtrain/checkpoint/store.py",
+        file="lmtrain/checkpoint/find_and_prune.py",
         function="prune_checkpoints",
         old="for path in list_checkpoints(folder)}",
         new="for path in _step_folders(folder)}",
@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_later_equal_takes_the_place_of_the_best",
-        file="lmtrain/checkpoint/store.py",
+        file="lmtrain/checkpoint/find_and_prune.py",
         function="rank_checkpoints",
         old="key=lambda step: (-scores[step], step))",
         new="key=lambda step: (scores[step], step), reverse=True)",
@@ -122,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         name="difference_of_the_last_part_alone",
-        file="lmtrain/checkpoint/diff.py",
+        file="lmtrain/checkpoint/compare_and_verify.py",
         function="_compare_values",
         old="largest = max(largest, float(np.where(np.isnan(gaps), math.inf, gaps).max()))",
         new="largest = float(np.where(np.isnan(gaps), math.inf, gaps).max())",
@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         name="verify_leaves_broken_checkpoints_out",
-        file="lmtrain/checkpoint/diff.py",
+        file="lmtrain/checkpoint/compare_and_verify.py",
         function="verify_checkpoints",
         old="[*list_checkpoints(folder), *list_broken(folder)] or [resolve_checkpoint(path)]",
         new="list_checkpoints(folder) or [resolve_checkpoint(path)]",
@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         name="key_of_a_reshard_forgets_its_source",
-        file="lmtrain/checkpoint/reshard/run.py",
+        file="lmtrain/checkpoint/reshard/reshard_tensors.py",
         function="work_key",
         old="json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, layout])",
         new="json.dumps([SEGMENT_BYTES, BLOCK_BYTES, layout])",
@@ -153,7 +153,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_torn_line_of_the_journal_stays",
-        file="lmtrain/checkpoint/reshard/run.py",
+        file="lmtrain/checkpoint/reshard/reshard_tensors.py",
         function="Attempt._resume_or_start",
         old="            self.journal.trim()\n            self._keep_intact_blocks(done)\n",
         new="            self._keep_intact_blocks(done)\n",
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         name="each_worker_takes_all_the_memory",
-        file="lmtrain/checkpoint/reshard/targets.py",
+        file="lmtrain/checkpoint/reshard/target_files.py",
         function="Limits.part_bytes",
         old="rest = (self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES) // self.workers",
         new="rest = self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES",

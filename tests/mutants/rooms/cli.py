@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="reason_of_an_earlier_loss_told_again",
-        file="lmtrain/cli/ranks/launching.py",
+        file="lmtrain/cli/ranks/launch_ranks.py",
         function="launch_training",
         old="        stamp_before = stop_stamp(folder)\n        path = find_resume_checkpoint(config)\n",
         new="        path = find_resume_checkpoint(config)\n",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="journal_forgets_the_precision",
-        file="lmtrain/cli/eval/session.py",
+        file="lmtrain/cli/eval/run_tasks.py",
         function="Session.evaluate_tasks",
         old='computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)',
         new='computed = (subject.layout, facts["device"], torch.__version__, __version__)',
@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="results_paired_in_their_order",
-        file="lmtrain/cli/eval/session.py",
+        file="lmtrain/cli/eval/run_tasks.py",
         function="_pair_results",
         old="other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))",
         new="other = next(iter(same_task), None)",
@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         name="documents_run_together_in_the_hash",
-        file="lmtrain/cli/eval/evaluate.py",
+        file="lmtrain/cli/eval/evaluate_command.py",
         function="read_texts",
         old='digest.update(document.encode() + b"\\0")',
         new="digest.update(document.encode())",
@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         name="larger_nodes_with_the_same_network",
-        file="lmtrain/cli/plan/planning.py",
+        file="lmtrain/cli/plan/layout_search.py",
         function="with_gpus_per_node",
         old="nic = hardware.nic_GBps * gpus / hardware.gpus_per_node",
         new="nic = hardware.nic_GBps",
@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         name="switch_of_nodes_as_sold",
-        file="lmtrain/cli/plan/plan.py",
+        file="lmtrain/cli/plan/plan_command.py",
         function="plan",
         old="""    if gpus_per_node is not None:
         question = with_gpus_per_node(question, gpus_per_node)
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         name="gibibytes_of_a_thousand",
-        file="lmtrain/cli/plan/view.py",
+        file="lmtrain/cli/plan/print_plan.py",
         function="layout_row",
         old='"GiB": f"{layout.total_bytes / 2**30:.1f}"',
         new='"GiB": f"{layout.total_bytes / 1e9:.1f}"',
@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         name="step_times_with_validations_in_them",
-        file="lmtrain/cli/plan/calibrate.py",
+        file="lmtrain/cli/plan/calibrate_command.py",
         function="_step_times",
         old="in pairwise(rows):",
         new='in pairwise([row for row in rows if row["event"] == "step"]):',
@@ -136,7 +136,7 @@ MUTANTS = [
     ),
     Mutant(
         name="epochs_of_a_blend_added_up",
-        file="lmtrain/cli/data/data.py",
+        file="lmtrain/cli/data/data_command.py",
         function="blend",
         old="""total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}""",
         new="""total |= {"dataset": f"{len(rows)} datasets"}""",
@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         name="samples_cut_as_a_new_run_would",
-        file="lmtrain/cli/data/data.py",
+        file="lmtrain/cli/data/data_command.py",
         function="_show_samples",
         old="split_rule_of(open_resume_checkpoint(config, newest))",
         new="split_rule_of(open_resume_checkpoint(config, None))",
@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shards_measured_in_bytes",
-        file="lmtrain/cli/data/preprocess.py",
+        file="lmtrain/cli/data/preprocess_command.py",
         function="preprocess",
         old='parse_size("--shard-tokens", shard_tokens, parse_count)',
         new='parse_size("--shard-tokens", shard_tokens)',
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         name="prompt_loses_its_last_spaces",
-        file="lmtrain/cli/generate.py",
+        file="lmtrain/cli/generate_command.py",
         function="generate",
         old='sys.stdin.read().removesuffix("\\n")',
         new="sys.stdin.read().rstrip()",
@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         name="memory_of_an_earlier_start",
-        file="lmtrain/cli/report/ranks.py",
+        file="lmtrain/cli/report/rank_sections.py",
         function="newest_peaks",
         old='if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):',
         new="if not rows:",
@@ -182,7 +182,7 @@ MUTANTS = [
     ),
     Mutant(
         name="change_after_the_step_explains_it",
-        file="lmtrain/cli/runs/diff.py",
+        file="lmtrain/cli/runs/diff_command.py",
         function="_differing_before",
         old='if facts["after"][key] < step',
         new='if facts["after"][key] <= step',
@@ -192,7 +192,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_numbered_the_wrong_way_round",
-        file="lmtrain/cli/trace/view.py",
+        file="lmtrain/cli/trace/print_trace.py",
         function="_coordinate_facts",
         old="coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard",
         new="coordinate.dp_shard * segment.layout.dp_replicate + coordinate.dp_replicate",

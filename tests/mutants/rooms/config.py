@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="relative_reference_read_from_afar",
-        file="lmtrain/config/references.py",
+        file="lmtrain/config/value_references.py",
         function="_Resolver.look_up",
         old="return self.resolve_subtree(node, target, (*chain, name))",
         new="return self.resolve_subtree(node, path, (*chain, name))",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         name="mark_of_byte_order_hides_the_header",
-        file="lmtrain/config/yaml_file.py",
+        file="lmtrain/config/strict_yaml.py",
         function="_read_text",
         old='data.decode("utf-8-sig")',
         new='data.decode("utf-8")',
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="keys_of_longer_names_lose_their_origin",
-        file="lmtrain/cli/settings/explain.py",
+        file="lmtrain/cli/settings/explain_setting.py",
         function="_remove_origins",
         old='other_key.startswith(f"{key}.")',
         new="other_key.startswith(key)",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="fractions_cut_to_whole_numbers",
-        file="lmtrain/config/build.py",
+        file="lmtrain/config/settings_builder.py",
         function="_to_scalar",
         old="not (isinstance(value, float) and value.is_integer() is False):",
         new="not (isinstance(value, float) and not math.isfinite(value)):",

@@ -76,7 +76,7 @@ MUTANTS = [
     ),
     Mutant(
         name="border_behind_the_share",
-        file="lmtrain/data/store/documents.py",
+        file="lmtrain/data/store/document_boundaries.py",
         function="split_tokens",
         old="bound = after if map_.start(after) - target <= target - map_.start(after - 1) else after - 1",
         new="bound = after - 1",
@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         name="one_good_portion_is_enough",
-        file="lmtrain/data/store/documents.py",
+        file="lmtrain/data/store/document_boundaries.py",
         function="_check_index",
         old="order = min(threads.map",
         new="order = max(threads.map",
@@ -162,7 +162,7 @@ MUTANTS = [
     ),
     Mutant(
         name="index_gets_its_name_first",
-        file="lmtrain/data/store/writer.py",
+        file="lmtrain/data/store/dataset_writer.py",
         function="publish",
         old='(".bin", ".tokenizer.json", ".blocks", ".json", ".idx")',
         new='(".idx", ".bin", ".tokenizer.json", ".blocks", ".json")',
@@ -172,7 +172,7 @@ MUTANTS = [
     ),
     Mutant(
         name="on_disk_after_it_is_named",
-        file="lmtrain/data/store/writer.py",
+        file="lmtrain/data/store/dataset_writer.py",
         function="DatasetWriter.__exit__",
         old="""self._spool.sync()
                 publish(self._spool.folder, self._spool.name, self.prefix)""",
@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         name="document_index_begins_anew",
-        file="lmtrain/data/store/writer.py",
+        file="lmtrain/data/store/dataset_writer.py",
         function="DatasetSpool._write_index",
         old='ends = at + np.cumsum(np.frombuffer(data, "<i8"))',
         new='ends = np.cumsum(np.frombuffer(data, "<i8"))',
@@ -213,7 +213,7 @@ MUTANTS = [
     ),
     Mutant(
         name="nothing_is_recorded",
-        file="lmtrain/data/store/blocks.py",
+        file="lmtrain/data/store/block_checksums.py",
         function="TokenBlocks.from_record",
         old=".astype(np.uint8), record)",
         new=".astype(np.uint8))",

@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         name="document_zero_has_no_id",
-        file="data_tools/corpus/random_steps.py",
+        file="data_tools/corpus/split_sample_shuffle.py",
         function="SplitStep.run",
         old="if document_id is None else",
         new="if not document_id else",
@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_part_counts_bad_lines",
-        file="data_tools/corpus/random_steps.py",
+        file="data_tools/corpus/split_sample_shuffle.py",
         function="shuffle",
         old="drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None",
         new="drop_bad = tally.drop_bad",
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="parts_removed_before_the_whole_stands",
-        file="data_tools/corpus/flow/steps.py",
+        file="data_tools/corpus/flow/step_runner.py",
         function="merge_parts",
         old="""shutil.copyfileobj(source, target, 1 << 20)
     for path in parts:
@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         name="bytes_of_the_shard_before",
-        file="data_tools/preprocess/outputs.py",
+        file="data_tools/preprocess/output_datasets.py",
         function="Outputs._next_shard",
         old="self.totals.shard_text_bytes = [0] * len(self.names.keys)",
         new="self.totals.shard_text_bytes[0] = 0",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         name="full_disk_costs_all_work",
-        file="data_tools/preprocess/outputs.py",
+        file="data_tools/preprocess/output_datasets.py",
         function="Outputs.__exit__",
         old="if isinstance(error, LmtrainError) and not is_full:",
         new="if isinstance(error, LmtrainError):",
@@ -120,7 +120,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_key_that_came_furthest",
-        file="data_tools/preprocess/outputs.py",
+        file="data_tools/preprocess/output_datasets.py",
         function="Outputs._matching_lines",
         old="current[: min(num_matching)]",
         new="current[: max(num_matching)]",
@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_stream_of_an_archive",
-        file="data_tools/read/streams.py",
+        file="data_tools/read/stream_readers.py",
         function="_decompress",
         old="data = _next_archive(decompressor.unused_data, file) if decompressor.eof else file.read(_FEED_BYTES)",
         new='data = b"" if decompressor.eof else file.read(_FEED_BYTES)',
@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         name="line_behind_a_full_slice",
-        file="data_tools/read/chunks.py",
+        file="data_tools/read/input_chunks.py",
         function="_read_lines",
         old='data.find(b"\\n", stop - 1 - base)',
         new='data.find(b"\\n", stop - base)',
@@ -169,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_chunk_once_more",
-        file="data_tools/read/chunks.py",
+        file="data_tools/read/input_chunks.py",
         function="_stream_chunks",
         old="if stop <= start:",
         new="if stop < start:",
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lines_of_the_file_before",
-        file="data_tools/read/content.py",
+        file="data_tools/read/chunk_content.py",
         function="_LineCounter.lines_before",
         old="if path != self._path or offset - 1 < self._at:",
         new="if offset - 1 < self._at:",
@@ -188,7 +188,7 @@ MUTANTS = [
     ),
     Mutant(
         name="longest_document_in_characters",
-        file="data_tools/read/content.py",
+        file="data_tools/read/chunk_content.py",
         function="_read_parquet",
         old="t and 4 * len(t) > limits.max_doc_bytes and _num_utf8_bytes(t) > limits.max_doc_bytes for t",
         new="t and len(t) > limits.max_doc_bytes for t",

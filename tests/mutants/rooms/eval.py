@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     Mutant(
         name="answers_of_another_precision_are_taken",
-        file="lmtrain/eval/journal.py",
+        file="lmtrain/eval/resume_journal.py",
         function="model_identity",
         old='return "\\0".join([digest.hexdigest(), *computation])',
         new="return digest.hexdigest()",
@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         name="bytes_of_a_dataset_are_those_of_its_tokens",
-        file="lmtrain/eval/recipes/documents.py",
+        file="lmtrain/eval/recipes/text_facts.py",
         function="describe_dataset",
         old='{"bytes": decoded * ratio(num_bytes, decoded.sum())}',
         new='{"bytes": decoded}',

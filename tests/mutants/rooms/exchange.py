@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="old_qkv_is_joined_before_it_is_split",
-        file="lmtrain/exchange/megatron/convert.py",
+        file="lmtrain/exchange/megatron/import_and_export.py",
         function="_join_parts",
         old="tensors = [torch.cat(tensors)] if version >= 2 else tensors",
         new="tensors = [torch.cat(tensors)]",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="gate_and_up_of_ranks_lie_in_turn",
-        file="lmtrain/exchange/megatron/convert.py",
+        file="lmtrain/exchange/megatron/import_and_export.py",
         function="_join_parts",
         old="[half for halves in zip(*(t.chunk(2) for t in tensors), strict=True) for half in halves]",
         new="[half for t in tensors for half in t.chunk(2)]",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_becomes_part_of_the_vocabulary",
-        file="lmtrain/exchange/megatron/convert.py",
+        file="lmtrain/exchange/megatron/import_and_export.py",
         function="import_megatron",
         old='claimed_vocab = get("vocab_size") if get is not None else None',
         new='claimed_vocab = get("padded_vocab_size") if get is not None else None',
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         name="sliding_window_is_one_too_short",
-        file="lmtrain/exchange/megatron/args.py",
+        file="lmtrain/exchange/megatron/checkpoint_args.py",
         function="settings_from_arguments",
         old="else window[0] + 1,",
         new="else window[0],",
@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tanh_without_biases",
-        file="lmtrain/exchange/megatron/args.py",
+        file="lmtrain/exchange/megatron/checkpoint_args.py",
         function="settings_from_arguments",
         old='by_tanh = (argument("bias_gelu_fusion", True) and facts.has_bias) or argument("openai_gelu", False)',
         new='by_tanh = argument("bias_gelu_fusion", True) or argument("openai_gelu", False)',
@@ -52,7 +52,7 @@ MUTANTS = [
     ),
     Mutant(
         name="default_eps_of_llama_is_anothers",
-        file="lmtrain/exchange/huggingface/config.py",
+        file="lmtrain/exchange/huggingface/config_json.py",
         function="",
         old='"rms_norm_eps": 1e-6,',
         new='"rms_norm_eps": 1e-5,',
@@ -61,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         name="base_of_the_angles_in_the_group_is_not_read",
-        file="lmtrain/exchange/huggingface/config.py",
+        file="lmtrain/exchange/huggingface/config_json.py",
         function="_from_llama",
         old='"rotary_base": rope.get("rope_theta", c["rope_theta"])',
         new='"rotary_base": c["rope_theta"]',
@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tanh_by_its_newer_name_is_exact",
-        file="lmtrain/exchange/huggingface/config.py",
+        file="lmtrain/exchange/huggingface/config_json.py",
         function="",
         old='"gelu_pytorch_tanh": "gelu_tanh"',
         new='"gelu_pytorch_tanh": "gelu"',
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         name="attention_scaled_by_layer_is_imported",
-        file="lmtrain/exchange/huggingface/config.py",
+        file="lmtrain/exchange/huggingface/config_json.py",
         function="_from_gpt2",
         old="scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False",
         new="scale_attn_weights=True, add_cross_attention=False",
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         name="later_parts_overwrite_the_first_rows",
-        file="lmtrain/exchange/huggingface/convert.py",
+        file="lmtrain/exchange/huggingface/import_and_export.py",
         function="_row_places",
         old="places.append((first_row + start + part.start, index,",
         new="places.append((first_row + start, index,",
@@ -98,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         name="type_of_an_export_is_always_float32",
-        file="lmtrain/exchange/huggingface/convert.py",
+        file="lmtrain/exchange/huggingface/import_and_export.py",
         function="export_hf",
         old='hf_config(settings, special, str(torch_type).removeprefix("torch."))',
         new='hf_config(settings, special, "float32")',
@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         name="exported_vocabulary_is_padded_for_one_rank",
-        file="lmtrain/exchange/megatron/convert.py",
+        file="lmtrain/exchange/megatron/import_and_export.py",
         function="_Export.__init__",
         old="padded_rows(settings.shape.vocab_size, parallel.tp)",
         new="padded_rows(settings.shape.vocab_size, 1)",
@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         name="virtual_stages_are_read_rank_by_rank",
-        file="lmtrain/exchange/megatron/folder.py",
+        file="lmtrain/exchange/megatron/checkpoint_folder.py",
         function="_open_ranks",
         old=(
             "    for key in keys:  # a chunk of a virtual stage of all stages, then the next\n"
@@ -138,7 +138,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_stacked_layer_is_the_last",
-        file="lmtrain/exchange/megatron/folder.py",
+        file="lmtrain/exchange/megatron/checkpoint_folder.py",
         function="_split_layers",
         old="lambda box=box: tensor.read(box)[0]",
         new="lambda: tensor.read(box)[0]",

@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_stage_works_out_asked_positions_alone",
-        file="lmtrain/models/stack.py",
+        file="lmtrain/models/block_stack.py",
         function="Stack._query_positions",
         old="if batch.is_query_BT is None or self.head is None or x_BTD",
         new="if batch.is_query_BT is None or x_BTD",

@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="only_the_next_start_takes_rows_away",
-        file="lmtrain/observe/history/record.py",
+        file="lmtrain/observe/history/metrics_columns.py",
         function="_Reader._events_in_force",
         old="resumed_step = min(start_steps[before:], default=row_step(row))",
         new="resumed_step = start_steps[before] if before < len(start_steps) else row_step(row)",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         name="replaced_start_still_counts",
-        file="lmtrain/observe/history/record.py",
+        file="lmtrain/observe/history/metrics_columns.py",
         function="starts_in_force",
         old='earlier["step"] < row["step"]',
         new='earlier["step"] <= row["step"]',
@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         name="perplexity_of_the_sum_of_terms",
-        file="lmtrain/observe/screen/row_text.py",
+        file="lmtrain/observe/screen/metrics_row_text.py",
         function="valid_line",
         old="perplexity per token {format_perplexity(tokens)}",
         new="perplexity per token {format_perplexity(loss)}",
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         name="better_by_any_part_of_a_name",
-        file="lmtrain/observe/measure/named_measures.py",
+        file="lmtrain/observe/measure/measure_names.py",
         function="larger_is_better",
         old='return "accuracy" in last if first == "eval" else "accuracy" in words',
         new='return "accuracy" in name',
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         name="half_overwritten_span_is_read",
-        file="lmtrain/observe/spans/format.py",
+        file="lmtrain/observe/spans/span_file.py",
         function="read_spans",
         old="newest_header.num_written + 1 - header.capacity",
         new="newest_header.num_written - header.capacity",
@@ -121,7 +121,7 @@ MUTANTS = [
     ),
     Mutant(
         name="heat_beside_all_stages",
-        file="lmtrain/observe/timeline/step_time.py",
+        file="lmtrain/observe/timeline/step_breakdown.py",
         function="rank_heat",
         old="np.median(work[has_work & (stage == pp)])",
         new="np.median(work[has_work])",
@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         name="middle_rank_counts_among_its_own_peers",
-        file="lmtrain/observe/stragglers/detection.py",
+        file="lmtrain/observe/stragglers/find_slow_ranks.py",
         function="medians_of_others",
         old="ordered[high + (place <= high)][0]",
         new="ordered[high + (place < high)][0]",
@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         name="link_timed_by_some_of_its_messages",
-        file="lmtrain/observe/stragglers/detection.py",
+        file="lmtrain/observe/stragglers/find_slow_ranks.py",
         function="LinkTimes.pop_times",
         old="arrived if num_arrived == steps else 0",
         new="arrived if num_arrived else 0",
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         name="watch_forgets_what_earlier_starts_took",
-        file="lmtrain/observe/watch/verdict.py",
+        file="lmtrain/observe/watch/hang_verdict.py",
         function="Limits.record_times",
         old="max(seconds, self.longest_s.get(key, 0.0), self.earlier_s.get(key, 0.0))",
         new="max(seconds, self.longest_s.get(key, 0.0))",
@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lost_node_noticed_at_the_later_time",
-        file="lmtrain/observe/watch/companion.py",
+        file="lmtrain/observe/watch/companion_process.py",
         function="Companion.__init__",
         old='min(config["timeout_s"], SILENT_S)',
         new='max(config["timeout_s"], SILENT_S)',
@@ -170,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         name="time_left_counts_what_was_there_before",
-        file="lmtrain/observe/screen/verb_progress.py",
+        file="lmtrain/observe/screen/command_progress.py",
         function="ProgressReporter.text",
         old="left_s = seconds * (state.total - state.done) / num_new - (now - state.at_s)",
         new="left_s = seconds * (state.total - state.done) / state.done - (now - state.at_s)",
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         name="operators_back_to_back_count_as_nested",
-        file="lmtrain/observe/profile/kernels.py",
+        file="lmtrain/observe/profile/kernel_times.py",
         function="_build_operators",
         old="while open_ and open_[-1].end <= begin:",
         new="while open_ and open_[-1].end < begin:",

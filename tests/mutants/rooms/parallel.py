@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="norm_counts_tied_copy_twice",
-        file="lmtrain/parallel/weights/grads.py",
+        file="lmtrain/parallel/weights/gradient_sums.py",
         function="gradient_norm",
         old="if not is_copy(name, placements[name]):",
         new="if not is_copy(placements[name].name, placements[name]):",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="clip_compares_scaled_norm",
-        file="lmtrain/parallel/weights/grads.py",
+        file="lmtrain/parallel/weights/gradient_sums.py",
         function="clip_factor",
         old="(clip_norm / (norm / loss_scale + 1e-6))",
         new="(clip_norm / (norm + 1e-6))",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="loss_scale_forgets_its_good_steps",
-        file="lmtrain/parallel/weights/precision.py",
+        file="lmtrain/parallel/weights/master_weights.py",
         function="LossScale.load",
         old='int(state["good_steps"])',
         new="0",
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tied_sums_end_with_the_first_step",
-        file="lmtrain/parallel/weights/grads.py",
+        file="lmtrain/parallel/weights/gradient_sums.py",
         function="TiedSums.wait",
         old="self.in_flight.clear()",
         new="self.complete.clear()",
@@ -94,7 +94,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copy_of_a_tied_weight_is_drawn_by_its_own_name",
-        file="lmtrain/parallel/shards.py",
+        file="lmtrain/parallel/weight_shards.py",
         function="draw_initial_values",
         old="draw_parameter(placements[n].name, placements[n].global_shape, starts[n], seed)",
         new="draw_parameter(n, placements[n].global_shape, starts[n], seed)",
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         name="folded_tie_is_summed_on_one_side",
-        file="lmtrain/parallel/weights/grads.py",
+        file="lmtrain/parallel/weights/gradient_sums.py",
         function="sum_tied_gradients",
         old="second.copy_(first.add_(second))",
         new="first.add_(second)",
@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_of_a_cut_vocabulary_begins_too_late",
-        file="lmtrain/parallel/tensor.py",
+        file="lmtrain/parallel/tensor_parallel.py",
         function="VocabHead._padded_bias",
         old="self.vocab_size - self.axis.index * self.weight.shape[0]",
         new="self.vocab_size - self.axis.index * self.vocab_size // self.axis.size",
@@ -174,7 +174,7 @@ MUTANTS = [
     ),
     Mutant(
         name="whole_copies_train_apart",
-        file="lmtrain/parallel/apply.py",
+        file="lmtrain/parallel/build_parallel.py",
         function="build_parallel",
         old="shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard",
         new="shards = mesh.dp_shard.size > 1 or always_shard",
@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         name="histograms_of_the_first_stages_alone",
-        file="lmtrain/train/record/records.py",
+        file="lmtrain/train/record/run_records.py",
         function="build_histograms",
         old="all_reduce(tensor, model.mesh.world, op,",
         new="all_reduce(tensor, model.mesh.plane, op,",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         name="zero_2_keeps_whole_gradients",
-        file="lmtrain/parallel/weights/sharding.py",
+        file="lmtrain/parallel/weights/fsdp_sharding.py",
         function="ShardedWeights.before_action",
         old="reduces = is_last_microbatch or self.zero >= 2",
         new="reduces = is_last_microbatch or self.zero > 2",
@@ -203,7 +203,7 @@ MUTANTS = [
     ),
     Mutant(
         name="gradients_are_reduced_in_half_precision",
-        file="lmtrain/parallel/weights/sharding.py",
+        file="lmtrain/parallel/weights/fsdp_sharding.py",
         function="apply_data_parallel",
         old="MixedPrecisionPolicy(work_dtype, torch.float32, cast_forward_inputs=False)",
         new="MixedPrecisionPolicy(work_dtype, work_dtype, cast_forward_inputs=False)",
@@ -232,7 +232,7 @@ MUTANTS = [
     ),
     Mutant(
         name="rank_with_the_greatest_checksum_goes_on",
-        file="lmtrain/runtime/processes/agreement.py",
+        file="lmtrain/runtime/processes/rank_agreement.py",
         function="all_equal",
         old="all(each == number for",
         new="all(each <= number for",

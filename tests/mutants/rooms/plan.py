@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         name="fullest_rank_of_the_first_ranks",
-        file="lmtrain/plan/run_model/rank_bytes.py",
+        file="lmtrain/plan/run_model/run_memory.py",
         function="fullest_rank",
         old="firsts = range(0, layout.world_size, layout.world_size // layout.pp)",
         new="firsts = range(layout.pp)",
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         name="logits_are_gone_after_the_first_half",
-        file="lmtrain/plan/run_model/rank_bytes.py",
+        file="lmtrain/plan/run_model/run_memory.py",
         function="_peak_activation_bytes",
         old="float(np.max((in_flight.awaiting_backward + in_flight.awaiting_weight_half) @ logits)),",
         new="float(np.max(in_flight.awaiting_backward @ logits)),",

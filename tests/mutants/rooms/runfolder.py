@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="save_counts_at_the_step_it_was_written",
-        file="lmtrain/runfolder/rows.py",
+        file="lmtrain/runfolder/metrics_rows.py",
         function="read_metrics",
         old='key = (row["event"], row_step(row), str(row.get("name")))',
         new='key = (row["event"], row["step"], str(row.get("name")))',
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="host_known_by_the_end_of_its_name",
-        file="lmtrain/runfolder/folder.py",
+        file="lmtrain/runfolder/folder_reader.py",
         function="run_state",
         old='holder.endswith(f" on {socket.gethostname()}")',
         new='holder.endswith(socket.gethostname())',
@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_last_process_to_fail_says_why",
-        file="lmtrain/runfolder/ends.py",
+        file="lmtrain/runfolder/run_ends.py",
         function="write_failure",
         old="replace=env.world_size == 1, **extra_facts",
         new="**extra_facts",
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="who_looks_first_and_writes_last_says_why",
-        file="lmtrain/runfolder/stop.py",
+        file="lmtrain/runfolder/stop_file.py",
         function="write",
         old="(os.replace if replace else _link_if_absent)(temporary, path)",
         new="os.replace(temporary, path)",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         name="newest_by_name",
-        file="lmtrain/runfolder/names.py",
+        file="lmtrain/runfolder/file_names.py",
         function="checkpoint_names",
         old="for step in sorted(step for step in steps if step is not None)",
         new="for step in sorted((step for step in steps if step is not None), key=str)",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="queued_again_though_stopped_for_good",
-        file="lmtrain/runfolder/stop.py",
+        file="lmtrain/runfolder/stop_file.py",
         function="write",
         old="exit_code in _REQUEUE_CODES",
         new="exit_code in (*_REQUEUE_CODES, 79)",
@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         name="settings_of_a_start_that_was_done_again_stay",
-        file="lmtrain/runfolder/changes.py",
+        file="lmtrain/runfolder/settings_history.py",
         function="settings_history",
         old='if start[0] < row["step"]',
         new='if start[0] <= row["step"]',

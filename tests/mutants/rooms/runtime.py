@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="twin_forgets_the_sum_so_far",
-        file="lmtrain/runtime/files/checksum.py",
+        file="lmtrain/runtime/files/crc32c.py",
         function="crc32c",
         old="crc32c_numpy(data, crc) if native.lib is None",
         new="crc32c_numpy(data) if native.lib is None",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="synced_before_it_is_flushed",
-        file="lmtrain/runtime/files/files.py",
+        file="lmtrain/runtime/files/safe_files.py",
         function="atomic_file",
         old="                file.flush()\n                os.fsync(file.fileno())\n",
         new="                os.fsync(file.fileno())\n                file.flush()\n",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="rename_synced_in_the_wrong_folder",
-        file="lmtrain/runtime/files/files.py",
+        file="lmtrain/runtime/files/safe_files.py",
         function="put_in_place",
         old="    fsync_dir(path.parent)\n",
         new="    fsync_dir(path)\n",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         name="interrupted_replacement_stays_half_done",
-        file="lmtrain/runtime/files/files.py",
+        file="lmtrain/runtime/files/safe_files.py",
         function="put_in_place",
         old="    except BaseException:\n",
         new="    except Exception:\n",
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         name="one_read_is_taken_for_all",
-        file="lmtrain/runtime/files/files.py",
+        file="lmtrain/runtime/files/safe_files.py",
         function="read_range",
         old="""    parts = []
     while size > 0:
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         name="reserved_blocks_count_as_free",
-        file="lmtrain/runtime/files/files.py",
+        file="lmtrain/runtime/files/safe_files.py",
         function="free_bytes",
         old="    return shutil.disk_usage(path).free\n",
         new="    usage = shutil.disk_usage(path)\n    return usage.total - usage.used\n",
@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     Mutant(
         name="node_of_a_task_off_by_one",
-        file="lmtrain/runtime/processes/process.py",
+        file="lmtrain/runtime/processes/process_environment.py",
         function="_tasks_on_this_node",
         old="        if node < 0:\n",
         new="        if node <= 0:\n",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         name="world_of_the_job_and_not_of_the_step",
-        file="lmtrain/runtime/processes/process.py",
+        file="lmtrain/runtime/processes/process_environment.py",
         function="ProcessEnv.detect",
         old='tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"',
         new='tasks = "SLURM_NTASKS" if "SLURM_NTASKS" in env else "SLURM_STEP_NUM_TASKS"',
@@ -121,7 +121,7 @@ MUTANTS = [
     ),
     Mutant(
         name="neighbouring_jobs_share_a_port",
-        file="lmtrain/runtime/processes/process.py",
+        file="lmtrain/runtime/processes/process_environment.py",
         function="Rendezvous._from_srun_step",
         old="20_000 + (job * 64 + step) % 10_000",
         new="20_000 + (job + step) % 10_000",
@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         name="limit_counts_from_the_last_start",
-        file="lmtrain/runtime/processes/process.py",
+        file="lmtrain/runtime/processes/process_environment.py",
         function="command_start_s",
         old="return min(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)",
         new="return max(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)",
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         name="threads_shared_with_ranks_elsewhere",
-        file="lmtrain/runtime/processes/process.py",
+        file="lmtrain/runtime/processes/process_environment.py",
         function="NodeRanks.shared_environment",
         old="num_usable_cpus() // self.count",
         new="num_usable_cpus() // self.num_all",
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         name="each_signal_postpones_the_second_one",
-        file="lmtrain/runtime/processes/signals.py",
+        file="lmtrain/runtime/processes/stop_signals.py",
         function="StopRequest._count_if_new",
         old="""        if self._urgent_since is not None and now_s - self._urgent_since < self._repeat_after_s:
             return False
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         name="killed_rank_named_by_its_place_on_the_node",
-        file="lmtrain/runtime/processes/launch.py",
+        file="lmtrain/runtime/processes/launcher.py",
         function="_Job._outcome",
         old="return Outcome(PeerLostError.exit_code, first + killed[0], cause_hung)",
         new="return Outcome(PeerLostError.exit_code, killed[0], cause_hung)",

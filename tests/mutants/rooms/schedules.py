@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="activations_are_let_go_with_the_first_half",
-        file="lmtrain/schedules/simulate.py",
+        file="lmtrain/schedules/schedule_simulator.py",
         function="activations_held",
         old="Kind.INPUT: 0, Kind.BACKWARD: -1, Kind.WEIGHT: -1",
         new="Kind.INPUT: -1, Kind.BACKWARD: -1, Kind.WEIGHT: 0",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         name="message_between_stages_of_one_rank_takes_time",
-        file="lmtrain/schedules/simulate.py",
+        file="lmtrain/schedules/schedule_simulator.py",
         function="simulate",
         old="if table.rank_of[prerequisite.stage] != rank else 0.0)",
         new="if prerequisite.stage != action.stage else 0.0)",
@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         name="makespan_counts_one_round_twice",
-        file="lmtrain/schedules/simulate.py",
+        file="lmtrain/schedules/schedule_simulator.py",
         function="makespan",
         old="(num_microbatches - longer) *",
         new="(num_microbatches - short) *",

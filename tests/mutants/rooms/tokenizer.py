@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         name="prefix_space_forgotten",
-        file="lmtrain/tokenizer/encoders.py",
+        file="lmtrain/tokenizer/bulk_encoding.py",
         function="_bpe_pattern",
         old=""" or bytes_["add_prefix_space"]:""",
         new=":",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="accents_follow_case",
-        file="lmtrain/tokenizer/encoders.py",
+        file="lmtrain/tokenizer/bulk_encoding.py",
         function="_build_wordpiece",
         old='strip=normalizer["lowercase"] if strip is None else strip',
         new='strip=normalizer["lowercase"]',
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="characters_for_bytes",
-        file="lmtrain/tokenizer/encoders.py",
+        file="lmtrain/tokenizer/bulk_encoding.py",
         function="TwinEncoder._encode",
         old="num_text_bytes += len(text.encode())",
         new="num_text_bytes += len(text)",

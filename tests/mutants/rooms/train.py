@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         name="updates_are_counted_as_steps",
-        file="lmtrain/train/state.py",
+        file="lmtrain/train/run_state.py",
         function="checkpoint_state",
         old='"num_updates": num_updates(optimizer)',
         new='"num_updates": progress.step',
@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     Mutant(
         name="loss_scale_begins_anew_on_resume",
-        file="lmtrain/train/state.py",
+        file="lmtrain/train/run_state.py",
         function="restore",
         old='    model.loss_scale.load(state["precision"])\n',
         new="",
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         name="failed_saves_are_forgotten_by_the_next_step",
-        file="lmtrain/train/record/records.py",
+        file="lmtrain/train/record/run_records.py",
         function="report_save",
         old=(
             "    last = run.writer.last\n"
@@ -137,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         name="digest_of_weights_counts_copies",
-        file="lmtrain/train/record/records.py",
+        file="lmtrain/train/record/run_records.py",
         function="weights_digest",
         old="for piece in model.owned_pieces(model.pieces()):",
         new="for piece in model.pieces():",
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_page_of_a_dataset_is_not_compared",
-        file="lmtrain/train/ranks/rank_facts.py",
+        file="lmtrain/train/ranks/compared_facts.py",
         function="_dataset_digest",
         old="for i in range(_PAGES + 1):",
         new="for i in range(_PAGES):",
@@ -175,7 +175,7 @@ MUTANTS = [
     ),
     Mutant(
         name="step_time_of_earlier_attempts_is_that_of_a_row",
-        file="lmtrain/train/durations.py",
+        file="lmtrain/train/step_durations.py",
         function="_durations_from_rows",
         old="durations[_STEP].append((elapsed - last[2]) / (step - last[1]))",
         new="durations[_STEP].append(elapsed - last[2])",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmtrain.checkpoint.disk.tensor_file import RankData, array_bytes, piece_spec, sort_for_file
+from lmtrain.checkpoint.disk.safetensors_file import RankData, array_bytes, piece_spec, sort_for_file
 from lmtrain.layout import Piece
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint import contents
-from lmtrain.checkpoint.disk import format as format_module
-from lmtrain.checkpoint.disk import hashed_file, tensor_file
-from lmtrain.checkpoint.reshard import run, targets
+from lmtrain.checkpoint import verified_contents
+from lmtrain.checkpoint.disk import checkpoint_format as format_module
+from lmtrain.checkpoint.disk import hashed_file, safetensors_file
+from lmtrain.checkpoint.reshard import reshard_tensors, target_files
 from lmtrain.checkpoint.save.commit import commit_checkpoint, write_rank
 from lmtrain.layout import Piece
-from lmtrain.runtime.processes.faults import arm
+from lmtrain.runtime.processes.fault_injection import arm
 from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray]
@@ -46,7 +46,7 @@ def arrays() -> Arrays:
 def small_blocks() -> Iterator[None]:
     """Blocks of 4 KiB, so that small files have many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed_file, tensor_file, contents, format_module, targets, run):
+        for module in (hashed_file, safetensors_file, verified_contents, format_module, target_files, reshard_tensors):
             patch.setattr(module, "BLOCK_BYTES", 4096)
         yield
 

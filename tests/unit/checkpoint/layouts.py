@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.contents import Contents, checked_model
-from lmtrain.checkpoint.reshard.run import ReshardResult, reshard
-from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
+from lmtrain.checkpoint.reshard.reshard_tensors import ReshardResult, reshard
+from lmtrain.checkpoint.reshard.target_files import Limits, files_of_layout, state_at_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit_checkpoint, write_rank
+from lmtrain.checkpoint.verified_contents import Contents, checked_model
 from lmtrain.layout import Piece
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings

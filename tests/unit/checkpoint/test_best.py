@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint.disk.tensor_file import RankData
+from lmtrain.checkpoint.disk.safetensors_file import RankData
+from lmtrain.checkpoint.find_and_prune import prune_checkpoints, rank_checkpoints, resolve_checkpoint
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import prune_checkpoints, rank_checkpoints, resolve_checkpoint
 from lmtrain.errors import LmtrainError, MissingInputError
-from lmtrain.runfolder.names import step_folder_name
+from lmtrain.runfolder.file_names import step_folder_name
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, None]), min_size=1, max_size=9), st.integers(0, 3), st.integers(1, 3))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.config.build import build_settings
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 
 

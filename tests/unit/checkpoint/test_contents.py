@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.diff import verify_checkpoint
-from lmtrain.checkpoint.disk.format import digest_of
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.compare_and_verify import verify_checkpoint
+from lmtrain.checkpoint.disk.checkpoint_format import digest_of
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 

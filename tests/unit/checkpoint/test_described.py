@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.contents import Contents, checked_model, fit_problems
-from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
+from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
+from lmtrain.checkpoint.verified_contents import Contents, checked_model, fit_problems
 from lmtrain.errors import CheckpointError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import unpadded_shapes

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.checkpoint import store
-from lmtrain.checkpoint.disk import format as format_
-from lmtrain.checkpoint.disk.tensor_file import RankData
-from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import (
+from lmtrain.checkpoint import find_and_prune
+from lmtrain.checkpoint.disk import checkpoint_format as format_
+from lmtrain.checkpoint.disk.safetensors_file import RankData
+from lmtrain.checkpoint.find_and_prune import (
     clear_leftovers,
     latest_checkpoint,
     list_broken,
@@ -24,8 +23,9 @@ from lmtrain.checkpoint.store import (
     prune_checkpoints,
     resolve_checkpoint,
 )
+from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.errors import CheckpointError, MissingInputError
-from lmtrain.runfolder.names import step_folder_name, step_from_name
+from lmtrain.runfolder.file_names import step_folder_name, step_from_name
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -118,7 +118,7 @@ def test_a_newer_format_counts_so_that_it_is_refused_and_not_overlooked(tmp_path
 def test_a_manifest_beyond_the_usual_needs_tensors_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     step = tmp_path / "step_00000001"
-    for module in (format_, store):
+    for module in (format_, find_and_prune):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", 100)
     with pytest.raises(CheckpointError, match="larger than 100 B"):
         load_manifest(step)

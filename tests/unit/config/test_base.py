@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lmtrain.config.base import Choice, Problem, Settings, kinds, problem_if, show
+from lmtrain.config.settings_base import Choice, Problem, Settings, kinds, problem_if, show
 from lmtrain.errors import SettingsError
 from lmtrain.models.model_settings import ModelSettings
 

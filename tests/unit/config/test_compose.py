@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from lmtrain.config import hydra_source
 from lmtrain.config.compose import compose, compose_plain, conf_dir, expand_sweep, group_choices
-from lmtrain.config.yaml_file import YamlFile, read_yaml
+from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.config.compose import group_choices
-from lmtrain.config.setting_names import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
-from lmtrain.train.config import RunConfig
+from lmtrain.config.name_suggestions import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
+from lmtrain.train.run_config import RunConfig
 
 NAMES = SettingNames(RunConfig, group_choices())
 

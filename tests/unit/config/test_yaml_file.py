@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config.yaml_file import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_yaml
+from lmtrain.config.strict_yaml import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
 
 TEXTS = st.text("ab:#{[ '", max_size=9)

@@ -12,7 +12,7 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Counts, Dataset, ShuffledOrder
 from lmtrain.data.loader import Loader
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import SettingsError
 from tests.unit.data.writing import add_document
 

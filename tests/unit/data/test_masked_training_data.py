@@ -12,7 +12,7 @@ import pytest
 from lmtrain.batch import IGNORED
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset
-from lmtrain.data.store.indexed import DatasetWriter
+from lmtrain.data.store.indexed_dataset import DatasetWriter
 from lmtrain.data.training_data import DataRequirements, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make

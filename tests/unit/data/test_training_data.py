@@ -17,8 +17,8 @@ from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.loader import Loader
 from lmtrain.data.samples.blend import integer_shares
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
-from lmtrain.data.store.blocks import BLOCK_BYTES
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.store.block_checksums import BLOCK_BYTES
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.data.training_data import (
     ALL_SHARES,
     READ_SHARES,
@@ -333,7 +333,7 @@ def test_small_datasets_may_lack_documents_to_validate_on(make: Make, paths: lis
 
 
 def test_indexes_are_written_to_index_dir(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.data.store.documents._CACHED_FROM", 0)
+    monkeypatch.setattr("lmtrain.data.store.document_boundaries._CACHED_FROM", 0)
     build(DataSettings(path=paths[0], split=SPLIT))
     assert list((tmp_path / "d0.index").glob("documents-*"))
     build(DataSettings(path=paths[1], split=SPLIT, index_dir=str(tmp_path / "elsewhere")))

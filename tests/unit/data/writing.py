@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.store.documents import DocumentMap
-from lmtrain.data.store.writer import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.document_boundaries import DocumentMap
 
 
 def add_document(writer: DatasetWriter, sequences: Sequence[NDArray[Any]]) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from data_tools.scripts import SCRIPTS, check_script, script_shares
+from data_tools.writing_systems import SCRIPTS, check_script, script_shares
 from lmtrain.errors import UsageError
 
 

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_tools.read.sources import find_sources
+from data_tools.read.find_input_files import find_sources
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.cli.eval.evaluate import read_texts
+from lmtrain.cli.eval.evaluate_command import read_texts
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.tensor import label_scores
+from lmtrain.parallel.tensor_parallel import label_scores
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.models.first_weights import start

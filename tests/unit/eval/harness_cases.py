@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from lmtrain.eval.generate import Sampling, generate
-from lmtrain.eval.load import load_for_eval
-from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.load_model import load_for_eval
+from lmtrain.eval.run_task import Subject, run
 from lmtrain.eval.scoring import SharedAnswers
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.wikitext import split_pages
-from lmtrain.exchange.huggingface.convert import export_hf
-from lmtrain.exchange.streaming import save_imported
+from lmtrain.exchange.huggingface.import_and_export import export_hf
+from lmtrain.exchange.write_by_parts import save_imported
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from lmtrain.eval.runner import Outcome, Subject, run
+from lmtrain.eval.run_task import Outcome, Subject, run
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
-from lmtrain.eval.runner import Outcome, Subject, run
+from lmtrain.eval.run_task import Outcome, Subject, run
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval import protocol_twins as twins

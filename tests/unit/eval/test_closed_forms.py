@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.eval.runner import Outcome, Subject, run
+from lmtrain.eval.run_task import Outcome, Subject, run
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.conftest import given_texts

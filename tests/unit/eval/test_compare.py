@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.store.indexed import DatasetWriter
+from lmtrain.data.store.indexed_dataset import DatasetWriter
 from lmtrain.errors import DataError
-from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.run_task import Subject, run
 from lmtrain.eval.statistics import WittenBellBigram, add_baselines
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer

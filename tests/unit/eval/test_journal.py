@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import OutputError
-from lmtrain.eval.journal import Journal, model_identity, open_journal
+from lmtrain.eval.resume_journal import Journal, model_identity, open_journal
 from lmtrain.eval.scoring import Scorer, TargetScores
 from lmtrain.eval.windows import Request, WindowedRequests
-from lmtrain.runtime.processes.faults import Fault, arm
+from lmtrain.runtime.processes.fault_injection import Fault, arm
 
 BATCH, VOCAB = 3, 37
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from lmtrain.batch import Batch
-from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
-from lmtrain.eval.load import load_for_eval, load_source
+from lmtrain.eval.load_model import load_for_eval, load_source
 from lmtrain.eval.model_source import checkpoint_source
-from lmtrain.eval.runner import run as run_task
+from lmtrain.eval.run_task import run as run_task
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer

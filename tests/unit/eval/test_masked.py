@@ -16,18 +16,18 @@ from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples import masked as sampling
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
-from lmtrain.data.samples.masked_twin import CONTINUES, MaskedSamplerTwin
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.samples.masked_in_python import CONTINUES, MaskedSamplerTwin
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval import scoring
 from lmtrain.eval.model_source import check_kind
-from lmtrain.eval.runner import Outcome, Subject, run
+from lmtrain.eval.run_task import Outcome, Subject, run
 from lmtrain.eval.task import TaskOptions, all_tasks, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
 from lmtrain.eval.windows import Window, windows
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.seed import derive_seed
+from lmtrain.runtime.random_seeds import derive_seed
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
 from tests.unit.eval.masked_models import SEQ_LEN, TEXTS, build, constant, measured, texts_of, tokenizer_of

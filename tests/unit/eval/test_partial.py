@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmtrain.eval.runner import first_items
+from lmtrain.eval.run_task import first_items
 from lmtrain.eval.task import TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.eval.texts import TextInput

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.store.indexed import DatasetWriter
+from lmtrain.data.store.indexed_dataset import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.run_task import Subject, run
 from lmtrain.eval.task import Result, TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.tokenizer.base import Tokenizer

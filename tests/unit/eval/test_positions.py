@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmtrain.eval.runner import PositionLosses
+from lmtrain.eval.run_task import PositionLosses
 from lmtrain.eval.windows import Request
 
 

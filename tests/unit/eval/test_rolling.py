@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain.eval.load import load_for_eval
-from lmtrain.eval.runner import run
+from lmtrain.eval.load_model import load_for_eval
+from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
-from lmtrain.exchange.huggingface.convert import export_hf
+from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.eval.conftest import given_texts
 from tests.unit.exchange.models import TEXT, gpt2, llama, save

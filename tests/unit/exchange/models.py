@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.exchange.streaming import save_imported
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.exchange.write_by_parts import save_imported
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes

@@ -25,7 +25,7 @@ from lmtrain.kernels import activations, adamw, cross_entropy, kernel_support
 from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
 from lmtrain.kernels.cross_entropy import NO_COLUMN
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

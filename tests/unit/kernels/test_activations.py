@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.kernels import kernel_support
 from lmtrain.kernels.activations import Activation, activate_with_bias
 from lmtrain.models.layers.block import ACTIVATIONS, MLP, UpLinear
-from lmtrain.parallel.products import SummingLinear, apply_summing_linears
+from lmtrain.parallel.matrix_products import SummingLinear, apply_summing_linears
 
 KINDS: tuple[Activation, ...] = ("gelu", "gelu_tanh", "swiglu")
 

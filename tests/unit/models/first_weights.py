@@ -9,8 +9,8 @@ from lmtrain.layout import Coordinate
 from lmtrain.models.bert import Bert
 from lmtrain.models.gpt import GPT
 from lmtrain.models.init import draw_parameter
-from lmtrain.parallel.shards import draw_initial_values
-from lmtrain.parallel.weights.grads import tied_copies
+from lmtrain.parallel.weight_shards import draw_initial_values
+from lmtrain.parallel.weights.gradient_sums import tied_copies
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.placements import placements_of_rank
 from lmtrain.spec import Start

@@ -17,7 +17,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from lmtrain.batch import Batch
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers import block_masks
 from lmtrain.models.layers.attention import DotProduct, build_mask

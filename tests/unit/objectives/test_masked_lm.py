@@ -16,7 +16,7 @@ from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.objectives.cross_entropy import count_hits
 from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
 

@@ -9,7 +9,7 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from lmtrain.cli.runs.watch import Redrawer, redraw_text
+from lmtrain.cli.runs.watch_command import Redrawer, redraw_text
 
 
 def shown(sent: str) -> list[str]:

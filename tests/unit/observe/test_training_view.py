@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.screen.panel import RunPanel, SaveSchedule
+from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.training_view import LiveView, RunLog, RunView, build_view
 
 FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "device": "1 x NVIDIA H200, bf16"}

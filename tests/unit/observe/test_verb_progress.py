@@ -10,7 +10,7 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.screen.verb_progress import ProgressReporter, progress
+from lmtrain.observe.screen.command_progress import ProgressReporter, progress
 from tests.unit.observe.test_training_view import drain
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lmtrain.observe.screen.panel import RunPanel
-from lmtrain.observe.screen.row_text import (
+from lmtrain.observe.screen.live_panel import RunPanel
+from lmtrain.observe.screen.metrics_row_text import (
     format_clock,
     format_flops_per_s,
     smoothed_loss,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.config.base import kinds
-from lmtrain.config.build import build_settings
+from lmtrain.config.settings_base import kinds
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim.schedule_settings import (
     ConstantSettings,

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from lmtrain.page.chart import Charts, Curve, Figure, Mark, Points, draw_figure, figure_element
-from lmtrain.page.document import standalone_svg
+from lmtrain.page.html_document import standalone_svg
 
 
 def charts(log: bool = False, tokens: bool = True) -> Charts:

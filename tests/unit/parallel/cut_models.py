@@ -18,7 +18,7 @@ from lmtrain.models import gpt
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.tensor import apply_tensor_parallel, cross_entropy_sum
+from lmtrain.parallel.tensor_parallel import apply_tensor_parallel, cross_entropy_sum
 from lmtrain.spec import Cut, Split
 
 GPT2 = {

@@ -16,7 +16,7 @@ from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.layout import Layout
 from lmtrain.models.layers import block_masks
-from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.inference import Inference
 from lmtrain.parallel.mesh import build_mesh

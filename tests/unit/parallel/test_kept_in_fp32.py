@@ -26,12 +26,12 @@ from lmtrain.models.layers.attention import DotProduct, Rotation, build_mask, bu
 from lmtrain.models.layers.block import build_norm
 from lmtrain.objectives import cross_entropy as loss_room
 from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
-from lmtrain.parallel import tensor as tensor_room
+from lmtrain.parallel import tensor_parallel as tensor_room
 from lmtrain.parallel.mesh import Axis, build_mesh
-from lmtrain.parallel.weights import precision as precision_room
-from lmtrain.parallel.weights import sharding as sharding_room
-from lmtrain.parallel.weights.precision import MasterWeights
-from lmtrain.parallel.weights.sharding import ShardedWeights, apply_data_parallel
+from lmtrain.parallel.weights import fsdp_sharding as sharding_room
+from lmtrain.parallel.weights import master_weights as precision_room
+from lmtrain.parallel.weights.fsdp_sharding import ShardedWeights, apply_data_parallel
+from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.schedules.table import Action, Kind
 
 HALVES = [torch.bfloat16, torch.float16]

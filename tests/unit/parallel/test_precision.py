@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lmtrain.parallel.compute_settings import Bf16Settings, Fp16Settings, Fp32Settings
-from lmtrain.parallel.weights.precision import LossScale, MasterWeights
+from lmtrain.parallel.weights.master_weights import LossScale, MasterWeights
 
 
 def linear() -> nn.Linear:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import (
+from lmtrain.checkpoint.disk.checkpoint_format import (
     SLACK_BYTES,
     FileEntry,
     Manifest,
@@ -17,7 +16,8 @@ from lmtrain.checkpoint.disk.format import (
     overhead_bytes,
     rank_file,
 )
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec, merge_pieces
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, merge_pieces
+from lmtrain.checkpoint.disk.tensor_boxes import Box
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
@@ -25,7 +25,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.placements import Shape, placements_of_rank
 from lmtrain.plan.run_model import checkpoint_size
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits
-from lmtrain.runtime.files.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
+from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
 
 MODEL = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=64, seq_len=32)
 

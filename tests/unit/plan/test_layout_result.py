@@ -8,7 +8,7 @@ import pytest
 
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.run_model.closed_form_memory import GIB
-from lmtrain.plan.run_model.replay import price_runs
+from lmtrain.plan.run_model.pipeline_replay import price_runs
 from lmtrain.plan.search.layout_result import (
     STEP_PARTS,
     LayoutResult,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint.disk import format
-from lmtrain.config.base import kinds
+from lmtrain.checkpoint.disk import checkpoint_format
+from lmtrain.config.settings_base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import RecomputeSettings
@@ -22,7 +22,7 @@ from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkp
 from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
 from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings
 from tests.unit.plan.ranked_run import h100, run_of
 
@@ -100,7 +100,7 @@ def test_a_batch_that_grows_is_shared_out_on_the_way_too() -> None:
 
 def test_checkpoints_of_what_is_offered_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     every, run = legal_layouts(run_of(SMALL, 4), 2, h100()), replace(run_of(SMALL, 4), saves=True)
-    monkeypatch.setattr(format, "MAX_PIECES", 300)
+    monkeypatch.setattr(checkpoint_format, "MAX_PIECES", 300)
     _compare(run, 2)
     few = {one.parallel.dp_shard * one.parallel.tp for one in legal_layouts(run, 2, h100())}
     assert few < {one.parallel.dp_shard * one.parallel.tp for one in every}

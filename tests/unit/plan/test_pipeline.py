@@ -8,7 +8,7 @@ import pytest
 from lmtrain.plan.price.step_time import makespan
 from lmtrain.plan.price.workload import Schedule, stack_cases
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.schedules.simulate import simulate
+from lmtrain.schedules.schedule_simulator import simulate
 from lmtrain.schedules.table import Action, Kind
 from tests.unit.plan.cases import gpt3
 

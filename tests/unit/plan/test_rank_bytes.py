@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lmtrain.parallel.compute_settings import NoRecomputeSettings
-from lmtrain.plan.run_model.rank_bytes import NEED_A_GPU, _in_flight_of_schedule, count_rank_bytes, fullest_rank
+from lmtrain.plan.run_model.run_memory import NEED_A_GPU, _in_flight_of_schedule, count_rank_bytes, fullest_rank
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.schedules.simulate import activations_held
+from lmtrain.schedules.schedule_simulator import activations_held
 from tests.unit.plan.planned_runs import GPT3, planned, planned_on_cpu
 
 NONE = NoRecomputeSettings()

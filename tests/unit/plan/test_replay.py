@@ -10,8 +10,8 @@ import pytest
 from lmtrain.parallel.compute_settings import NoRecomputeSettings
 from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import stack_cases
+from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, pipeline_seconds, price_runs, replay_step
 from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
-from lmtrain.plan.run_model.replay import OperationSeconds, pipeline_seconds, price_runs, replay_step
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned

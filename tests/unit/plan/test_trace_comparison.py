@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.layout import Layout
-from lmtrain.observe.timeline.merge import merge_traces
-from lmtrain.observe.timeline.step_time import step_times
+from lmtrain.observe.timeline.merge_ranks import merge_traces
+from lmtrain.observe.timeline.step_breakdown import step_times
 from lmtrain.plan.trace_comparison import compare_with_replay
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from tests.unit.observe.timeline.made_up import Made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtrain.runfolder.differences import differences, flatten
+from lmtrain.runfolder.settings_differences import differences, flatten
 
 
 def test_parts_of_a_list_have_numbers_and_what_is_empty_is_a_value() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.screen.terminal import print_error
+from lmtrain.cli.screen.print_output import print_error
 from lmtrain.errors import NonFiniteLossError, PeerLostError
-from lmtrain.runfolder.ends import (
+from lmtrain.runfolder.file_names import STOP
+from lmtrain.runfolder.run_ends import (
     outcome_from_watchdog,
     read_last_stop,
     write_failure,
@@ -17,10 +18,9 @@ from lmtrain.runfolder.ends import (
     write_stop,
     write_unsaved_stop,
 )
-from lmtrain.runfolder.names import STOP
-from lmtrain.runtime.files.files import folder_lock
-from lmtrain.runtime.processes.launch import Outcome
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.processes.launcher import Outcome
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 
 def test_a_stop_file_that_cannot_be_written_leaves_the_cause(

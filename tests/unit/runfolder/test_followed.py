@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lmtrain.runfolder.rows import RowFollower
+from lmtrain.runfolder.metrics_rows import RowFollower
 
 
 def line(step: int, **values: Any) -> str:

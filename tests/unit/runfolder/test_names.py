@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmtrain.runfolder.names import step_folder_name, step_from_name
+from lmtrain.runfolder.file_names import step_folder_name, step_from_name
 
 
 def test_names_and_steps() -> None:

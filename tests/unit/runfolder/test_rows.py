@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.observe.history.record import read_record
+from lmtrain.observe.history.metrics_columns import read_record
 from lmtrain.observe.metrics import MetricsLog
-from lmtrain.runfolder.rows import read_last_rows, read_metrics
+from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics
 
 
 def _row(event: str, step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:

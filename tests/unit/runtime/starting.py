@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.process_environment import NodeRanks
 from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter
 
 MODULE = "tests.unit.runtime.launched"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lmtrain.runtime.processes.process import SlurmJob, command_start_s
+from lmtrain.runtime.processes.process_environment import SlurmJob, command_start_s
 from lmtrain.train.in_loop.requests import Allocation, parse_job_end
 
 DAY = 86400.0

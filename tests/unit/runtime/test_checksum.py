@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.runtime.files.checksum import crc32c, crc32c_numpy
+from lmtrain.runtime.files.crc32c import crc32c, crc32c_numpy
 
 
 @pytest.mark.parametrize(

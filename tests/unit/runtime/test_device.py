@@ -16,7 +16,7 @@ from lmtrain.runtime.machine.device import (
     set_tf32,
     set_threads,
 )
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 CPU = torch.device("cpu")
 

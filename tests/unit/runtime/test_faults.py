@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import UsageError
-from lmtrain.runtime.processes import faults
-from lmtrain.runtime.processes.faults import POINTS, Fault, arm, arm_from_env, fault_point, parse_fault
+from lmtrain.runtime.processes import fault_injection
+from lmtrain.runtime.processes.fault_injection import POINTS, Fault, arm, arm_from_env, fault_point, parse_fault
 from tests.marks import wide
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,7 +35,7 @@ def test_requests_are_read() -> None:
 
 def test_every_point_is_passed_somewhere() -> None:
     code = "".join(file.read_text() for room in ("lmtrain", "data_tools") for file in (ROOT / room).rglob("*.py"))
-    code = code.replace((ROOT / "lmtrain/runtime/processes/faults.py").read_text(), "")
+    code = code.replace((ROOT / "lmtrain/runtime/processes/fault_injection.py").read_text(), "")
     assert [point for point in POINTS if f'"{point}"' not in code] == []
 
 
@@ -114,13 +114,13 @@ def test_a_fault_that_is_not_allowed_is_refused_at_the_start(monkeypatch: pytest
     with pytest.raises(UsageError, match="faults are not allowed here"):
         arm_from_env()
     # a caller that never asked at the start meets the refusal at the first point
-    monkeypatch.setattr(faults, "_is_env_read", False)
+    monkeypatch.setattr(fault_injection, "_is_env_read", False)
     with pytest.raises(UsageError):
         fault_point("step")
 
 
 SCRIPT = """
-from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.fault_injection import fault_point
 for i in range(9): print(i, flush=True); fault_point('step')
 """
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from lmtrain.runtime.machine.gpus import Gpus, device_problem, gpu_index, has_kernel_compiler
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 
 def test_what_is_found_is_what_torch_finds() -> None:

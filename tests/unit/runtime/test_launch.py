@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from lmtrain.runtime.processes import launch as launcher
-from lmtrain.runtime.processes.launch import Outcome
-from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes import launcher as launcher
+from lmtrain.runtime.processes.launcher import Outcome
+from lmtrain.runtime.processes.process_environment import NodeRanks
 from lmtrain.runtime.processes.rank_starter import Program
 from tests.marks import wide
 from tests.unit.runtime.starting import children
@@ -29,8 +29,8 @@ from tests.unit.runtime.starting import children
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
 import os, signal, sys, threading
-from lmtrain.runtime.processes.launch import end_with_launcher
-from lmtrain.runtime.processes.signals import unblock_stops
+from lmtrain.runtime.processes.launcher import end_with_launcher
+from lmtrain.runtime.processes.stop_signals import unblock_stops
 end_with_launcher()
 rank = int(os.environ["RANK"])
 def wait():
@@ -132,8 +132,8 @@ def parent(
     """A launcher in a process of its own; each child makes a pipe's line once it is ready."""
     program = replace(child(body), imports=imports)
     code = (
-        "import sys\nfrom lmtrain.runtime.processes.launch import launch\n"
-        "from lmtrain.runtime.processes.process import NodeRanks\n"
+        "import sys\nfrom lmtrain.runtime.processes.launcher import launch\n"
+        "from lmtrain.runtime.processes.process_environment import NodeRanks\n"
         "from lmtrain.runtime.processes.rank_starter import Program\n"
         f"outcome = launch({program!r}, NodeRanks({num}){options})\n"
         "print('outcome', outcome.exit_code, outcome.cause)\nsys.exit(outcome.exit_code)"

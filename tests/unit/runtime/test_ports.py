@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from lmtrain.errors import UsageError
-from lmtrain.runtime.processes.process import listen
+from lmtrain.runtime.processes.process_environment import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])

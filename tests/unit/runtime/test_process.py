@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import UsageError
-from lmtrain.runtime.processes.process import (
+from lmtrain.runtime.processes.process_environment import (
     STORE_FD_VARIABLE,
     NodeRanks,
     ProcessEnv,
@@ -254,7 +254,7 @@ def test_the_report_is_plain_data_without_the_environment(monkeypatch: pytest.Mo
 
 
 def test_the_report_does_not_import_torch() -> None:
-    script = "import sys, lmtrain.runtime.processes.process as process; process.environment_report(); "
+    script = "import sys, lmtrain.runtime.processes.process_environment as process; process.environment_report(); "
     script += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 

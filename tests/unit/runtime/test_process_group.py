@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import DataError, PeerLostError, UsageError
-from lmtrain.runtime.processes.process import STORE_FD_VARIABLE, NodeRanks, ProcessEnv
+from lmtrain.runtime.processes.process_environment import STORE_FD_VARIABLE, NodeRanks, ProcessEnv
 from lmtrain.runtime.processes.process_group import new_group, open_process_group, peer_errors
 from tests.marks import slow
 
@@ -73,9 +73,9 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 CODE = """
 import os, signal, sys, threading
 import torch, torch.distributed as dist
-from lmtrain.cli.screen.terminal import print_error
+from lmtrain.cli.screen.print_output import print_error
 from lmtrain.errors import PeerLostError
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import open_process_group
 env, culprit, deed = ProcessEnv.detect(), int(sys.argv[1]), sys.argv[2]
 number = torch.tensor([env.rank + 1.0])

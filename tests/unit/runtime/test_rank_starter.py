@@ -193,8 +193,8 @@ def test_once_the_server_is_closed_processes_are_started_by_themselves(place: Pl
 
 LAUNCHER = f"""
 import os, sys
-from lmtrain.runtime.processes.launch import launch
-from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.launcher import launch
+from lmtrain.runtime.processes.process_environment import NodeRanks
 from lmtrain.runtime.processes.rank_starter import Program
 outcome = launch(Program(sys.argv[1:], module={MODULE!r}), NodeRanks(2))
 os.write(2, b"%d" % outcome.exit_code)

@@ -18,10 +18,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, PeerLostError, StoppedEarly, UsageError
 from lmtrain.runtime.processes import rendezvous
-from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv
+from lmtrain.runtime.processes.process_environment import RUN_TOKEN, ProcessEnv
 from lmtrain.runtime.processes.process_group import open_process_group
 from lmtrain.runtime.processes.rendezvous import open_run_store, report_refusal, wait_for_all_ranks
-from lmtrain.runtime.processes.signals import Stopped
+from lmtrain.runtime.processes.stop_signals import Stopped
 from tests.layouts.workers import Pool
 
 TOKEN, OTHER = "0123456789abcdef" * 2, "f" * 32

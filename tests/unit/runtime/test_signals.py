@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from lmtrain.runtime.processes.signals import (
+from lmtrain.runtime.processes.stop_signals import (
     Stopped,
     StopRequest,
     install_stop_handlers,

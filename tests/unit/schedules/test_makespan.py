@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
-from lmtrain.schedules.simulate import makespan, simulate
+from lmtrain.schedules.schedule_simulator import makespan, simulate
 from lmtrain.schedules.table import Action, Kind
 
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zb_h1", 1), ("zb_v", 2), ("interleaved", 2), ("interleaved", 5)]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
-from lmtrain.schedules.simulate import Costs, Timeline, activations_held, simulate
+from lmtrain.schedules.schedule_simulator import Costs, Timeline, activations_held, simulate
 from lmtrain.schedules.table import Action, Kind, ScheduleTable
 
 NAMES = list(kinds(PipelineSchedule))

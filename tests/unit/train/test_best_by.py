@@ -6,7 +6,7 @@ import pytest
 
 from lmtrain.config.compose import compose
 from lmtrain.errors import SettingsError
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 
 BASE = ("data.path=x", "train.steps=1000", "train.valid_interval_steps=100", "checkpoint.interval_steps=50",
         "schedule.warmup_steps=0", "checkpoint.keep_best=1")  # fmt: skip

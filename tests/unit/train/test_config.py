@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.errors import SettingsError
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings, count_steps
 from tests.marks import wide
 

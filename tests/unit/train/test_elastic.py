@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors
-from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.layout_choice import adapt_to_processes, adaptation_message
+from lmtrain.train.run_config import RunConfig
 
 MOST = 12  # processes
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain.runtime.processes.signals import StopRequest
+from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop
 from lmtrain.train.in_loop.requests import open_requests
-from lmtrain.train.state import Run
+from lmtrain.train.run_state import Run
 from tests.unit.train.tiny_runs import opened
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
-from lmtrain.runfolder.names import FAILED_STARTS
-from lmtrain.runtime.files.files import write_json
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runfolder.file_names import FAILED_STARTS
+from lmtrain.runtime.files.safe_files import write_json
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.in_loop.lost_starts import LostStarts, counting_start
 
 HERE = ProcessEnv(host="here", job_id="7", num_restarts=1)

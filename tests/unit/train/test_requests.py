@@ -12,8 +12,7 @@ from lmtrain.batch import Batch
 from lmtrain.layout import Layout
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.runtime.processes.signals import StopRequest
-from lmtrain.train.durations import EVALUATION, VALIDATION, Durations
+from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train.in_loop.requests import (
     NO_TIME_FOR,
     SAVE,
@@ -28,6 +27,7 @@ from lmtrain.train.in_loop.requests import (
     SignalSource,
     Vote,
 )
+from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations
 
 
 class Clock:

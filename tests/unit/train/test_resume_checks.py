@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.disk.format import Manifest
+from lmtrain.checkpoint.disk.checkpoint_format import Manifest
 from lmtrain.config.compose import compose
 from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.training_data import TrainingData
@@ -16,7 +16,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before.resume_checks import check_same_run
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
 from tests.layouts.toy_data import ToyMasked
 
 WORDS = ["model=bert_tiny", "data=masked", "data.path=x"]

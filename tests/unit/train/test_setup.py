@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.checkpoint.disk.tensor_file import RankData
+from lmtrain.checkpoint.disk.safetensors_file import RankData
+from lmtrain.checkpoint.find_and_prune import new_leftover_path
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import new_leftover_path
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import Axis, build_mesh
-from lmtrain.runfolder.names import CHECKPOINTS
-from lmtrain.runtime.files.files import folder_lock
-from lmtrain.train.config import RunConfig
+from lmtrain.runfolder.file_names import CHECKPOINTS
+from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.train.run_config import RunConfig
 from lmtrain.train.setup import build_throughput, open_run_folder
 from lmtrain.train.train_settings import RunSettings
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.layout import Layout
 from lmtrain.optim.state import num_updates
 from lmtrain.parallel.compute_settings import Fp16Settings
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.train import state
+from lmtrain.train import run_state
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.spread import OPTIM, build, step_of
@@ -25,7 +25,7 @@ def make() -> tuple[ParallelModel, torch.optim.Optimizer]:
 
 
 def go_on(
-    model: ParallelModel, optimizer: torch.optim.Optimizer, progress: state.Progress, stop: int
+    model: ParallelModel, optimizer: torch.optim.Optimizer, progress: run_state.Progress, stop: int
 ) -> list[tuple[float, bool, float]]:
     """Loss, whether it was skipped, and the scale after it, of each step."""
     rows = []
@@ -39,15 +39,15 @@ def go_on(
 
 def test_a_run_that_skipped_steps_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     model, optimizer = make()
-    progress = state.Progress()
+    progress = run_state.Progress()
     go_on(model, optimizer, progress, 24)
     assert 0 < progress.skipped < 22
-    facts = state.checkpoint_state(CONFIG, inputs_of(tmp_path), model, optimizer, progress)
+    facts = run_state.checkpoint_state(CONFIG, inputs_of(tmp_path), model, optimizer, progress)
     with CheckpointWriter(tmp_path, keep_last=1, asynchronous=False) as writer:
-        writer.save(progress.step, model.owned_pieces(state.held_pieces(model, optimizer)), facts, {})
+        writer.save(progress.step, model.owned_pieces(run_state.held_pieces(model, optimizer)), facts, {})
     expected = go_on(model, optimizer, progress, 27)
     again, its_optimizer = make()
-    found = state.restore(CheckpointReader(tmp_path / "step_00000024"), again, its_optimizer)
+    found = run_state.restore(CheckpointReader(tmp_path / "step_00000024"), again, its_optimizer)
     assert (found.step, found.skipped, found.attempt) == (24, progress.skipped, 2)
     assert go_on(again, its_optimizer, found, 27) == expected
     assert (found.samples, found.tokens) == (progress.samples, progress.tokens)

@@ -7,7 +7,7 @@ import pytest
 
 from lmtrain.layout import Layout
 from lmtrain.observe.measure.memory import Memory
-from lmtrain.observe.stragglers.detection import WINDOWS_IN_A_ROW
+from lmtrain.observe.stragglers.find_slow_ranks import WINDOWS_IN_A_ROW
 from lmtrain.train.straggler_watch import (
     COLUMNS,
     OWN_WORK,

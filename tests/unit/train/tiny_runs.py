@@ -25,9 +25,9 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
-from lmtrain.train.config import RunConfig
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.run_state import Run
 from lmtrain.train.setup import open_run
-from lmtrain.train.state import Run
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import SEQ_LEN, VOCAB
 from tests.layouts.toy_data import NUM_SAMPLES, ToyData

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.disk import format as format_
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import (
+from lmtrain.checkpoint.disk import checkpoint_format as format_
+from lmtrain.checkpoint.disk.checkpoint_format import (
     FileEntry,
     Manifest,
     PieceEntry,
@@ -21,6 +20,7 @@ from lmtrain.checkpoint.disk.format import (
     digest_of,
     encode_manifest,
 )
+from lmtrain.checkpoint.disk.tensor_boxes import Box
 from lmtrain.errors import CheckpointError
 
 ROOT = "ab" * 32

@@ -13,12 +13,12 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from lmtrain.checkpoint.disk import hashed_file, tensor_file
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
+from lmtrain.checkpoint.disk import hashed_file, safetensors_file
+from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
 from lmtrain.checkpoint.disk.hashed_file import HashedFile, write_hashed
-from lmtrain.checkpoint.disk.tensor_file import encode_header, read_box, read_header
-from lmtrain.checkpoint.save.writer import HostMemory
+from lmtrain.checkpoint.disk.safetensors_file import encode_header, read_box, read_header
+from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.save.background_writer import HostMemory
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 from tests.unit.checkpoint.arrays import rank_data
@@ -84,7 +84,7 @@ def test_arrays_of_any_memory_order_are_written_in_rows(tmp_path: Path) -> None:
 def test_any_box_of_a_block_is_read_with_small_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With blocks of 64 bytes, boxes span many of them and rows lie further apart than one."""
     monkeypatch.setattr(hashed_file, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(tensor_file, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(safetensors_file, "BLOCK_BYTES", 64)
     array = np.arange(5 * 6 * 50, dtype=np.int16).reshape(5, 6, 50)
     data = rank_data([Piece("a", array.shape, (0, 0, 0), array)])
     file = HashedFile(tmp_path / "f", *write_hashed(tmp_path / "f", [encode_header(data.specs), *data.parts]))
@@ -101,7 +101,7 @@ def test_any_box_of_a_block_is_read_with_small_reads(tmp_path: Path, monkeypatch
 
 def test_a_few_rows_touch_a_few_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashed_file, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(tensor_file, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(safetensors_file, "BLOCK_BYTES", 64)
     array = np.zeros((10, 1000), np.uint8)
     data = rank_data([Piece("a", array.shape, (0, 0), array)])
     file = HashedFile(tmp_path / "f", *write_hashed(tmp_path / "f", [encode_header(data.specs), *data.parts]))

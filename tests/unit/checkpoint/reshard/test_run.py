@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.boxes import Box, cover_problem, full_box, intersect
-from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
-from lmtrain.checkpoint.reshard import run, targets
-from lmtrain.checkpoint.reshard.run import list_segments
-from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout
+from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
+from lmtrain.checkpoint.disk.tensor_boxes import Box, cover_problem, full_box, intersect
+from lmtrain.checkpoint.reshard import reshard_tensors, target_files
+from lmtrain.checkpoint.reshard.reshard_tensors import list_segments
+from lmtrain.checkpoint.reshard.target_files import Limits, files_of_layout
+from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.placements import placements_of_rank
-from lmtrain.runtime.processes.faults import Fault, arm
+from lmtrain.runtime.processes.fault_injection import Fault, arm
 from tests.marks import wide
 from tests.unit.checkpoint.layouts import (
     LAYOUTS,
@@ -46,9 +46,9 @@ MIB = 1 << 20
 def _small(small_blocks: None) -> Iterator[None]:
     """Blocks of 4 KiB, segments of 64 and parts of 10: small models then have many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "SEGMENT_BYTES", 64 << 10)
-        patch.setattr(targets, "PART_BYTES", 10 << 10)
-        patch.setattr(targets, "MIN_PART_BYTES", 10 << 10)
+        patch.setattr(reshard_tensors, "SEGMENT_BYTES", 64 << 10)
+        patch.setattr(target_files, "PART_BYTES", 10 << 10)
+        patch.setattr(target_files, "MIN_PART_BYTES", 10 << 10)
         yield
 
 
@@ -190,11 +190,11 @@ def test_what_one_attempt_makes_holds_every_number(unbroken: Path, tied: Arrays)
 _KILLED = """
 import os, sys
 from pathlib import Path
-from lmtrain.checkpoint import contents
-from lmtrain.checkpoint.disk import hashed_file, tensor_file
-from lmtrain.checkpoint.reshard import run, targets
-from lmtrain.checkpoint.reshard.targets import Limits
-from lmtrain.runtime.processes.faults import parse_fault, arm
+from lmtrain.checkpoint import verified_contents
+from lmtrain.checkpoint.disk import hashed_file, safetensors_file
+from lmtrain.checkpoint.reshard import reshard_tensors, target_files
+from lmtrain.checkpoint.reshard.target_files import Limits
+from lmtrain.runtime.processes.fault_injection import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
 for module in (hashed_file, tensor_file, contents, targets, run):
     module.BLOCK_BYTES = 4096
@@ -363,7 +363,7 @@ def test_outputs_that_are_refused(source: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_said_before_a_byte_is_copied(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmtrain.checkpoint.store.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("lmtrain.checkpoint.find_and_prune.free_bytes", lambda path: 1000)
     with pytest.raises(StorageError, match="1000 B free"):
         reshard_to(source, tmp_path / "out", "pp=2")
     assert sorted(os.listdir(tmp_path)) == ["run"]

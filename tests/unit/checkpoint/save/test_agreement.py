@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.find_and_prune import leftover_numbers, leftover_path, new_leftover_path
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.save.commit import (
     RankRecord,
     collect_part_manifests,
@@ -23,13 +23,13 @@ from lmtrain.checkpoint.save.commit import (
     save_checkpoint,
     write_rank,
 )
-from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import leftover_numbers, leftover_path, new_leftover_path
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, OutputError, StorageError
 from lmtrain.layout import Piece
-from lmtrain.runtime.processes import faults
-from lmtrain.runtime.processes.agreement import SingleProcess, collective_phase
-from lmtrain.runtime.processes.faults import Fault
+from lmtrain.runtime.processes import fault_injection
+from lmtrain.runtime.processes.fault_injection import Fault
+from lmtrain.runtime.processes.rank_agreement import SingleProcess, collective_phase
 from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks
@@ -101,7 +101,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_leaves_nothing(
         writer = CheckpointWriter(tmp_path, keep_last=9, asynchronous=True, peers=seat)
         return save(writer, seat, 1), save(writer, seat, 2)
 
-    faults.arm(Fault(action, point, count))
+    fault_injection.arm(Fault(action, point, count))
     first, second = zip(*on_ranks(4, work), strict=True)
     full = [isinstance(error, StorageError) for error in first]
     reason = "the disk is full" if action == "enospc" else "RuntimeError: fault at"
@@ -129,7 +129,7 @@ def test_a_hole_between_the_ranks_is_refused(tmp_path: Path) -> None:
 
 def test_room_is_asked_for_all_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = rank_data([Piece("w", (8, 1 << 17), (0, 0), np.zeros((8, 1 << 17), np.float32))])  # 4 MiB
-    monkeypatch.setattr("lmtrain.checkpoint.store.free_bytes", lambda _: 8 << 20)  # two need 4 MiB and more each
+    monkeypatch.setattr("lmtrain.checkpoint.find_and_prune.free_bytes", lambda _: 8 << 20)  # two need over 4 MiB
     errors = on_ranks(2, lambda seat: save_checkpoint(tmp_path, 1, large, {}, {}, seat))
     assert "needs 9.0 MiB" in str(errors[0])
     assert {type(error) for error in errors} == {StorageError}

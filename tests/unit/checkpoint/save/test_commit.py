@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.tensor_file import merge_pieces
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.disk.safetensors_file import merge_pieces
+from lmtrain.checkpoint.find_and_prune import clear_leftovers, latest_checkpoint, list_checkpoints, prune_checkpoints
 from lmtrain.checkpoint.save.commit import save_checkpoint, write_rank
-from lmtrain.checkpoint.store import clear_leftovers, latest_checkpoint, list_checkpoints, prune_checkpoints
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
-from lmtrain.runtime.processes import faults
-from lmtrain.runtime.processes.faults import Fault
+from lmtrain.runtime.processes import fault_injection
+from lmtrain.runtime.processes.fault_injection import Fault
 from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data
 
@@ -33,9 +33,9 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import prune_checkpoints
+from lmtrain.checkpoint.find_and_prune import prune_checkpoints
 from lmtrain.layout import Piece
-from lmtrain.runtime.processes.faults import arm, parse_fault
+from lmtrain.runtime.processes.fault_injection import arm, parse_fault
 from tests.unit.checkpoint.arrays import rank_data
 block = np.full((300, 7), 2.0, np.float32)
 data = rank_data([Piece("w", block.shape, (0, 0), block)])
@@ -179,14 +179,14 @@ def test_the_failure_of_any_system_call_never_makes_a_partial_checkpoint(
 
 
 def test_too_little_room_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.checkpoint.store.free_bytes", lambda path: 1 << 20)
+    monkeypatch.setattr("lmtrain.checkpoint.find_and_prune.free_bytes", lambda path: 1 << 20)
     with pytest.raises(StorageError, match=r"checkpoints needs 1\.0 MiB and the disk has 1\.0 MiB free\. Free some"):
         save(tmp_path / "checkpoints", 1, 1.0)
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_a_full_disk_names_path_need_and_room(tmp_path: Path) -> None:
-    faults.arm(Fault("enospc", "ckpt.before_manifest"))
+    fault_injection.arm(Fault("enospc", "ckpt.before_manifest"))
     with pytest.raises(StorageError, match=r"checkpoints failed: the disk is full \(1\.0 MiB needed, .* free\)"):
         save(tmp_path / "checkpoints", 1, 1.0)
     assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.checkpoint.save.writer import HostMemory
+from lmtrain.checkpoint.save.background_writer import HostMemory
 from lmtrain.layout import Piece
 
 

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.tensor_file import RankData
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.disk.safetensors_file import RankData
+from lmtrain.checkpoint.find_and_prune import list_checkpoints
+from lmtrain.checkpoint.save import background_writer as writer_module
 from lmtrain.checkpoint.save import commit as commit_module
-from lmtrain.checkpoint.save import writer as writer_module
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import list_checkpoints
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.layout import Piece
-from lmtrain.runfolder.names import step_folder_name
-from lmtrain.runtime.files.files import folder_lock
-from lmtrain.runtime.processes import faults
-from lmtrain.runtime.processes.faults import Fault
+from lmtrain.runfolder.file_names import step_folder_name
+from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.processes import fault_injection
+from lmtrain.runtime.processes.fault_injection import Fault
 
 
 def pieces(value: float) -> list[Piece]:
@@ -223,7 +223,7 @@ def test_an_error_behind_surfaces_once_and_training_may_go_on(tmp_path: Path, su
     writer = CheckpointWriter(tmp_path, keep_last=2, asynchronous=True)
     writer.save(1, pieces(1), {}, {})
     writer.wait()
-    faults.arm(Fault("enospc", "ckpt.before_rename"))
+    fault_injection.arm(Fault("enospc", "ckpt.before_rename"))
     writer.save(2, pieces(2), {}, {})
     with pytest.raises(StorageError, match="the disk is full"):
         writer.save(3, pieces(3), {}, {}) if surfaces_in == "save" else writer.wait()
@@ -245,13 +245,13 @@ def test_what_ended_the_run_is_not_hidden_by_a_save_that_failed_too(
             if news is not None:
                 raise news
 
-    faults.arm(Fault("enospc", "ckpt.before_rename"))
+    fault_injection.arm(Fault("enospc", "ckpt.before_rename"))
     with pytest.raises(surfaces):
         run()
 
 
 def test_a_bug_behind_surfaces_as_itself(tmp_path: Path) -> None:
-    faults.arm(Fault("exc", "ckpt.mid_write", count=2))
+    fault_injection.arm(Fault("exc", "ckpt.mid_write", count=2))
     writer = CheckpointWriter(tmp_path, keep_last=2, asynchronous=True)
     writer.save(1, pieces(1), {}, {})
     with pytest.raises(RuntimeError, match="fault at ckpt"):
@@ -288,7 +288,7 @@ def test_state_that_is_no_json_is_refused_in_the_loop(tmp_path: Path) -> None:
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    script = "import sys; from pathlib import Path; from lmtrain.runtime.files.files import folder_lock\n"
+    script = "import sys; from pathlib import Path; from lmtrain.runtime.files.safe_files import folder_lock\n"
     script += "with folder_lock(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:

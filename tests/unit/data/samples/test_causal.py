@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError
 from tests.unit.data.writing import add_document
 

@@ -16,10 +16,10 @@ from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, ngram_thresholds
-from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, shorten_segments
+from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, shorten_segments
 from lmtrain.data.samples.sentence_pairs import Draws, stream_key
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.writing import add_document
 

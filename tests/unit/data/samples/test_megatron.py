@@ -26,7 +26,7 @@ from lmtrain.data.samples.megatron import (
     split_sequences,
 )
 from lmtrain.data.store.index_cache import IndexBuild, IndexCache
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
 from tests.unit.data.writing import add_document

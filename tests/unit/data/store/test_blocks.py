@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.data.store import blocks
-from lmtrain.data.store.blocks import BLOCK_BYTES, BlockCheckTwin, BlockSums, block_sums, block_sums_twin
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from lmtrain.data.store import block_checksums
+from lmtrain.data.store.block_checksums import BLOCK_BYTES, BlockCheckTwin, BlockSums, block_sums, block_sums_twin
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, StorageError
-from lmtrain.runtime.files.checksum import crc32c
+from lmtrain.runtime.files.crc32c import crc32c
 from tests.unit.data.writing import add_document
 
 TOKENS = 100_000  # of two bytes: four blocks, the last of which is short
@@ -156,7 +156,7 @@ def test_checksums_of_another_dataset_are_refused(tmp_path: Path) -> None:
     size = write(tmp_path / "a").token_bytes.num_bytes
     data = (tmp_path / "a.blocks").read_bytes()
     with pytest.raises(DataError, match=r"states version 1, blocks of 65536 bytes and a \.bin of 200000 bytes"):
-        blocks.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size + 2)
+        block_checksums.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size + 2)
 
 
 @pytest.mark.parametrize("kept", [0, 11, 32, 33, -4, -1])
@@ -165,7 +165,7 @@ def test_a_short_file_with_a_matching_sidecar_is_refused(tmp_path: Path, kept: i
     data = (tmp_path / "a.blocks").read_bytes()[:kept]
     (tmp_path / "a.blocks").write_bytes(data)
     with pytest.raises(DataError, match=rf"has {len(data)} bytes, but the checksums of a \.bin of {size} bytes take"):
-        blocks.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size)
+        block_checksums.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.store import documents
-from lmtrain.data.store.documents import (
+from lmtrain.data.store import document_boundaries
+from lmtrain.data.store.document_boundaries import (
     DocumentMap,
     are_contiguous,
     are_contiguous_twin,
@@ -25,7 +25,7 @@ from lmtrain.data.store.documents import (
     split_tokens,
 )
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dataset_file
 from lmtrain.errors import DataError
 from tests.unit.data.writing import add_document, map_of
 
@@ -61,9 +61,9 @@ def test_a_dataset_map_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for length in lengths:
             add_document(writer, np.array_split(np.ones(length, np.uint16), pieces))
-    monkeypatch.setattr(documents, "STRIDE", stride)
-    monkeypatch.setattr(documents, "ALL_IN_MEMORY", 0 if stride > 1 else 1000)
-    monkeypatch.setattr(documents, "_CHUNK", 64)
+    monkeypatch.setattr(document_boundaries, "STRIDE", stride)
+    monkeypatch.setattr(document_boundaries, "ALL_IN_MEMORY", 0 if stride > 1 else 1000)
+    monkeypatch.setattr(document_boundaries, "_CHUNK", 64)
     check(DocumentMap.of(IndexedDataset.open(tmp_path / "a")), lengths)
 
 
@@ -72,15 +72,15 @@ def test_documents_that_are_sequences_one_by_one(tmp_path: Path, monkeypatch: py
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for length in lengths:
             add_document(writer, [np.ones(length, np.uint16)])
-    monkeypatch.setattr(documents, "STRIDE", 8)
-    monkeypatch.setattr(documents, "ALL_IN_MEMORY", 0)
+    monkeypatch.setattr(document_boundaries, "STRIDE", 8)
+    monkeypatch.setattr(document_boundaries, "ALL_IN_MEMORY", 0)
     found = DocumentMap.of(IndexedDataset.open(tmp_path / "a"))
     assert found._is_one_sequence_each
     check(found, lengths)
 
 
 def test_a_checked_index_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_CACHED_FROM", 0)
+    monkeypatch.setattr(document_boundaries, "_CACHED_FROM", 0)
     lengths = [3, 0, 5, 2]
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for length in lengths:
@@ -95,7 +95,7 @@ def test_a_checked_index_is_not_checked_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_another_dataset_of_the_same_size_is_another_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_CACHED_FROM", 0)
+    monkeypatch.setattr(document_boundaries, "_CACHED_FROM", 0)
     cache = IndexCache(tmp_path / "cache")
     for lengths in ([3, 5, 2], [2, 5, 3]):
         with DatasetWriter(tmp_path / "a", np.uint16, overwrite=True) as writer:
@@ -109,7 +109,7 @@ def test_another_dataset_of_the_same_size_is_another_index(tmp_path: Path, monke
 def test_damage_is_found_while_indexing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, value: int
 ) -> None:
-    monkeypatch.setattr(documents, "_CHUNK", 2)  # so that most of what is looked at in portions is whole
+    monkeypatch.setattr(document_boundaries, "_CHUNK", 2)  # so that most of what is looked at in portions is whole
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for _ in range(4):
             add_document(writer, [np.ones(3, np.uint16)])

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.store import writer as dataset_writer
+from lmtrain.data.store import dataset_writer as dataset_writer
+from lmtrain.data.store.dataset_format import hash_without
 from lmtrain.data.store.dataset_operations import verify
-from lmtrain.data.store.format import hash_without
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dtype_for
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError
 from tests.unit.data.writing import add_document
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpora import fetch as fetching
-from data_tools.corpora.fetch import check_address, fetch
+from data_tools.corpora import download as fetching
+from data_tools.corpora.download import check_address, fetch
 from lmtrain.errors import DataError, OutputError, StorageError, UsageError
 from tests.unit.data_tools.corpora.serving import Behaviour
 

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_tools.corpora.fetch import RemoteFile
+from data_tools.corpora.download import RemoteFile
 from data_tools.corpora.recipe import PublishedTexts, find_recipe, get_texts
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError, UsageError
 from tests.unit.data_tools.corpora.packing import tarred, zipped

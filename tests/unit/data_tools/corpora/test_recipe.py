@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpora.fetch import RemoteFile, check_address
+from data_tools.corpora.download import RemoteFile, check_address
 from data_tools.corpora.recipe import (
     PublishedTexts,
     Recipe,
@@ -21,10 +21,10 @@ from data_tools.corpora.recipe import (
     recipes,
     split_from_name,
 )
-from data_tools.corpus.flow.steps import Report
-from data_tools.read.streams import ALWAYS_ALLOWED_BYTES
+from data_tools.corpus.flow.step_runner import Report
+from data_tools.read.stream_readers import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
-from lmtrain.runtime.files.files import is_safe_name
+from lmtrain.runtime.files.safe_files import is_safe_name
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpus_files import read_jsonl, texts
 

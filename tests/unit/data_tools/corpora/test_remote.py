@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.fetch import RemoteFile, manual_instructions
+from data_tools.corpora.download import RemoteFile, manual_instructions
 
 FILE = RemoteFile("a.txt", (), "a0" * 32, 1_234_567)
 ARCHIVE = RemoteFile("x.zip", ("https://one.example/x.zip", "https://two.example/x.zip"), "b1" * 32, 99)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.corpus.flow.steps import (
+from data_tools.corpus.flow.step_runner import (
     ReadOptions,
     Report,
     StepOptions,
@@ -16,9 +16,16 @@ from data_tools.corpus.flow.steps import (
     report_path,
     run_step,
 )
-from data_tools.corpus.random_steps import SampleStep, SplitStep, draw_number, sample_limit, shuffle, split_outputs
-from data_tools.read.chunks import TaskPart
-from data_tools.read.content import OnError
+from data_tools.corpus.split_sample_shuffle import (
+    SampleStep,
+    SplitStep,
+    draw_number,
+    sample_limit,
+    shuffle,
+    split_outputs,
+)
+from data_tools.read.chunk_content import OnError
+from data_tools.read.input_chunks import TaskPart
 from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 

@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.steps import (
+from data_tools.corpus.flow.step_runner import (
     OFFSET_BITS,
     CollectStep,
     ReadOptions,
@@ -24,8 +24,8 @@ from data_tools.corpus.flow.steps import (
     to_line,
 )
 from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.read.chunks import WHOLE_PART, SizeLimits, TaskPart
-from data_tools.read.content import OnError
+from data_tools.read.chunk_content import OnError
+from data_tools.read.input_chunks import WHOLE_PART, SizeLimits, TaskPart
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.data_tools.corpus_files import read_jsonl, run, write_jsonl

@@ -23,9 +23,9 @@ from data_tools.corpus.copies.dedupe import (
     mark_exact,
     mark_near,
 )
-from data_tools.corpus.flow.steps import ReadOptions, Report, StepOptions, merge_outputs
-from data_tools.read.chunks import SizeLimits, TaskPart
-from data_tools.read.content import OnError
+from data_tools.corpus.flow.step_runner import ReadOptions, Report, StepOptions, merge_outputs
+from data_tools.read.chunk_content import OnError
+from data_tools.read.input_chunks import SizeLimits, TaskPart
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.benchmarks.data_corpora import judge, write_planted
 from tests.peak import peak_bytes

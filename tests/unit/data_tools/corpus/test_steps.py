@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpus.clean import CleanStep
-from data_tools.corpus.flow.steps import (
+from data_tools.corpus.flow.step_runner import (
     CollectStep,
     ReadOptions,
     StepOptions,
@@ -19,8 +19,8 @@ from data_tools.corpus.flow.steps import (
     report_path,
     run_step,
 )
-from data_tools.corpus.random_steps import SampleStep, SplitStep, split_outputs
-from data_tools.read.chunks import TaskPart
+from data_tools.corpus.split_sample_shuffle import SampleStep, SplitStep, split_outputs
+from data_tools.read.input_chunks import TaskPart
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 

@@ -21,12 +21,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data_tools.preprocess.outputs import Outputs
+from data_tools.preprocess.output_datasets import Outputs
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
-from data_tools.read.chunks import SizeLimits
-from data_tools.read.content import OnError
+from data_tools.read.chunk_content import OnError
+from data_tools.read.input_chunks import SizeLimits
 from lmtrain.errors import DataError, OutputError, StorageError
-from lmtrain.runtime.processes.faults import Fault, arm
+from lmtrain.runtime.processes.fault_injection import Fault, arm
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.marks import wide

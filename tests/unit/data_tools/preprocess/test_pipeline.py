@@ -17,11 +17,11 @@ import zstandard
 
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.pipeline import Options, Progress, Summary, preprocess
-from data_tools.read.chunks import SizeLimits
-from data_tools.read.content import OnError
+from data_tools.read.chunk_content import OnError
+from data_tools.read.input_chunks import SizeLimits
 from lmtrain import native
 from lmtrain.data.store.dataset_operations import merge, verify
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
+from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dtype_for
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_tools.preprocess.sequences import _SPACE_CHARS, split_sentences, split_sentences_twin
+from data_tools.preprocess.encode_documents import _SPACE_CHARS, split_sentences, split_sentences_twin
 from lmtrain import native
 from tests.unit.data_tools.marked_sentences import HARD, PROSE
 

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.read.chunks import START, MemoryBudget, Portion, ReadPosition, SizeLimits, cut_portions, read_lines
-from data_tools.read.content import read_content
-from data_tools.read.sources import find_sources
+from data_tools.read.chunk_content import read_content
+from data_tools.read.find_input_files import find_sources
+from data_tools.read.input_chunks import (
+    START,
+    MemoryBudget,
+    Portion,
+    ReadPosition,
+    SizeLimits,
+    cut_portions,
+    read_lines,
+)
 
 UNBOUNDED = 2**62
 
@@ -77,8 +85,8 @@ def test_small_files_go_together_and_large_ones_are_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("start", range(0, 70, 7))
 def test_lines_of_a_range(tmp_path: Path, start: int, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_tools.read.chunks._BEYOND_BYTES", 4)
-    monkeypatch.setattr("data_tools.read.chunks._SCAN_BYTES", 16)
+    monkeypatch.setattr("data_tools.read.input_chunks._BEYOND_BYTES", 4)
+    monkeypatch.setattr("data_tools.read.input_chunks._SCAN_BYTES", 16)
     path = tmp_path / "a.jsonl"
     data = b"first\n" + b"x" * 50 + b"\nlast"
     path.write_bytes(data)

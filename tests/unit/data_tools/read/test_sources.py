@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.read.sources import find_sources, resolve_input, skipped_files
+from data_tools.read.find_input_files import find_sources, resolve_input, skipped_files
 from lmtrain.errors import DataError, MissingInputError, UsageError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.config import hf_family, settings_from_config
+from lmtrain.exchange.huggingface.config_json import hf_family, settings_from_config
 from lmtrain.models.model_settings import ModelSettings
 from tests.unit.exchange.models import bert, gpt2, llama
 

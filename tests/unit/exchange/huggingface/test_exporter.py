@@ -9,9 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.convert import compare_scores, export_hf, import_hf, model_scores, random_batch
+from lmtrain.exchange.huggingface.import_and_export import (
+    compare_scores,
+    export_hf,
+    import_hf,
+    model_scores,
+    random_batch,
+)
 from lmtrain.models.model_settings import ModelSettings
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, random_weights, same_weights, save, tokenizer_for

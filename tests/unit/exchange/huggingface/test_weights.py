@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.exchange import streaming
-from lmtrain.exchange.huggingface.convert import HFWeights, export_hf, import_hf
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.exchange import write_by_parts
+from lmtrain.exchange.huggingface.import_and_export import HFWeights, export_hf, import_hf
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.shards import pieces_of
+from lmtrain.parallel.weight_shards import pieces_of
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.placements import placements_of_rank
 from tests.marks import wide
@@ -25,7 +25,7 @@ MODELS: dict[str, ModelSettings] = {"gpt2": gpt2(), "llama": llama(), "bert": be
 def test_each_rank_reads_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(streaming, "PART_BYTES", 1000)  # a few rows at a time
+    monkeypatch.setattr(write_by_parts, "PART_BYTES", 1000)  # a few rows at a time
     export_hf(save(tmp_path / "run", MODELS[model]), tmp_path / "hf", check=False)
     imported = CheckpointReader(import_hf(tmp_path / "hf", tmp_path / "back")["checkpoint"])
     weights = HFWeights(tmp_path / "hf")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from tests.unit.exchange.models import tokenizer_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.megatron.args import WeightFacts, settings_from_arguments
+from lmtrain.exchange.megatron.checkpoint_args import WeightFacts, settings_from_arguments
 from tests.unit.exchange.models import bert
 
 

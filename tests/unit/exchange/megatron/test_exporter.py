@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.megatron.convert import export_megatron, import_megatron
+from lmtrain.exchange.megatron.import_and_export import export_megatron, import_megatron
 from lmtrain.models.model_settings import ModelSettings
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, same_weights, save

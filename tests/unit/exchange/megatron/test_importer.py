@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.exchange.megatron.convert import import_megatron
+from lmtrain.exchange.megatron.import_and_export import import_megatron
 from tests.unit.exchange.megatron.folders import (
     arguments,
     assert_same,

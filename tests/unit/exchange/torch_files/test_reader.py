@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lmtrain.errors import CheckpointError, LmtrainError
-from lmtrain.exchange.megatron.folder import open_megatron
-from lmtrain.exchange.torch_files.pickle_data import CallRecord
+from lmtrain.exchange.megatron.checkpoint_folder import open_megatron
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
+from lmtrain.exchange.torch_files.safe_pickle import CallRecord
 
 
 class Danger:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.observe.profile.kernels import CLASSES, kernel_class
+from lmtrain.observe.profile.kernel_times import CLASSES, kernel_class
 
 NAMES = {
     "products": [

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.profile.kernels import TABLE_SUFFIX, Kernel, KernelTable, build_table, read_tables, write_table
+from lmtrain.observe.profile.kernel_times import (
+    TABLE_SUFFIX,
+    Kernel,
+    KernelTable,
+    build_table,
+    read_tables,
+    write_table,
+)
 
 
 def span(name: str, at: float, micros: float, cat: str = "cpu_op", thread: int = 1, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.phases import ThreadPosition
-from lmtrain.observe.spans.format import Header, SpanFile
+from lmtrain.observe.spans.span_file import Header, SpanFile
 
 Open = Callable[[int], SpanFile]
 

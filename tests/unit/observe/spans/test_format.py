@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.observe.spans.format import (
+from lmtrain.observe.spans.span_file import (
     COUNTER,
     COUNTER_AT,
     HEADER_BYTES,

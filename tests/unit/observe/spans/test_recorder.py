@@ -9,8 +9,8 @@ import pytest
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.phases import within
 from lmtrain.observe.spans import recorder as module
-from lmtrain.observe.spans.format import Axis, Flag, Kind, read_spans
 from lmtrain.observe.spans.recorder import Recorder
+from lmtrain.observe.spans.span_file import Axis, Flag, Kind, read_spans
 from tests.unit.observe.spans.conftest import Open
 
 

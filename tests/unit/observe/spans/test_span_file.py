@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import OutputError, StorageError
-from lmtrain.observe.spans.format import HEADER_BYTES, MAX_NAMES, SPAN, Kind, read_spans
+from lmtrain.observe.spans.span_file import HEADER_BYTES, MAX_NAMES, SPAN, Kind, read_spans
 from tests.unit.observe.spans.conftest import Open
 
 VALUES = (10, 20, 0, 1, 0, -1, -1, -1, 0, Kind.OTHER, 0, 0)

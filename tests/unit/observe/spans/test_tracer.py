@@ -9,9 +9,9 @@ import pytest
 from lmtrain.errors import StorageError
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.phases import within
-from lmtrain.observe.spans import format as form
-from lmtrain.observe.spans.format import Kind, read_spans
+from lmtrain.observe.spans import span_file as form
 from lmtrain.observe.spans.recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
+from lmtrain.observe.spans.span_file import Kind, read_spans
 from tests.unit.observe.spans.conftest import Open
 
 SPANS = str(Path(form.__file__).parent / "*")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.observe.stragglers.detection import (
+from lmtrain.observe.stragglers.find_slow_ranks import (
     MIN_EXCESS,
     MIN_EXCESS_S,
     WINDOWS_IN_A_ROW,

@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from lmtrain.observe.measure import phases
-from lmtrain.observe.stragglers import detection as links_module
-from lmtrain.observe.stragglers.detection import LinkTimes
+from lmtrain.observe.stragglers import find_slow_ranks as links_module
+from lmtrain.observe.stragglers.find_slow_ranks import LinkTimes
 from lmtrain.train import straggler_watch as work_module
 from lmtrain.train.straggler_watch import COLUMNS, STEPS, WorkTimes
 

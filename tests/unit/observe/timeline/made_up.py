@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.layout import Layout
-from lmtrain.observe.spans.format import SPAN, Axis, Header, Kind, SpanFile, span_file_name
+from lmtrain.observe.spans.span_file import SPAN, Axis, Header, Kind, SpanFile, span_file_name
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.schedules.simulate import Costs, simulate
+from lmtrain.schedules.schedule_simulator import Costs, simulate
 from lmtrain.schedules.table import Action, prerequisites
 from lmtrain.schedules.table import Kind as Work
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.observe.timeline.clocks import Clocks, Pairs, fit_clocks
+from lmtrain.observe.timeline.clock_offsets import Clocks, Pairs, fit_clocks
 
 NONE = Pairs(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 

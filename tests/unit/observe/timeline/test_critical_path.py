@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.timeline.merge import merge_traces
-from lmtrain.observe.timeline.step_time import critical_path
+from lmtrain.observe.timeline.merge_ranks import merge_traces
+from lmtrain.observe.timeline.step_breakdown import critical_path
 from tests.unit.observe.timeline.made_up import Made
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lmtrain.layout import Layout
-from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.timeline.merge import MERGED, collective_groups, lowest_ranks, message_pairs
+from lmtrain.observe.spans.span_file import Axis, Flag, Kind
+from lmtrain.observe.timeline.merge_ranks import MERGED, collective_groups, lowest_ranks, message_pairs
 
 
 def spans(*rows: tuple[int, Kind, int, int, int, Axis, int]) -> np.ndarray:

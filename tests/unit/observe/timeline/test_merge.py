@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.layout import Layout
-from lmtrain.observe.timeline.merge import Segment, merge_traces
+from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
 from tests.unit.observe.timeline.made_up import WALL_NS, Made
 
 

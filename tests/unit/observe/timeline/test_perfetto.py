@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.timeline.merge import merge_traces
-from lmtrain.observe.timeline.perfetto import write_trace
+from lmtrain.observe.timeline.merge_ranks import merge_traces
+from lmtrain.observe.timeline.perfetto_export import write_trace
 from tests.unit.observe.timeline.made_up import Made
 from tests.unit.observe.timeline.trace_event_format import problems
 

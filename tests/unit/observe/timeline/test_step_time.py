@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtrain.config.base import kinds
+from lmtrain.config.settings_base import kinds
 from lmtrain.layout import Layout
-from lmtrain.observe.spans.format import Kind, read_spans
-from lmtrain.observe.timeline.merge import merge_traces
-from lmtrain.observe.timeline.step_time import heat_by_host, rank_heat, step_times, timeline_rows
+from lmtrain.observe.spans.span_file import Kind, read_spans
+from lmtrain.observe.timeline.merge_ranks import merge_traces
+from lmtrain.observe.timeline.step_breakdown import heat_by_host, rank_heat, step_times, timeline_rows
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from tests.unit.observe.timeline.made_up import Made, write_spans
 

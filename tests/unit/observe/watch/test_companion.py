@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.measure.phases import NUM_BYTES
-from lmtrain.observe.watch.companion import (
+from lmtrain.observe.watch.companion_process import (
     _TICK_S,
     DEVICE_GRACE_S,
     GRACE_S,
@@ -29,9 +29,9 @@ from lmtrain.observe.watch.companion import (
     main_of_fork,
     process_state,
 )
-from lmtrain.observe.watch.guard import _CODE, _ROOT
-from lmtrain.observe.watch.hub import Hub
-from lmtrain.observe.watch.verdict import LOST_KIND
+from lmtrain.observe.watch.hang_verdict import LOST_KIND
+from lmtrain.observe.watch.heartbeat_hub import Hub
+from lmtrain.observe.watch.rank_guard import _CODE, _ROOT
 from tests.unit.observe.watch.test_hub import met
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")

@@ -14,8 +14,8 @@ import pytest
 
 from lmtrain.errors import PeerLostError, StoppedEarly
 from lmtrain.observe.measure import phases
-from lmtrain.observe.watch.guard import Watch, _ForkedCompanion, watch_run
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.observe.watch.rank_guard import Watch, _ForkedCompanion, watch_run
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
 
 VERDICT = {"verdict": "rank 1 on n1 is gone.", "kind": "lost", "ranks": [1]}
@@ -71,8 +71,8 @@ from pathlib import Path
 import torch.distributed as dist
 from lmtrain.errors import PeerLostError
 from lmtrain.observe.measure import phases
-from lmtrain.observe.watch.guard import watch_run
-from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.observe.watch.rank_guard import watch_run
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
 
 folder, heard, ranks = Path(sys.argv[1]), threading.Event(), []

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.watch.hub import Hub, LineConnection
-from lmtrain.observe.watch.verdict import FAILED_KIND, HANG_KIND, LOST_KIND
-from lmtrain.runfolder.names import PHASE_TIMES
+from lmtrain.observe.watch.hang_verdict import FAILED_KIND, HANG_KIND, LOST_KIND
+from lmtrain.observe.watch.heartbeat_hub import Hub, LineConnection
+from lmtrain.runfolder.file_names import PHASE_TIMES
 
 
 @pytest.fixture

@@ -16,7 +16,12 @@ from lmtrain.models import gpt
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.collectives import gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.tensor import ColumnLinear, apply_tensor_parallel, cross_entropy_sum, heads_take_whole_sequences
+from lmtrain.parallel.tensor_parallel import (
+    ColumnLinear,
+    apply_tensor_parallel,
+    cross_entropy_sum,
+    heads_take_whole_sequences,
+)
 from tests.layouts.workers import Pool
 from tests.marks import wide
 from tests.unit.parallel.cut_models import (

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lmtrain.batch import IGNORED
 from lmtrain.kernels import cross_entropy
 from lmtrain.objectives.cross_entropy import count_hits as whole_hit_sum
-from lmtrain.parallel.tensor import count_hits, cross_entropy_sum, label_scores, rows_per_rank
+from lmtrain.parallel.tensor_parallel import count_hits, cross_entropy_sum, label_scores, rows_per_rank
 from tests.layouts.workers import Pool
 from tests.unit.parallel.cut_models import Record, distance, world_axis
 

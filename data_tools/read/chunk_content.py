@@ -1,0 +1,467 @@
+"""Content of a chunk (JSON lines in a buffer, or texts in a list) and the handling of bad lines.
+
+Called by all readers. Each document has an ascending number, its item. Both kinds of content support the same
+operations: encode the texts of a key or yield them, yield whole documents, drop documents or copy without them, return
+an item's position, and locate bad lines. json_lines.py states why a line is bad; this file adds its place in the
+source.
+
+`BadLines` receives bad lines in input order: it stops, skips or quarantines, and counts by cause. The rejects file has
+one JSON object per line: file, line (or row), byte, cause, and in quarantine the line itself.
+
+`SourceTexts` iterates over all texts of files, for callers that need no dataset: `tokenizer train` and `lmtrain eval`.
+The first bad line raises an error with its place and cause.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_tools.read.find_input_files import STDIN, Source
+from data_tools.read.input_chunks import START, Buffer, Chunk, MemoryBudget, SizeLimits, cut_portions, read_lines
+from lmtrain.errors import DataError, join_few, shorten
+from lmtrain.runtime.files.safe_files import read_errors
+from lmtrain.tokenizer.bulk_encoding import EncodedDocuments, Encoder
+from lmtrain.tokenizer.json_lines import (
+    BOM,
+    BadTextError,
+    Document,
+    Reject,
+    extract_text,
+    parse_document,
+    read_jsonl,
+    split_lines,
+)
+
+# because: a slice with more bad lines than this is not JSON lines, and listing them all would exhaust memory
+MAX_BAD_LINES = 100_000
+_STEP_BYTES = 1 << 20
+ALL_READ = -1
+_NO_KEY = "no key "  # start of the cause if an object lacks the text's key
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line, row or file that cannot be used, with its position and the cause."""
+
+    line: int  # number of lines or rows of the chunk before it
+    offset: int | None  # offset of the wrong byte in the source's text; None for rows
+    cause: str
+    content: bytes | None = None
+
+    @property
+    def kind(self) -> str:
+        """The cause without the details that differ from line to line, used for counting."""
+        return self.cause.partition(" (")[0]
+
+
+class LineList:
+    """Documents of a chunk as JSON lines in a buffer. The item, a document's number, is its line's offset in the
+    buffer; a dropped line is overwritten with spaces, so offsets stay valid.
+
+    Items that are dropped only in a copy made by `without` can still be located in the original.
+    """
+
+    def __init__(self, data: Buffer, start: int, first: int | None = None) -> None:
+        self._data, self._start = data, start
+        self._first = start if first is None else first  # the first line's offset, before its byte order mark
+
+    @cached_property
+    def num_lines(self) -> int:
+        """The number of lines, including blank ones."""
+        data = self._data
+        return _count_newlines(data, 0, len(data)) + (len(data) > 0 and data[-1] != 10)
+
+    def encode(self, encoder: Encoder, key_number: int, key: str, append_eod: bool) -> EncodedDocuments:
+        """Encode the texts under `key`, which is the key with this number."""
+        return encoder.encode_jsonl(self._data, key, append_eod=append_eod)  # type: ignore[arg-type]
+
+    def texts(self, key_number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+        """Yield (item, text under `key`) of every document, in order; for a bad line, (item, Reject). The item is the
+        line's offset in the buffer; `key_number` is used by TextList only.
+        """
+        result = read_jsonl(self._data, key)  # type: ignore[arg-type]
+        rejects = iter([*result.rejects, None])
+        reject = next(rejects)
+        for start, text in zip(result.starts, result.documents, strict=True):
+            while reject is not None and reject.item < start:
+                yield reject.item, reject
+                reject = next(rejects)
+            yield start, text.decode()
+        yield from ((remaining.item, remaining) for remaining in (reject, *rejects) if remaining is not None)
+
+    def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
+        """Yield (item, JSON object) of every line, in order; for a bad line, (item, Reject). The item is the line's
+        offset in the buffer. If a key is given, a line without a text under this key is bad.
+        """
+        for start, line in split_lines(bytes(self._data)):
+            try:
+                yield start, parse_document(line, key)
+            except BadTextError as error:
+                yield start, Reject(start, start + error.offset, error.cause)
+
+    def position(self, item: int) -> int:
+        """Return the offset of a line in the source."""
+        return self._start + item if item else self._first
+
+    def items(self) -> Iterable[int]:
+        """Return the items of all documents, in order."""
+        return (start for start, _ in split_lines(bytes(self._data)))
+
+    def drop(self, items: Iterable[int]) -> None:
+        """Overwrite the lines at the offsets `items` of the buffer with spaces, so that they are no documents any more.
+        """
+        for item in items:
+            if not isinstance(self._data, bytearray):
+                self._data = bytearray(self._data)
+            stop = self._line_end(item)
+            self._data[item:stop] = b" " * (stop - item)
+
+    def drop_long(self, limits: SizeLimits) -> list[BadLine]:
+        """Drop the lines of more than `limits.max_doc_bytes` bytes, and return them as bad lines."""
+        if len(self._data) <= limits.max_doc_bytes:
+            return []
+        ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == 10)
+        starts = np.concatenate(([0], ends + 1))
+        ends = np.append(ends, len(self._data))
+        long = np.flatnonzero(ends - starts > limits.max_doc_bytes)
+        self.drop(starts[long].tolist())
+        return [BadLine(int(i), self._start + int(starts[i]), limits.too_long_cause) for i in long]
+
+    def without(self, items: Iterable[int]) -> LineList:
+        """Return a copy without the lines at the offsets `items` of the buffer."""
+        copy = LineList(bytearray(self._data), self._start)
+        copy.drop(items)
+        return copy
+
+    def select(self, items: Sequence[int]) -> LineList:
+        """Return a copy of these lines only; their items are new."""
+        return LineList(b"\n".join(bytes(self._data[item : self._line_end(item)]) for item in items), 0)
+
+    def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
+        """Return a BadLine for each rejected document: the number of lines before it in the chunk, the offset of the
+        wrong byte in the source, the cause and, with `keep_content`, the line itself.
+        """
+        bad_lines, line, at = [], 0, 0
+        for reject in rejects[: MAX_BAD_LINES + 1]:
+            line += _count_newlines(self._data, at, reject.item)
+            at = reject.item
+            content, cause = bytes(self._data[at : self._line_end(at)]), reject.cause
+            if cause.startswith(_NO_KEY):
+                keys = parse_document(content.removeprefix(BOM), None)
+                cause += f" (its keys: {shorten(join_few(map(repr, keys))) or 'none'})"
+            bad_lines.append(BadLine(line, self._start + reject.offset, cause, content if keep_content else None))
+        return bad_lines
+
+    def _line_end(self, item: int) -> int:
+        """Return the offset in the buffer at which the line that begins at `item` ends, before its newline."""
+        for offset in range(item, len(self._data), 4096):  # because: a memoryview has no find method
+            newline = bytes(self._data[offset : offset + 4096]).find(b"\n")
+            if newline >= 0:
+                return offset + newline
+        return len(self._data)
+
+
+def _count_newlines(data: Buffer, start: int, stop: int) -> int:
+    """Return the number of newlines in data[start:stop]."""
+    if not isinstance(data, memoryview):
+        return data.count(b"\n", start, stop)
+    # because: a memoryview has no count method for bytes
+    return sum(bytes(data[at : min(at + _STEP_BYTES, stop)]).count(b"\n") for at in range(start, stop, _STEP_BYTES))
+
+
+class TextList:
+    """Documents of a chunk as rows of texts, one text per key. The item, a document's number, is the number of its row.
+    The methods are as in `LineList`.
+    """
+
+    def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, is_table: bool = False) -> None:
+        self.rows, self._start, self._is_table = dict(enumerate(rows)), start, is_table
+        self.num_lines = len(self.rows)
+
+    def encode(self, encoder: Encoder, key_number: int, key: str, append_eod: bool) -> EncodedDocuments:
+        items = [item for item, row in self.rows.items() if row[key_number] is not None]
+        encoded = encoder.encode_documents([self.rows[item][key_number] for item in items], append_eod=append_eod)
+        missing = [Reject(item, 0, f"the value of {key!r} is not text") for item in self.rows.keys() - set(items)]
+        rejects = [Reject(items[reject.item], reject.offset, reject.cause) for reject in encoded.rejects]
+        return EncodedDocuments(encoded.tokens, encoded.lengths, encoded.num_text_bytes, sorted(missing + rejects))
+
+    def texts(self, key_number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+        for item, row in self.rows.items():
+            text = row[key_number]
+            try:
+                if text is None:
+                    raise BadTextError(0, f"the value of {key!r} is not text")
+                yield item, extract_text(text, None)
+            except BadTextError as error:
+                yield item, Reject(item, error.offset, error.cause)
+
+    def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
+        name = key or "text"
+        for item, text in self.texts(0, name):
+            yield item, {name: text} if isinstance(text, str) else text
+
+    def position(self, item: int) -> int:
+        return self._start + item
+
+    def items(self) -> Iterable[int]:
+        return self.rows.keys()
+
+    def drop(self, items: Iterable[int]) -> None:
+        for item in items:
+            del self.rows[item]
+
+    def without(self, items: Iterable[int]) -> TextList:
+        dropped = set(items)
+        return TextList(row for item, row in self.rows.items() if item not in dropped)
+
+    def select(self, items: Sequence[int]) -> TextList:
+        return TextList(self.rows[item] for item in items)
+
+    def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
+        """Return a BadLine for each rejected document: its row, or for a text file its line and the offset of the wrong
+        byte, and the cause. `keep_content` has no effect.
+        """
+        bad_lines = []
+        for item, offset, cause in rejects:
+            text = self.rows[item][0]
+            has_offset = isinstance(text, bytes) and not self._is_table
+            line = text.count(b"\n", 0, offset) if has_offset else item
+            bad_lines.append(BadLine(line, offset if has_offset else None, cause))
+        return bad_lines
+
+
+Content = LineList | TextList
+ChunkBadLines = tuple[list[BadLine], int]  # the bad lines of a chunk, and its number of lines
+
+
+def read_content(
+    chunk: Chunk, limits: SizeLimits, before_long_read: Callable[[], object]
+) -> tuple[Content, list[BadLine]]:
+    """Return (the documents of a chunk, its bad lines). Bad are lines that are too long, and a chunk that could not be
+    read. `before_long_read` is called before a line of several slices is read.
+    """
+    if chunk.problem:
+        empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
+        return empty, [BadLine(0, chunk.start, chunk.problem)]
+    if chunk.kind == "parquet":
+        return _read_parquet(chunk, limits)
+    if chunk.kind == "text":
+        if (data := chunk.content) is None:
+            with read_errors(chunk.path), open(chunk.path, "rb") as file:
+                data = file.read(limits.overlong_bytes)
+        text = bytes(data).removeprefix(BOM)
+        is_short = len(text) <= limits.max_doc_bytes
+        return TextList([(text,)] if is_short else []), [] if is_short else [BadLine(0, 0, limits.too_long_cause)]
+    start, data, long_at = chunk.start, chunk.content, None
+    if data is None:
+        start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, before_long_read)
+    skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
+    lines = LineList(data[skipped:] if skipped else data, start + skipped, start)
+    bad_lines = lines.drop_long(limits)
+    if long_at is not None:
+        bad_lines.append(BadLine(lines.num_lines, long_at, limits.too_long_cause))
+    return lines, bad_lines
+
+
+def _read_parquet(chunk: Chunk, limits: SizeLimits) -> tuple[Content, list[BadLine]]:
+    """Return (the rows of a .parquet chunk, bad lines). A row with a text of more than `limits.max_doc_bytes` is left
+    out of the rows and is a bad line.
+    """
+    rows = TextList(chunk.rows, chunk.start, is_table=True)
+    # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
+    long = [
+        item
+        for item, row in enumerate(chunk.rows)
+        if any(t and 4 * len(t) > limits.max_doc_bytes and _num_utf8_bytes(t) > limits.max_doc_bytes for t in row)
+    ]
+    rows.drop(long)
+    return rows, [BadLine(item, None, limits.too_long_cause) for item in long]
+
+
+def _num_utf8_bytes(text: str | bytes) -> int:
+    return len(text.encode() if isinstance(text, str) else text)
+
+
+def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) -> ChunkBadLines:
+    """Return (bad lines of a chunk sorted by line, the chunk's number of lines). For a byte range of a plain file the
+    number is 0, because its lines are counted only if needed. Raise DataError if there are more than MAX_BAD_LINES.
+    """
+    if len(bad_lines) > MAX_BAD_LINES:
+        raise DataError(
+            f"{chunk.path}, near byte {chunk.start}: more than {MAX_BAD_LINES} bad lines in one slice. "
+            f"It is not a {chunk.kind} file. Leave it out."
+        )
+    return sorted(bad_lines, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
+
+
+# ---- bad lines -------------------------------------------------------------------------------------------------------
+
+
+class OnError(StrEnum):
+    """Action at a bad line."""
+
+    STOP = "stop"
+    SKIP = "skip"
+    QUARANTINE = "quarantine"
+
+
+@dataclass
+class BadLines:
+    """Handler of bad lines; receives the chunks in input order."""
+
+    on_error: OnError
+    max_bad: int | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    line: int = 0  # lines of the current source read so far
+
+    def __post_init__(self) -> None:
+        self._counter = _LineCounter()
+
+    def add(self, chunk: Chunk, bad_lines: Sequence[BadLine], num_lines: int) -> bytes:
+        """Count a chunk's bad lines by cause and return their lines for the rejects file. `num_lines` is the number of
+        lines of the chunk. Raise DataError if `on_error` or `max_bad` do not allow a bad line.
+        """
+        if chunk.start == 0:
+            self.line = 0
+        before = self._counter.lines_before(chunk.path, chunk.start) if chunk.plain and bad_lines else self.line
+        rejects = []
+        for bad_line in bad_lines:
+            self.counts[bad_line.kind] += 1
+            line = before + bad_line.line + 1
+            self._check(format_location(chunk, line, bad_line), bad_line, chunk)
+            rejects.append(_reject_line(chunk, line, bad_line))
+        self.line += num_lines
+        return b"".join(rejects)
+
+    def _check(self, location: str, bad_line: BadLine, chunk: Chunk) -> None:
+        """Raise DataError if `on_error` is to stop, or if there are more bad lines than `max_bad`. `location` is where
+        the bad line is, for the message.
+        """
+        if self.on_error is OnError.STOP:
+            advice = _repair_advice(chunk, bad_line, ", or skip such lines: --on-error skip")
+            raise DataError(f"{location}: {bad_line.cause}. {advice}")
+        total = self.counts.total()
+        if self.max_bad is not None and total > self.max_bad:
+            causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
+            lines = "bad lines are" if total > 1 else "bad line is"
+            raise DataError(
+                f"{total} {lines} more than --max-bad {self.max_bad} ({causes}); the last is {location}. "
+                "Repair the lines, or allow more with --max-bad."
+            )
+
+
+class _LineCounter:
+    """Line numbers by offset in a plain file, counted only when needed: most files have no bad line."""
+
+    def __init__(self) -> None:
+        self._path, self._at, self._num_ends = Path(), 0, 0
+
+    def lines_before(self, path: Path, offset: int) -> int:
+        """Return how many lines of a plain file begin before the byte `offset`. Efficient if offsets ascend, file by
+        file.
+        """
+        if offset == 0:
+            return 0
+        if path != self._path or offset - 1 < self._at:
+            self._path, self._at, self._num_ends = path, 0, 0
+        with read_errors(path), open(path, "rb") as file:
+            file.seek(self._at)
+            while self._at < offset - 1 and (data := file.read(min(offset - 1 - self._at, _STEP_BYTES))):
+                self._num_ends += data.count(b"\n")
+                self._at += len(data)
+        return self._num_ends + 1
+
+
+def format_location(chunk: Chunk, line: int, bad_line: BadLine) -> str:
+    """Format where a bad line is, for messages: `PATH:LINE (byte OFFSET)`, or `PATH, row LINE` for a .parquet file.
+    `line` counts from 1 in the file.
+    """
+    if chunk.kind == "parquet":
+        return f"{chunk.path}, row {line}"
+    return f"{chunk.path}:{line} (byte {bad_line.offset})"
+
+
+def _repair_advice(chunk: Chunk, bad_line: BadLine, alternative: str = "") -> str:
+    """Return a sentence on what to do about a bad line: add an option if probably all lines are bad in this way, else
+    repair it. `alternative` is appended to the advice to repair it.
+    """
+    if bad_line.cause.startswith(_NO_KEY):
+        return "Name the key of the text with --key."
+    if chunk.path == STDIN and bad_line.kind == "not valid JSON":
+        return "If it is plain text, add --format txt."
+    if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":
+        return f"Leave out files that are not text, such as images; in a text, repair or remove the line{alternative}."
+    return f"Repair or remove the line{alternative}."
+
+
+def _reject_line(chunk: Chunk, line: int, bad_line: BadLine) -> bytes:
+    """Return the line of the rejects file, a JSON object, for a bad line. `line` is its number in the file, from 1."""
+    tree: dict[str, Any] = {"file": str(chunk.path)}
+    tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad_line.offset}
+    tree["cause"] = bad_line.cause
+    if bad_line.content is not None:
+        try:
+            tree["content"] = bad_line.content.decode()
+        except UnicodeDecodeError:
+            tree["content_base64"] = base64.b64encode(bad_line.content).decode()
+    return json.dumps(tree, ensure_ascii=False).encode() + b"\n"
+
+
+# ---- all texts of some files -----------------------------------------------------------------------------------------
+
+
+class SourceTexts:
+    """All texts of the sources, iterable repeatedly. `report` receives the bytes read so far, then ALL_READ."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        key: str,
+        limits: SizeLimits | None = None,
+        report: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._sources, self._key, self._limits, self._report = sources, key, limits or SizeLimits(), report
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for _, text in self.iterate_with_paths())
+
+    def iterate_with_paths(self) -> Iterator[tuple[Path, str]]:
+        """Yield (path of the file, text) of each document. Raise DataError at the first bad line."""
+        line = done = 0
+        for portion in cut_portions(self._sources, START, self._limits, (self._key,), MemoryBudget(2**62)):
+            for chunk in portion.chunks:
+                line = line if chunk.start else 0
+                line += yield from self._chunk_texts(chunk, line)
+                done += chunk.num_disk_bytes
+                self._report(done)
+        self._report(ALL_READ)
+
+    def _chunk_texts(self, chunk: Chunk, lines_before: int) -> Generator[tuple[Path, str], None, int]:
+        """Yield (path of the file, text) of each document of a chunk, and return the chunk's number of lines.
+        `lines_before` is the number of lines before the chunk. Raise DataError at a bad line.
+        """
+        content, too_long = read_content(chunk, self._limits, lambda: None)
+        for _, text in content.texts(0, self._key):
+            if isinstance(text, Reject):
+                _raise_bad_line(chunk, lines_before, content.locate_rejects([text])[0])
+            else:
+                yield chunk.path, text
+        for bad_line in too_long:
+            _raise_bad_line(chunk, lines_before, bad_line)
+        return content.num_lines
+
+
+def _raise_bad_line(chunk: Chunk, lines_before: int, bad_line: BadLine) -> None:
+    """Raise DataError for a bad line of a chunk with `line` lines before it."""
+    location = format_location(chunk, lines_before + bad_line.line + 1, bad_line)
+    raise DataError(f"{location}: {bad_line.cause}. {_repair_advice(chunk, bad_line)}")

@@ -1,0 +1,187 @@
+"""Finds the input files: files, folders and globs become a list of sources. Called by the verbs that take INPUT.
+
+A file's name decides its kind. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and a bare .zst. Text, one
+document per file: .txt, .txt.gz. Columns: .parquet. Instead of .gz the suffix may be .zst, .bz2 or .xz. `-` is standard
+input, read as JSON lines unless another format is given. This module reads no file.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.runtime.files.safe_files import read_errors, refuse_sparse_file
+
+STDIN = Path("-")
+_CODECS = ("gz", "zst", "bz2", "xz")
+SUFFIXES = {  # suffix -> (kind, codec); the first match is used
+    ".txt": ("text", ""),
+    ".jsonl": ("jsonl", ""),
+    ".parquet": ("parquet", ""),
+    **{f".txt.{codec}": ("text", codec) for codec in _CODECS},
+    **{f".json{line}.{codec}": ("jsonl", codec) for codec in _CODECS for line in ("l", "")},
+    ".zst": ("jsonl", "zst"),
+}
+READABLE = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input file: its path, kind of content and compression, with size and time for identification."""
+
+    path: Path
+    kind: str  # jsonl, text or parquet
+    codec: str  # an entry of _CODECS, or "" if uncompressed
+    num_bytes: int = 0  # size on disk; 0 for standard input
+    mtime_ns: int = 0
+
+    @property
+    def streamed(self) -> bool:
+        """True if the source can only be read sequentially."""
+        return bool(self.codec) or self.path == STDIN
+
+
+Inputs = Sequence[str | Path | Source]
+
+
+def resolve_input(name: str, format_: str | None) -> str | Source:
+    """Return a Source of the format `format_` if `name` is `-` or a file with an unknown suffix; return other names
+    unchanged. Raise UsageError for an unknown format.
+    """
+    path = Path(name)
+    if path != STDIN and (format_ is None or _has_known_suffix(path) or not path.is_file()):
+        return name
+    kind, codec = SUFFIXES.get(f".{(format_ or 'jsonl').removeprefix('.')}", ("", ""))
+    if not kind or (path == STDIN and kind == "parquet"):
+        formats = ", ".join(suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet")
+        rule = "must be a file, because it is read from its end" if kind else "is not a known format"
+        raise UsageError(f"--format={format_} {rule}. Use one of {formats}.")
+    return _build_source(path, (kind, codec))
+
+
+def skipped_files(inputs: Inputs) -> list[Path]:
+    """Return the files in the input folders and globs that `find_sources` leaves out because their suffix is unknown.
+
+    Links to folders are skipped too, because they can form a cycle.
+    """
+    skipped = []
+    for name in inputs:
+        if isinstance(name, Source) or Path(name) == STDIN:
+            continue
+        path = Path(name)
+        if path.is_dir():
+            skipped += sorted(file for file in _walk(path) if not _has_known_suffix(file) or file.is_dir())
+        elif not path.exists():
+            matches = map(Path, glob.iglob(str(name), recursive=True))
+            skipped += sorted(file for file in matches if file.is_file() and not _has_known_suffix(file))
+    return skipped
+
+
+def find_sources(inputs: Inputs) -> list[Source]:
+    """Return a Source for each file that the inputs (files, folders and globs) name, in the given order; the files of a
+    folder or glob are sorted by path.
+
+    Raise UsageError if there is no input or a file is given twice.
+    """
+    if not inputs:
+        raise UsageError(f"No input was given. Give files ({READABLE}), folders, globs, or - for standard input.")
+    files = [file for entry in inputs for file in _expand(entry if isinstance(entry, Source) else Path(entry))]
+    _refuse_repeated(file.path if isinstance(file, Source) else file for file in files)
+    return [file if isinstance(file, Source) else _build_source(file) for file in files]
+
+
+def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths. Raise UsageError if two of them are the same file."""
+    first_paths: dict[str, Path] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in first_paths:
+            raise UsageError(f"{path} is given more than once: it is {first_paths[real]}. Give every file once.")
+        first_paths[real] = path
+    return list(first_paths.values())
+
+
+def codec_of(name: str) -> str:
+    """Return the compression of a file by its suffix, "" for none."""
+    return next((codec for codec in _CODECS if name.endswith(f".{codec}")), "")
+
+
+def _build_source(path: Path, kind_and_codec: tuple[str, str] | None = None) -> Source:
+    """Return the Source for a path, with the file's size and modification time. `kind_and_codec`, if given, replaces
+    the (kind, codec) that the suffix implies.
+    """
+    from_suffix = (suffix_kind for suffix, suffix_kind in SUFFIXES.items() if path.name.endswith(suffix))
+    kind, codec = kind_and_codec or next(from_suffix, ("jsonl", ""))
+    if path == STDIN:
+        return Source(path, kind, codec)
+    status = _stat(path)
+    return Source(path, kind, codec, status.st_size, status.st_mtime_ns)
+
+
+def _stat(path: Path) -> os.stat_result:
+    """Return `os.stat` of a path, following links. Raise if the file is missing, a pipe, a device or a sparse file."""
+    try:
+        with read_errors(path):
+            status = os.stat(path)
+    except MissingInputError as error:
+        if not path.is_symlink():
+            raise
+        raise MissingInputError(f"{path} is a link to {os.readlink(path)}, which does not exist. Remove it.") from error
+    except DataError as error:
+        raise DataError(f"{path} is a link in a cycle of links. Remove it.") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(
+            f"{path} is a pipe or a device, not a regular file. "
+            f"To read it once, give - instead and redirect it: `< {path}`."
+        )
+    refuse_sparse_file(path)
+    return status
+
+
+def _has_known_suffix(path: Path) -> bool:
+    return path.name.endswith(tuple(SUFFIXES))
+
+
+def _expand(path: Path | Source) -> Sequence[Path | Source]:
+    """Return the files of an input: itself if it is a file, or those in a folder or glob whose suffix is known. Raise
+    if there are none.
+    """
+    if isinstance(path, Source) or path == STDIN:
+        return [path]
+    if path.is_dir():
+        files = sorted(path for path in _walk(path) if _has_known_suffix(path) and not path.is_dir())
+        if not files:
+            raise MissingInputError(f"{path} has no file with a suffix that is read: {READABLE}. Check the folder.")
+        return files
+    if not os.path.lexists(path):
+        matches = _refuse_repeated(Path(name) for name in glob.iglob(str(path), recursive=True))
+        files = sorted(path for path in matches if _has_known_suffix(path) and not path.is_dir())
+        if not files:
+            raise MissingInputError(f"{path} does not exist. Give files ({READABLE}), folders of them, or globs.")
+        return files
+    _stat(path)
+    if not _has_known_suffix(path):
+        way_out = "Add its format, as in --format txt, or convert it."
+        if path.suffix == ".json":
+            way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add --format jsonl."
+        raise UsageError(f"{path} has no suffix that is read: {READABLE}. {way_out}")
+    return [path]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield all files and links below a folder that are not hidden; links to folders are yielded but not entered."""
+    with read_errors(folder):
+        for at, folders, names in os.walk(folder, onerror=_raise_unreadable):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            links = [name for name in folders if os.path.islink(os.path.join(at, name))]
+            yield from (Path(at, name) for name in [*names, *links] if not name.startswith("."))
+
+
+def _raise_unreadable(error: OSError) -> None:
+    # because: otherwise the files of an unreadable folder would be left out silently
+    raise MissingInputError(f"{error.filename} cannot be read: {error.strerror}. Check its permissions.") from error

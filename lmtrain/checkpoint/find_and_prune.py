@@ -1,0 +1,304 @@
+"""Find, rank and remove the checkpoints of a run's folder. Torch-free.
+
+Called by set-up (resume), the writer (which prunes after each save) and every command that takes a checkpoint. Knows
+names, folders and whether a manifest can be read; tensor_reader.py reads the tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from lmtrain.checkpoint.disk.checkpoint_format import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    NewerFormatError,
+    decode_manifest,
+    max_manifest_bytes,
+)
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
+from lmtrain.observe.measure.measure_names import score_by_step
+from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
+from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runtime.files.safe_files import (
+    MAX_JSON_BYTES,
+    free_bytes,
+    parse_json,
+    read_bytes,
+    read_errors,
+    storage_errors,
+)
+from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.units import format_bytes
+
+BEST_SUFFIX = "@best"  # after a run's folder: RUN@best
+DEFAULT_MEASURE = "loss/valid"
+_LEFTOVER = re.compile(r"(step_[0-9]{8,18})\.(tmp|replaced)-[0-9]+-[0-9]+")
+_DAMAGED = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
+
+
+def rank_checkpoints(checkpoints: Mapping[int, Path], scores: Mapping[int, float]) -> list[Path]:
+    """Return the checkpoints that have a score, best (highest) first; among equals the earliest first.
+
+    Both mappings are by step.
+    """
+    return [checkpoints[step] for step in sorted(checkpoints.keys() & scores, key=lambda step: (-scores[step], step))]
+
+
+def ranking_measure(run: Path) -> str:
+    """Return the name of the measure by which a run's checkpoints are ranked, its checkpoint.best_by."""
+    settings = read_settings(run).get("checkpoint", {})
+    return str(settings.get("best_by", DEFAULT_MEASURE)) if isinstance(settings, dict) else DEFAULT_MEASURE
+
+
+def checkpoint_scores(run: Path) -> dict[int, float]:
+    """Return step -> score from the rows of a run's metrics; a higher score is better."""
+    return score_by_step(read_metrics(run / METRICS), ranking_measure(run))
+
+
+_attempt_numbers = itertools.count()
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints whose manifest can be read, oldest first; their files are not checked."""
+    return [path for path in _step_folders(folder) if manifest_problem(path) is None]
+
+
+def list_broken(folder: Path) -> list[Path]:
+    """Return the folders with a checkpoint's name whose manifest cannot be read, oldest first: they are damaged."""
+    return [path for path in _step_folders(folder) if manifest_problem(path) is not None]
+
+
+def list_damaged(folder: Path) -> list[Path]:
+    """Return the damaged checkpoints that `rename_damaged` has renamed."""
+    return sorted(path for path in folder.iterdir() if _DAMAGED.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a folder, damaged or not, or None.
+
+    because: a damaged checkpoint must be reported, not silently skipped for an older one
+    """
+    return next(reversed(_step_folders(folder)), None)
+
+
+def previous_checkpoint(path: Path) -> Path | None:
+    """Return the newest readable checkpoint in the same folder that is older than the checkpoint `path`, or None."""
+    step = step_from_name(path.name)
+    older = [] if step is None else [p for p in _step_folders(path.parent) if (step_from_name(p.name) or 0) < step]
+    return next((folder for folder in reversed(older) if manifest_problem(folder) is None), None)
+
+
+def newer_checkpoints(path: Path) -> list[Path]:
+    """Return the checkpoints in the same folder that are newer than the checkpoint `path`, oldest first."""
+    step = step_from_name(path.name)
+    folders = _step_folders(path.parent)
+    return [] if step is None else [folder for folder in folders if (step_from_name(folder.name) or 0) > step]
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    return [folder / name for name in checkpoint_names(folder)]
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Return a checkpoint's manifest. Raise CheckpointError if it is damaged; the message names the newest older
+    checkpoint that can be read, if there is one.
+    """
+    try:
+        return _read_manifest(path)
+    except NewerFormatError:
+        raise
+    except CheckpointError as error:
+        previous = previous_checkpoint(path)
+        if previous is None:
+            raise
+        raise CheckpointError(f"{error} The newest one before it that can be read is {previous}.") from error
+
+
+def manifest_problem(path: Path) -> str | None:
+    """Return why the manifest of the checkpoint `path` cannot be read. Return None if it can, or if a newer lmtrain has
+    written it.
+    """
+    try:
+        status = os.lstat(path / MANIFEST)
+        return _cached_problem(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+    except OSError:
+        return _cached_problem.__wrapped__(path, ())
+
+
+@lru_cache(maxsize=256)  # because: each save checks all checkpoints of the run again
+def _cached_problem(path: Path, version: tuple[int, ...]) -> str | None:
+    """Return why the manifest of the checkpoint `path` cannot be read, or None. `version` is the manifest's inode, size
+    and time of change: with another version the manifest is read again.
+    """
+    try:
+        _read_manifest(path)
+    except NewerFormatError:
+        return None
+    except (CheckpointError, MissingInputError) as error:
+        return str(error)
+    return None
+
+
+def _read_manifest(path: Path) -> Manifest:
+    where = path / MANIFEST
+    try:
+        with read_errors(path):
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        if not is_folder:
+            raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
+        text = read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False)
+        data_bytes = 0
+        if len(text) > MAX_JSON_BYTES:  # because: only a large manifest's limit depends on the size of the data
+            data_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
+        manifest = decode_manifest(parse_json(text, where, max_manifest_bytes(data_bytes)), where)
+    except CheckpointError:
+        raise
+    except (DataError, MissingInputError) as error:
+        if not os.path.lexists(path):
+            raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
+        raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
+    if step_from_name(path.name) not in (None, manifest.step):
+        raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its original name.")
+    return manifest
+
+
+def rename_damaged(path: Path) -> Path:
+    """Rename a damaged checkpoint to NAME.damaged-1 or a higher number, and return its new path. It is then not taken
+    for a checkpoint any more, and never removed.
+    """
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    new_path = next(name for name in names if not os.path.lexists(name))
+    os.rename(path, new_path)
+    return new_path
+
+
+def resolve_checkpoint(path: Path | str) -> Path:
+    """Return the checkpoint that `path` names: a checkpoint itself, the newest in the folder of a run or of
+    checkpoints, or for RUN@best the best that the run has kept, by its checkpoint.best_by. Raise MissingInputError if
+    there is none.
+    """
+    path = Path(path)
+    if is_best(path):
+        return best_checkpoint(Path(str(path).removesuffix(BEST_SUFFIX)))
+    if not path.is_dir():
+        state = "is not a folder" if path.exists() else "does not exist"
+        raise MissingInputError(
+            f"{path} {state}. Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
+        )
+    if os.path.lexists(path / MANIFEST) or step_from_name(path.name) is not None:
+        return path
+    newest = latest_checkpoint(path / CHECKPOINTS) or latest_checkpoint(path)
+    if newest is None:
+        raise MissingInputError(f"{path} holds no finished checkpoint. Give a checkpoint, or a run that has saved one.")
+    return newest
+
+
+def is_best(path: Path) -> bool:
+    """Return whether a path is RUN@best and no folder of that name exists."""
+    return path.name.endswith(BEST_SUFFIX) and not path.exists()
+
+
+def best_checkpoint(run: Path) -> Path:
+    """Return the checkpoint with the best score among those that the run's folder holds. Raise MissingInputError if
+    none has a score.
+    """
+    by_step = {step_from_name(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}
+    ranked = rank_checkpoints(by_step, checkpoint_scores(run))
+    if not ranked:
+        raise MissingInputError(
+            f"{run}{BEST_SUFFIX} is not there: no checkpoint of {run} was measured by {ranking_measure(run)} at its "
+            f"step. Give one by its name, as in {run / CHECKPOINTS}/step_00001000, or {run} for the newest."
+        )
+    return ranked[0]
+
+
+def new_leftover_path(folder: Path, step: int, kind: str = "tmp") -> Path:
+    """Return an unused path for a temporary folder, which `clear_leftovers` removes if a killed process leaves it.
+
+    `kind` is "tmp", or "replaced" for a checkpoint that is being replaced.
+    """
+    paths = (leftover_path(folder, step, (os.getpid(), number), kind) for number in _attempt_numbers)
+    return next(path for path in paths if not path.exists())
+
+
+def leftover_path(folder: Path, step: int, numbers: Sequence[int], kind: str = "tmp") -> Path:
+    """Return the path of a temporary folder from its two numbers, process id and attempt, which ranks exchange."""
+    process, attempt = numbers
+    return folder / f"{step_folder_name(step)}.{kind}-{process}-{attempt}"
+
+
+def leftover_numbers(path: Path) -> tuple[int, int]:
+    """Return the process id and the attempt in a temporary folder's name."""
+    process, attempt = path.name.rpartition(".")[2].split("-")[1:]
+    return int(process), int(attempt)
+
+
+def check_free_space(folder: Path, need_bytes: int) -> None:
+    """Raise StorageError if the disk that holds a folder has less than the `need_bytes` free that a checkpoint needs.
+    """
+    have_bytes = free_bytes(folder)
+    if have_bytes < need_bytes:
+        raise StorageError(
+            f"A checkpoint in {folder} needs {format_bytes(need_bytes)} and the disk has {format_bytes(have_bytes)} "
+            "free. Free some space."
+        )
+
+
+def clear_leftovers(folder: Path) -> list[str]:
+    """Remove the temporary folders that killed processes have left in a folder of checkpoints; return their names.
+
+    A checkpoint that was moved aside for its replacement gets its name back if the replacement never took its place.
+    Only the owner of the run's lock may call this, with no save in flight.
+    """
+    if not folder.is_dir():
+        return []
+    cleared = []
+    with storage_errors(folder, "Cleaning up"):
+        for path in sorted(folder.iterdir()):
+            match = _LEFTOVER.fullmatch(path.name)
+            if match is None or path.is_symlink():
+                continue
+            home = folder / match[1]
+            if match[2] == "replaced" and not home.exists():
+                os.rename(path, home)
+            else:
+                shutil.rmtree(path)
+            cleared.append(path.name)
+    return cleared
+
+
+def prune_checkpoints(
+    folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None, *,
+    keep_best: int = 0, scores: Mapping[int, float] | None = None,
+) -> list[str]:  # fmt: skip
+    """Remove old checkpoints of a folder and return their names. The `keep_last` newest (at least one) and `saved`
+    stay; so do those whose step is a multiple of `keep_every_steps`, and the `keep_best` with the highest `scores`,
+    which are by step.
+
+    A checkpoint whose manifest cannot be read is neither counted nor removed: it may be needed to find the cause.
+    `saved` need not be the newest: a run that went back to an earlier step saves below later ones.
+    """
+    removed = []
+    with storage_errors(folder, "Pruning"):
+        checkpoints = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}
+        best = rank_checkpoints(checkpoints, scores or {})[:keep_best]
+        for step, path in list(checkpoints.items())[: -max(1, keep_last)]:
+            for_good = keep_every_steps is not None and step % keep_every_steps == 0
+            if for_good or path == saved or path in best or path.is_symlink():
+                continue  # because: a link was made by a user, and its target is not ours to remove
+            # because: a kill during the removal must not leave half a checkpoint under a checkpoint's name
+            leftover = new_leftover_path(folder, step)
+            os.rename(path, leftover)
+            fault_point("ckpt.prune")
+            shutil.rmtree(leftover)
+            removed.append(path.name)
+    return removed

@@ -1,0 +1,383 @@
+"""`lmtrain corpus`: raw text to a clean, deduplicated, split corpus of JSON lines. The steps are in data_tools.
+
+Every step streams, writes the same bytes with any number of workers, and runs as one task of many with `--part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmtrain.cli.screen.print_output import echo, progress
+from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_output_file, parse_size, resolve_text_inputs
+from lmtrain.errors import UsageError
+from lmtrain.runtime.processes.process_environment import num_usable_cpus
+from lmtrain.units import format_bytes, plural
+
+if TYPE_CHECKING:
+    from data_tools.corpus.flow.step_runner import Report, StepOptions
+    from data_tools.read.find_input_files import Inputs
+
+app = typer.Typer(no_args_is_help=True)
+
+Output = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE", parser=parse_output_file, help="The .jsonl to write; FILE.report.json goes beside it."
+    ),
+]
+Workers = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
+PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
+Key = Annotated[str, typer.Option(help="The key of the text.")]
+OnError = Annotated[str, typer.Option(metavar="{stop,skip}", help="At a bad line: stop, or skip and count it.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random choice.")]
+Keep = Annotated[str, typer.Option(metavar="{first,longest}", help="Which document of a group of near copies to keep.")]
+WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The folder that the tasks share.")]
+
+
+@app.command("list")
+def list_recipes() -> None:
+    """List the corpora and evaluation texts that `lmtrain corpus get` can fetch or build."""
+    from data_tools.corpora.recipe import PublishedTexts, recipes
+
+    for recipe in recipes().values():
+        echo(f"{recipe.name}: {recipe.about}")
+        if isinstance(recipe, PublishedTexts):
+            echo(f"  brings {' and '.join(file.name for file in recipe.files)} for `lmtrain eval`, as published")
+            continue
+        size = sum(file.num_bytes for file in recipe.files)
+        echo(f"  {f'fetches {format_bytes(size)}; ' if size else ''}reads {recipe.takes}")
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A corpus of `lmtrain corpus list`.")],
+    output: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Folder for train.jsonl, valid.jsonl, test.jsonl, or the evaluation texts."),
+    ],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files you have; for evaluation texts also folders and archives. [default: fetched]"),
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
+) -> None:
+    """Write a known corpus as JSON lines, or published evaluation texts unchanged; files are downloaded unless given.
+    """
+    from data_tools.corpora.recipe import PublishedTexts, find_recipe, get_corpus, get_texts
+
+    recipe = find_recipe(name)
+    if isinstance(recipe, PublishedTexts):
+        with _show_bytes_fetched() as report:
+            placed = get_texts(recipe, files or [], output, offline=offline, report=report)
+        for path, origin in placed.items():
+            echo(f"{path}: {origin or 'not among what was given'}")
+        return
+    with _show_bytes_fetched() as report:
+        result = get_corpus(recipe, files or [], output, offline=offline, report=report)
+    _print(result)
+
+
+@app.command()
+def fetch(
+    url: Annotated[str, typer.Argument(help="An https address.")],
+    sha256: Annotated[str, typer.Option(help="The file's SHA-256.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", parser=parse_output_file, help="The file to write.")],
+) -> None:
+    """Download a file and check its SHA-256; an interrupted download is continued."""
+    from data_tools.corpora import download as fetching
+
+    with _show_bytes_fetched() as report:
+        fresh = fetching.fetch([url], output, sha256=sha256, report=report)
+    echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
+
+
+@app.command()
+def clean(
+    inputs: TextInputs,
+    output: Output,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="A group (gopher, c4, fineweb), a rule, a rule=limit, c4_lines, or none. [default: gopher, "
+                          "lines_ending_in_punctuation]"),
+    ] = None,
+    script: Annotated[list[str] | None, typer.Option(help="Allowed script (latin, han, ...). [default: all]")] = None,
+    min_script_share: Annotated[float, typer.Option(help="The least share of letters in allowed scripts.")] = 0.5,
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Repair damaged text, and drop documents that break a quality rule or are not in an allowed script."""
+    from data_tools.corpus.clean import DEFAULT_RULES, build_clean
+
+    step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
+    _run(step, resolve_text_inputs(inputs, format_), output, workers, part, key, on_error)
+
+
+@app.command()
+def rules() -> None:
+    """List the rules of `lmtrain corpus clean` and their limits."""
+    from data_tools.corpus.clean import GROUPS, LINE_RULES, RULES
+
+    for rule in RULES.values():
+        groups = ", ".join(name for name, members in GROUPS.items() if rule.name in members)
+        echo(f"{rule.name}={rule.limit:g}  {'at least' if rule.at_least else 'at most'}  ({groups})")
+    echo(f"c4_lines: {', '.join(LINE_RULES)}")
+
+
+@app.command()
+def dedupe(
+    inputs: TextInputs,
+    output: Output,
+    exact_only: Annotated[bool, typer.Option("--exact-only", help="Drop only exact copies.")] = False,
+    threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
+    keep: Keep = "first",
+    workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Drop exact and near copies of documents: the steps `sign`, `match`, `join` and `drop` in one command."""
+    from data_tools.corpus.build import DedupeSettings, dedupe_documents
+    from lmtrain.config.settings_builder import build_settings
+
+    settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
+    with _options_with_progress(workers, "0/1", key, on_error) as work:
+        _print(dedupe_documents(resolve_text_inputs(inputs, format_), output, settings, work))
+
+
+@app.command()
+def sign(
+    inputs: TextInputs,
+    work: WorkFolder,
+    exact_only: Annotated[bool, typer.Option("--exact-only", help="No signatures for near copies.")] = False,
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Write a hash and a MinHash signature of each document: the first step of deduplication in several tasks."""
+    from data_tools.corpus import build
+    from data_tools.corpus.copies.dedupe import MinHash
+
+    with _options_with_progress(workers, part, key, on_error) as working:
+        minhash = None if exact_only else MinHash()
+        _print(build.sign_documents(resolve_text_inputs(inputs, format_), work, minhash, working))
+
+
+@app.command()
+def match(
+    work: WorkFolder,
+    threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
+    exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; run this first, and once.")] = False,
+    part: PartText = "0/1",
+) -> None:
+    """Find near copies by their signatures, or with `--exact` mark exact copies: the second step of deduplication."""
+    from data_tools.corpus.copies.dedupe import find_pairs, mark_exact
+    from data_tools.read.input_chunks import TaskPart
+
+    with _show_documents_done("matching"):
+        found = mark_exact(work) if exact else find_pairs(work, threshold, TaskPart.parse(part))
+    echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")
+
+
+@app.command()
+def join(
+    work: WorkFolder,
+    parts: Annotated[int, typer.Option(help="Number of parts (--part) in which `match` ran.")] = 1,
+    keep: Keep = "first",
+) -> None:
+    """Join the pairs of near copies to groups and mark all documents but one of each as copies: the third step."""
+    from data_tools.corpus.copies.dedupe import mark_near
+
+    with _show_documents_done("joining"):
+        found = mark_near(work, keep, parts)
+    echo(f"{found} near copies")
+
+
+@app.command()
+def drop(
+    inputs: TextInputs, work: WorkFolder, output: Output,
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Write the documents that are not marked as copies: the last step of deduplication in several tasks."""
+    from data_tools.corpus import build
+
+    with _options_with_progress(workers, part, key, on_error) as working:
+        _print(build.drop_copies(resolve_text_inputs(inputs, format_), work, output, working))
+
+
+@app.command()
+def decontaminate(
+    inputs: TextInputs,
+    output: Output,
+    against: Annotated[list[Path], typer.Option(help="A file of evaluation texts; may be given again.")],
+    action: Annotated[str, typer.Option(metavar="{cut,drop}", help="Cut passages out, or drop the document.")] = "cut",
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Remove passages that share 13 consecutive words with an evaluation text."""
+    from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
+
+    step = DecontaminateStep(read_passages(against), action)
+    _run(step, resolve_text_inputs(inputs, format_), output, workers, part, key, on_error)
+
+
+@app.command()
+def split(
+    inputs: TextInputs,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train.jsonl, valid.jsonl and test.jsonl.")],
+    ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
+    by: Annotated[str, typer.Option(metavar="{text,id}", help="What is hashed; equal ones stay together.")] = "text",
+    seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Split documents into train, valid and test by a hash of each document's text or id."""
+    from data_tools.corpus.flow.step_runner import run_step
+    from data_tools.corpus.split_sample_shuffle import SplitStep, split_outputs
+
+    step = SplitStep(_parse_ratios(ratios), seed, by)
+    with _options_with_progress(workers, part, key, on_error) as work:
+        sources = resolve_text_inputs(inputs, format_)
+        _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
+
+
+@app.command()
+def shuffle(
+    inputs: TextInputs, output: Output,
+    seed: Seed = 0, memory: Annotated[str, typer.Option(help="Memory to use.")] = "256MiB",
+    part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Put all documents in a random order, in two passes over the disk."""
+    from data_tools.corpus import split_sample_shuffle
+    from data_tools.corpus.flow.step_runner import report_path
+
+    memory_bytes = max(parse_size("--memory", memory), 1 << 20)
+    found = resolve_text_inputs(inputs, format_)
+    with _options_with_progress(1, part, key, on_error) as work:
+        _print(split_sample_shuffle.shuffle(found, output, work, report_path(output), seed, memory_bytes))
+
+
+@app.command()
+def sample(
+    inputs: TextInputs, output: Output,
+    fraction: Annotated[float | None, typer.Option(help="Share of the documents to draw, approximately.")] = None,
+    count: Annotated[int | None, typer.Option(help="Exact number of documents to draw.")] = None,
+    seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
+) -> None:  # fmt: skip
+    """Draw a random sample of the documents, which keep their order."""
+    from data_tools.corpus.split_sample_shuffle import SampleStep, sample_limit
+
+    work = _step_options(workers, part, key, on_error, None)
+    found = resolve_text_inputs(inputs, format_)
+    limit = sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed)
+    _run(SampleStep(limit, seed), found, output, workers, part, key, on_error)
+
+
+@app.command()
+def merge(
+    output: Annotated[Path, typer.Argument(help="The --output of all the parts: a file, or split's folder.")],
+) -> None:
+    """Join the part files that tasks with --part wrote into the file that a single task would have written."""
+    from data_tools.corpus.flow.step_runner import merge_outputs
+
+    for path, count in merge_outputs(output):
+        echo(f"{path}: joined {count} parts")
+
+
+@app.command()
+def build(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file: inputs, output, and the steps to run.")],
+    workers: Workers = None,
+) -> None:
+    """Run all corpus steps that a YAML file names; if stopped, a second run continues after the last whole step."""
+    from data_tools.corpus.build import build_corpus, read_recipe
+
+    settings = read_recipe(recipe)
+    with _show_documents_done() as report:
+        reports = build_corpus(settings, num_usable_cpus() if workers is None else workers, report)
+    for result in reports:
+        _print(result)
+    echo(f"{settings.output}/report.json has all of this")
+
+
+# ---- shared by the verbs ---------------------------------------------------------------------------------------------
+
+
+def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
+    from data_tools.corpus.flow.step_runner import report_path, run_step
+
+    with _options_with_progress(workers, part, key, on_error) as work:
+        _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
+
+
+def _step_options(
+    workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
+) -> StepOptions:
+    from data_tools.corpus.flow.step_runner import ReadOptions, StepOptions
+    from data_tools.read.chunk_content import OnError
+    from data_tools.read.input_chunks import TaskPart
+
+    if on_error not in ("stop", "skip"):
+        raise UsageError(f"--on-error={on_error} is neither stop nor skip. Use one of these.")
+    cores = num_usable_cpus() if workers is None else workers
+    return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report)
+
+
+@contextmanager
+def _options_with_progress(workers: int | None, part: str, key: str, on_error: str) -> Iterator[StepOptions]:
+    """Context manager: yield the options of a corpus step, and show the number of processed documents meanwhile. The
+    arguments are the values of --workers, --part, --key and --on-error.
+    """
+    with _show_documents_done() as report:
+        yield _step_options(workers, part, key, on_error, report)
+
+
+def _parse_ratios(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError as error:
+        raise UsageError(
+            f"--ratios={text} is not a list of numbers. Write the shares of train, valid and test as 0.98,0.01,0.01."
+        ) from error
+
+
+def _print(result: Report) -> None:
+    tally = result.tally
+    echo(
+        f"{result.step}: {plural(tally.num_in, 'document')} ({format_bytes(tally.bytes_in)}) -> "
+        f"{tally.num_out} ({format_bytes(tally.bytes_out)})"
+    )
+    for sign_, counts in (("-", tally.dropped), ("*", tally.changed)):
+        for cause, number in counts.most_common():
+            echo(f"  {sign_} {number} {cause}")
+
+
+@contextmanager
+def _show_documents_done(label: str = "starting") -> Iterator[Callable[[str, int], None]]:
+    """Context manager that shows the number of processed documents on stderr; yield a function that a step calls with
+    its name and that number. `label` is shown until the first call.
+    """
+    interrupted = "no output file was written. The same command begins anew; `build` goes on after its last whole step."
+    with progress(label, "documents", interrupted=interrupted) as progress_line:
+
+        def report(step: str, done: int) -> None:
+            progress_line.set_activity(step)
+            progress_line(done)
+
+        yield report
+
+
+@contextmanager
+def _show_bytes_fetched() -> Iterator[Callable[[int, int | None], None]]:
+    with progress("fetched", "bytes", interrupted="the same command goes on where this one was.") as progress_line:
+        bytes_before: int | None = None  # bytes that an earlier transfer brought
+
+        def report(done: int, total: int | None) -> None:
+            nonlocal bytes_before
+            bytes_before = done if bytes_before is None or done < bytes_before else bytes_before
+            progress_line(done, total or 0, bytes_before)
+
+        yield report

@@ -1,0 +1,364 @@
+"""`lmtrain data`: inspect, verify, join, split and index .bin/.idx datasets, by the functions of lmtrain.data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmtrain.cli.inspect.dataset_view import (
+    dataset_facts,
+    document_rows,
+    print_dataset,
+    print_documents,
+    print_samples,
+    sample_row,
+)
+from lmtrain.cli.keys.shell_completion import complete_override
+from lmtrain.cli.screen.console import print_facts, print_table
+from lmtrain.cli.screen.print_output import echo, print_json, progress
+from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_output_file
+from lmtrain.config.compose import compose
+from lmtrain.errors import DataError, UsageError
+from lmtrain.units import format_count, plural
+
+if TYPE_CHECKING:
+    from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.train.run_config import RunConfig
+
+app = typer.Typer(no_args_is_help=True)
+_UNWRITTEN = "the dataset being written is not there. Begin again, with --overwrite if the first of several is done."
+
+Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset: its .bin's path without the suffix.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing datasets.")]
+TokenizerPath = Annotated[
+    Path | None, typer.Option(help="The tokenizer of a dataset that carries none: a file or folder.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", autocompletion=complete_override,
+        help="The settings of the run, as `lmtrain pretrain` takes them."),
+]
+
+
+@app.command()
+def inspect(
+    prefix: Prefix,
+    all_: Annotated[bool, typer.Option("--all", help="Also the whole sidecar.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` shows the same."""
+    facts = dataset_facts(prefix)
+    return print_json(facts) if as_json else print_dataset(facts, all_)
+
+
+@app.command()
+def verify(
+    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to check.")],
+    as_json: Json = False,
+) -> None:
+    """Read every byte of datasets and check their index, token ids and checksum; stop at the first damage."""
+    from lmtrain.data.store import dataset_operations
+    from lmtrain.data.store.indexed_dataset import IndexedDataset
+
+    facts = []
+    for prefix in prefixes:
+        dataset = IndexedDataset.open(prefix)
+        with progress(f"reading {dataset.prefix}"):
+            facts.append({"dataset": str(dataset.prefix)} | dataset_operations.verify(dataset))
+        if not as_json:
+            comparison = _describe_content_check(facts[-1])
+            echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {comparison}")
+    if as_json:
+        print_json(facts)
+
+
+@app.command()
+def merge(
+    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to join, in this order.")],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=parse_output_file, help="The dataset to make.")],
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Join datasets that have the same dtype and tokenizer into one; the counts in their sidecars are added up."""
+    from lmtrain.data.store import dataset_operations
+
+    with progress(f"writing {output}", interrupted=_UNWRITTEN):
+        dataset_operations.merge(prefixes, output, overwrite=overwrite)
+    _print_written([output], as_json)
+
+
+@app.command()
+def split(
+    prefix: Prefix,
+    shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
+    output: Annotated[
+        list[Path],
+        typer.Option(metavar="PREFIX", parser=parse_output_file, help="A dataset to make; once for each share."),
+    ],
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Split a dataset at document borders into two or three datasets, each with its documents in the original order."""
+    from lmtrain.data.store import dataset_operations
+
+    try:
+        wanted = [float(share) for share in shares.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
+    with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
+        dataset_operations.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
+    _print_written(output, as_json)
+
+
+@app.command()
+def show(
+    prefix: Annotated[
+        str | None, typer.Argument(metavar="[PREFIX]", help="A dataset; not with --run, which names its own.")
+    ] = None,
+    overrides: Overrides = None,
+    sample: Annotated[
+        list[int] | None, typer.Option("--sample", metavar="NUMBER", help="A training sample, as a run numbers them.")
+    ] = None,
+    document: Annotated[
+        list[int] | None, typer.Option("--document", metavar="NUMBER", help="A document, from 0.")
+    ] = None,
+    random: Annotated[int | None, typer.Option(min=1, help="Draw this many documents at random. [default: 3]")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --random: seed of the draw.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="With --sample: a run's folder, for its data and settings.")
+    ] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Show at most so many tokens of each. [default: all]")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
+    tokenizer: TokenizerPath = None,
+    config_dir: ConfigDir = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Show documents of a dataset, or training samples as the model reads them, as text or token ids.
+
+    A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
+    """
+    words = [*([prefix] if prefix else []), *(overrides or [])]
+    given = [word for word in words if "=" not in word]
+    settings = [word for word in words if "=" in word]
+    chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]
+    if len(chosen) > 1:
+        raise UsageError(f"--{' and --'.join(chosen)} were given together. Give only one of them.")
+    for name, value, needs in (
+        ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
+        (settings[0] if settings else "", settings or None, "sample"),
+    ):  # fmt: skip
+        if value is not None and needs != (chosen or ["random"])[0]:
+            raise UsageError(f"{name} is for --{needs} NUMBER, which was not given. Add it, or leave {name} out.")
+    if len(given) > 1:
+        numbers = " ".join(f"--document {word}" for word in given[1:] if word.isdecimal())
+        way_out = f"A document is shown by its number, from 0: {numbers}." if numbers else "Show one at a time."
+        raise UsageError(f"{' and '.join(given)} are {len(given)} datasets. {way_out}")
+    if run is None and not given:
+        raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
+    if sample:
+        settings += [] if tokenizer is None else [f"data.tokenizer={tokenizer}"]
+        return _show_samples(sample, given, settings, run, config_dir, most, ids, as_json)
+    return _show_documents(Path(given[0]), document, random or 3, seed or 0, most, ids, tokenizer, as_json)
+
+
+@app.command(hidden=True)
+def sample(
+    prefix: Prefix,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many documents.")] = 3,
+    seed: Annotated[int, typer.Option(help="Another seed, other documents.")] = 0,
+    most: Annotated[int, typer.Option(min=1, help="Show so many tokens of a document.")] = 200,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
+    tokenizer: TokenizerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Show random documents: the older spelling of `lmtrain data show PREFIX --random N`."""
+    _show_documents(prefix, None, number, seed, most, ids, tokenizer, as_json)
+
+
+@app.command(hidden=True)
+def decode(
+    prefix: Prefix,
+    documents: Annotated[list[int], typer.Argument(metavar="DOCUMENT", help="Numbers of documents, from 0.")],
+    most: Annotated[int | None, typer.Option(min=1, help="Show so many tokens of a document. [default: all]")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
+    tokenizer: TokenizerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Show documents: the older spelling of `lmtrain data show PREFIX --document N`."""
+    _show_documents(prefix, documents, 0, 0, most, ids, tokenizer, as_json)
+
+
+@app.command()
+def stats(prefix: Prefix, as_json: Json = False) -> None:
+    """Show how many documents a dataset has by length, as a histogram."""
+    from lmtrain.data.store import dataset_operations
+    from lmtrain.data.store.indexed_dataset import IndexedDataset
+
+    dataset = IndexedDataset.open(prefix)
+    counts, facts = dataset_operations.length_histogram(dataset)
+    bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
+    if as_json:
+        return print_json(facts | {"lengths": bars})
+    lines = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.1f}")
+             for name, value in facts.items()]  # fmt: skip
+    print_facts(f"dataset {dataset.prefix}", lines)
+    echo("\ntokens in a document")
+    highest = max((bar["documents"] for bar in bars), default=0) or 1
+    for bar in bars:
+        label = f"{bar['from']}-{bar['to']}" if bar["to"] > bar["from"] else str(bar["from"])
+        echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
+    return None
+
+
+@app.command()
+def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
+    """Build the index files that a run with these settings needs, so that the run does not have to build them at its
+    start.
+    """
+    from lmtrain.train.before.preflight import load_data
+
+    began = perf_counter()
+    made = load_data(_compose(overrides, config_dir))[2]
+    facts = {
+        "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
+    }  # fmt: skip
+    lines = ((name, f"{value:,}") for name, value in facts.items())
+    return print_json(facts) if as_json else print_facts("indexes are built", lines)
+
+
+@app.command()
+def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
+    """Show how many samples and tokens each dataset contributes to a run with these settings."""
+    from lmtrain.train.before.preflight import load_data
+
+    config = _compose(overrides, config_dir)
+    rows = load_data(config, with_validation=False)[2].contributions(config.seq_len)
+    if as_json:
+        return print_json(rows)
+    total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in rows[0] if key != "dataset"}
+    total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}
+    counts = ("documents", "samples", "run_samples", "run_tokens")
+    return print_table([
+        {"<dataset": row["dataset"], "share": f"{row['share']:.4%}"}
+        | {name.replace("_", " "): format_count(row[name]) for name in counts}
+        | {"epochs": f"{row['epochs']:.3g}"}
+        for row in [*rows, total]
+    ])  # fmt: skip
+
+
+def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
+    from lmtrain.train.run_config import RunConfig
+
+    return compose(RunConfig, list(overrides or []), config_dir=config_dir)
+
+
+def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
+    from lmtrain.data.store.indexed_dataset import dataset_file
+    from lmtrain.tokenizer.base import Tokenizer
+
+    beside = dataset_file(dataset.prefix, ".tokenizer.json")
+    if given is None and not beside.exists():
+        raise UsageError(
+            f"{dataset.prefix} was stored without a tokenizer. Add --tokenizer PATH, or --ids to show token ids."
+        )
+    tokenizer = Tokenizer.load(given or beside)
+    if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise DataError(
+            f"{given or beside} has the fingerprint {tokenizer.fingerprint[:12]}, and {dataset.prefix} was written "
+            f"with {dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or --ids to show token ids."
+        )
+    return tokenizer
+
+
+def _show_documents(
+    prefix: Path, documents: list[int] | None, num_random: int, seed: int, max_tokens: int | None, ids: bool,
+    tokenizer: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the documents with these numbers, or `num_random` random ones if `documents` is None, each cut to
+    `max_tokens` tokens. With `ids`, token ids are printed instead of text.
+    """
+    import numpy as np
+
+    from lmtrain.data.dataset import permute
+    from lmtrain.data.store.document_boundaries import use_recorded_checksums
+    from lmtrain.data.store.indexed_dataset import IndexedDataset
+
+    dataset = IndexedDataset.open(prefix)
+    use_recorded_checksums(dataset)
+    if documents is None:
+        count = min(num_random, dataset.num_documents)
+        documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
+    rows = [*document_rows(dataset, documents, max_tokens, None if ids else _tokenizer_of(dataset, tokenizer))]
+    return print_json(rows, ensure_ascii=False) if as_json else print_documents(rows, max_tokens)
+
+
+def _show_samples(
+    numbers: list[int], prefixes: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
+    max_tokens: int | None, ids: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from lmtrain.checkpoint.find_and_prune import latest_checkpoint
+    from lmtrain.config.settings_builder import build_settings
+    from lmtrain.runfolder.file_names import CHECKPOINTS
+    from lmtrain.runfolder.folder_reader import read_settings
+    from lmtrain.train.before.preflight import load_data
+    from lmtrain.train.before.resume_checks import open_resume_checkpoint, split_rule_of
+    from lmtrain.train.run_config import RunConfig, with_resolved_paths
+
+    if run is not None and (prefixes or settings):
+        raise UsageError(f"--run={run} has its own data and settings, and {(prefixes + settings)[0]} was given too. "
+                         "Give the run alone, or a dataset with settings.")  # fmt: skip
+    paths = [f"data.path={path}" for path in prefixes]
+    config = _compose([*paths, *settings], config_dir) if run is None else build_settings(
+        RunConfig, with_resolved_paths(read_settings(run), run)
+    )  # fmt: skip
+    # because: what data.split keeps from training is as the run began with it
+    newest = None if run is None else latest_checkpoint(run / CHECKPOINTS)
+    split_rule = split_rule_of(open_resume_checkpoint(config, newest))
+    tokenizer, _, data = load_data(config, with_validation=run is not None, split_rule=split_rule)
+    rows = [sample_row(data, number, max_tokens, tokenizer) for number in numbers]
+    return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)
+
+
+def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
+    from lmtrain.data.store.indexed_dataset import IndexedDataset
+
+    facts: list[dict[str, Any]] = [
+        {"dataset": str(made.prefix), "documents": made.num_documents, "tokens": made.num_tokens}
+        for made in map(IndexedDataset.open, prefixes)
+    ]
+    if as_json:
+        print_json(facts)
+    else:
+        for row in facts:
+            documents, tokens = row["documents"], row["tokens"]
+            echo(
+                f"{row['dataset']}: {plural(documents, 'document', f'{documents:,}')}, "
+                f"{plural(tokens, 'token', f'{tokens:,}')}"
+            )
+
+
+def _describe_content_check(facts: dict[str, Any]) -> str:
+    """Return the end of the sentence "dataset is whole: ..." that states what the verified content was compared with:
+    the sidecar's hash, the record of an earlier run, or nothing. `facts` is the report of `dataset_operations.verify`.
+    """
+    if not facts["compared_with_sidecar"]:
+        seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""
+        return f"and no sidecar to compare with{seen}"
+    unsigned = "; the sidecar is of an older lmtrain and has no hash of itself"
+    return f"as its sidecar says{'' if facts['sidecar_has_hash'] else unsigned}"
+
+
+def _bar(share: float, width: int) -> str:
+    """Draw a bar in eighths of a character."""
+    whole, eighths = divmod(round(share * width * 8), 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths]

@@ -1,0 +1,171 @@
+"""`lmtrain preprocess`: tokenize text files to a dataset, by data_tools.preprocess, and show the progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from lmtrain.cli.screen.print_output import echo, print_json, print_notice, progress
+from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_output_file, parse_size, resolve_text_inputs
+from lmtrain.runtime.processes.fault_injection import arm_from_env
+from lmtrain.runtime.processes.process_environment import num_usable_cpus
+from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
+
+if TYPE_CHECKING:
+    from data_tools.preprocess.pipeline import Progress, Summary
+
+_filter = partial(typer.Option, rich_help_panel="What is left out")
+_ends = partial(typer.Option, rich_help_panel="Where texts end")
+_bad = partial(typer.Option, rich_help_panel="Bad lines")
+
+
+def preprocess(
+    inputs: TextInputs,
+    tokenizer: Annotated[
+        Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="PREFIX", parser=parse_output_file, help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
+        ),
+    ],
+    workers: Annotated[int | None, typer.Option(help="Number of encoding processes. [default: one per core]")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key or column of the text; repeat it for one dataset PREFIX_KEY each. [default: text]"),
+    ] = None,
+    format_: InputFormat = None,
+    append_eod: Annotated[
+        bool | None,
+        _ends("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
+    ] = None,
+    prepend_bos: Annotated[
+        bool, _ends("--prepend-bos", help="Begin each document with the tokenizer's begin-of-text token.")
+    ] = False,
+    split_sentences: Annotated[
+        bool, _ends("--split-sentences", help="Make a sequence of every sentence, for BERT.")
+    ] = False,
+    lines_end_sentences: Annotated[
+        bool, _ends("--lines-end-sentences", help="With --split-sentences: a sentence ends with its line too.")
+    ] = False,
+    shard_tokens: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Start a new PREFIX-00000, -00001, ... after, say, 10B tokens.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    on_error: Annotated[
+        Literal["stop", "skip", "quarantine"],
+        _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content."),
+    ] = "stop",
+    max_bad: Annotated[int | None, _bad(min=0, help="Stop if there are more bad lines than this.")] = None,
+    max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="A longer line, row or file is bad.")] = "256MiB",
+    min_chars: Annotated[int | None, _filter(min=0, help="Documents with fewer characters than this.")] = None,
+    max_chars: Annotated[int | None, _filter(min=0, help="Documents with more characters than this.")] = None,
+    min_tokens: Annotated[int | None, _filter(min=0, help="Documents with fewer tokens than this.")] = None,
+    max_tokens: Annotated[int | None, _filter(min=0, help="Documents with more tokens than this.")] = None,
+    script: Annotated[
+        list[str] | None,
+        _filter(
+            metavar="NAME[:SHARE]",
+            help="Documents with a smaller share of their letters in this script, as in latin:0.9.",
+        ),
+    ] = None,
+    filter_: Annotated[
+        list[str] | None,
+        _filter(
+            "--filter", metavar="NAME",
+            help="Documents that this installed entry point of the group lmtrain.filters rejects.",
+        ),
+    ] = None,
+) -> None:
+    """Tokenize text into a dataset for training.
+
+    Started again after a kill, the same command goes on where it was.
+    """
+    from data_tools.preprocess import pipeline
+    from data_tools.preprocess.filters import Filters, parse_script
+    from data_tools.read.chunk_content import OnError
+    from data_tools.read.input_chunks import SizeLimits
+    from lmtrain.tokenizer.base import Tokenizer
+
+    arm_from_env()
+    options = pipeline.Options(
+        workers=num_usable_cpus() if workers is None else workers,
+        keys=tuple(key or ("text",)),
+        append_eod=append_eod,
+        prepend_bos=prepend_bos,
+        filters=Filters(
+            min_chars, max_chars, min_tokens, max_tokens, tuple(map(parse_script, script or ())), tuple(filter_ or ())
+        ),
+        split_sentences=split_sentences,
+        lines_end_sentences=lines_end_sentences,
+        on_error=OnError(on_error),
+        max_bad=max_bad,
+        limits=SizeLimits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
+        shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
+        overwrite=overwrite,
+    )
+    found = resolve_text_inputs(inputs, format_)
+    with _show_progress(inputs) as report:
+        summary = pipeline.preprocess(
+            found, Tokenizer.load(tokenizer), output, options, report=report, notify=print_notice
+        )
+    facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
+    return print_json(facts) if as_json else _print(summary)
+
+
+@contextmanager
+def _show_progress(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
+    again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
+    with progress("tokenized", "bytes", interrupted=f"no dataset is written yet; {again}.") as shown:
+        first, began = None, 0.0  # what an earlier run did is not counted
+
+        def show(now: Progress) -> None:
+            nonlocal first, began
+            if first is None:
+                first, began = now, perf_counter()
+            seconds = max(perf_counter() - began, 1e-9)
+            text = format_bytes((now.num_text_bytes - first.num_text_bytes) / seconds)
+            tokens = format_count((now.num_tokens - first.num_tokens) / seconds)
+            speed = "" if now is first else f"{text}/s, {tokens} tokens/s"
+            earlier = first.done_bytes if first.total_bytes else 0
+            shown(now.done_bytes if now.total_bytes else now.num_text_bytes, now.total_bytes, earlier, speed)
+
+        yield show
+
+
+def _print(summary: Summary) -> None:
+    echo(
+        f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
+        f"{format_bytes(summary.num_bytes)} of text -> "
+        f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
+        f"in {format_seconds(summary.seconds)}"
+    )
+    losses = ((summary.rejects, "bad line", "left out"), (summary.filtered, "document", "filtered out"))
+    for counts, what, done in losses:
+        if counts:
+            parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
+            echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
+    _print_lengths(summary.lengths)
+    for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
+        echo(f"  {name}")
+
+
+def _print_lengths(lengths: dict[str, int]) -> None:
+    """Print a histogram of document lengths, one bar for each power of two. `lengths` maps a range of tokens, such as
+    "64-127", to the number of documents.
+    """
+    largest = max(lengths.values())
+    first = next(i for i, count in enumerate(lengths.values()) if count)
+    echo("tokens a document:")
+    for name, count in list(lengths.items())[first:]:
+        bar = "#" * -(-40 * count // largest)
+        echo(f"{name:>21} {format_count(count):>6} {bar}".rstrip())

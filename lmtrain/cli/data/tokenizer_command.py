@@ -1,0 +1,104 @@
+"""`lmtrain tokenizer`: train a tokenizer, or show one, by the functions of lmtrain.tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lmtrain.cli.screen.print_output import echo, progress
+from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_count_option, resolve_text_inputs
+from lmtrain.errors import DataError, OutputError, UsageError
+from lmtrain.units import plural
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command()
+def train(
+    inputs: TextInputs,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
+    vocab_size: Annotated[
+        int,
+        typer.Option(
+            metavar="N", parser=parse_count_option, help="Size of the vocabulary, including special tokens."
+        ),
+    ],
+    kind: Annotated[
+        Literal["bpe", "wordpiece"], typer.Option(help="bpe as in GPT-2, or wordpiece as in BERT.")
+    ] = "bpe",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case and strip accents (wordpiece).")] = False,
+    key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
+    format_: InputFormat = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
+) -> None:
+    """Train a tokenizer on texts; the same texts give the same tokenizer."""
+    from data_tools.read.chunk_content import ALL_READ, SourceTexts
+    from data_tools.read.find_input_files import find_sources
+    from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+
+    if lowercase and kind == "bpe":
+        raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
+    sources = find_sources(resolve_text_inputs(inputs, format_))
+    total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
+    with progress("read", "bytes", interrupted="nothing is written.") as shown:
+
+        def report(done: int) -> None:
+            shown.set_activity(f"learning {vocab_size} pieces" if done == ALL_READ else "read")
+            if done != ALL_READ:
+                shown(done, total)
+
+        texts: Iterable[str] = SourceTexts(sources, key, report=report)
+        if "-" in inputs:
+            texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
+        texts = _with_text(texts)
+        made = train_bpe(texts, vocab_size) if kind == "bpe" else train_wordpiece(texts, vocab_size, lowercase)
+    path = output / "tokenizer.json"
+    if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
+        raise OutputError(
+            f"{path} exists already and is a different tokenizer. Choose another --output, or add --overwrite."
+        )
+    made.save(path)
+    few = "" if made.vocab_size >= vocab_size else f"; the text has no more of the {vocab_size:,} that were asked for"
+    echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces{few}, fingerprint {made.fingerprint[:12]}")
+
+
+def _with_text(texts: Iterable[str]) -> Iterable[str]:
+    """Return the texts unchanged. Raise DataError if all are blank, as the tokenizer would then hold only bytes."""
+    ahead = iter(texts)
+    first = next((text for text in ahead if text.strip()), None)
+    if first is None:
+        raise DataError(
+            "All input texts are empty, so there is nothing to train a tokenizer on. Check the files and --key."
+        )
+    return chain([first], ahead) if ahead is texts else texts
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A tokenizer's file or folder.")],
+    text: Annotated[str | None, typer.Argument(help="A text to tokenize.")] = None,
+) -> None:
+    """Show a tokenizer's kind, size and special tokens, and the tokens of a text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.tokenizer.base import Tokenizer
+
+    tokenizer = Tokenizer.load(path)
+    special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
+    echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
+    echo(f"fingerprint {tokenizer.fingerprint}")
+    if text is None:
+        return
+    ids = tokenizer.encode(text)
+    echo(f"{plural(len(ids), 'token')}, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
+    table = Table("id", "piece")
+    for number in ids:
+        piece = tokenizer.piece(number)
+        table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
+    PlainConsole().print(table)

@@ -1,0 +1,58 @@
+"""`lmtrain env`: print the facts about this machine and installation that a bug report needs."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.print_output import print_json, print_message
+from lmtrain.cli.shared_options import Json
+from lmtrain.runtime.processes.process_environment import (
+    NodeRanks,
+    ProcessEnv,
+    environment_report,
+    has_compiled_helpers,
+)
+from lmtrain.units import format_bytes
+
+
+def env(as_json: Json = False) -> None:
+    """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
+    import torch
+
+    from lmtrain.runtime.machine.device import device_name, memory_stats, pick_device
+
+    device = pick_device("auto")
+    report = environment_report() | {
+        "device": device_name(device),
+        "device_memory": format_bytes(memory_stats(device).total_bytes),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "compiled_helpers": has_compiled_helpers(),
+        "ranks": _describe_rank_start(),
+    }
+    if as_json:
+        return print_json(report)
+    for key, value in report.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v}" for k, v in value.items())
+        print_message(PlainConsole(), f"{key:18} {'none' if value is None else value}")
+    return None
+
+
+def _describe_rank_start() -> str:
+    """Return how a run on this machine would start its ranks: forked from one server process, or each as a process of
+    its own, with the reason why it cannot be forked. Starts and stops such a server to find out.
+    """
+    from lmtrain.cli.ranks.launch_ranks import TRAINING_IMPORTS
+    from lmtrain.runtime.processes.rank_starter import Program, RankStarter
+
+    reasons: list[str] = []
+    environment, host = NodeRanks(1).shared_environment(), ProcessEnv.detect().host
+    program = Program([], imports=TRAINING_IMPORTS)
+    starter = RankStarter(program, environment, host, report=reasons.append, explain_no_server=reasons.append)
+    with closing(starter):
+        starter.open()
+    if not reasons:
+        return "forked from one process, which imports for all of them"
+    return f"each started by itself ({'; '.join(reasons)})"

@@ -1,0 +1,296 @@
+"""`lmtrain eval`: score a checkpoint on tasks; print results with their recipes as a table or as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data_tools.read.find_input_files import Source, find_sources
+from lmtrain.cli.keys.shell_completion import complete_task
+from lmtrain.cli.ranks.launch_ranks import (
+    NumPerNode,
+    NumProcesses,
+    ProcessOptions,
+    detect_process,
+    launch_evaluation,
+)
+from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.shared_options import (
+    Device,
+    InputFormat,
+    Plugins,
+    Precision,
+    refuse_unused_options,
+    resolve_text_inputs,
+)
+from lmtrain.errors import MissingInputError, OutputError, UsageError
+from lmtrain.runtime.files.safe_files import check_output_folder, refuse_special_file
+from lmtrain.runtime.processes.stop_signals import unblock_stops
+
+if TYPE_CHECKING:
+    from lmtrain.cli.eval.run_tasks import Job
+    from lmtrain.eval.texts import TextInput
+
+Layout = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="parallel.KEY=VALUE",
+        help="With several processes: how they share the model, as in parallel.tp=2 parallel.pp=2; what these leave "
+        "are copies of it, each with batches of its own.",
+    ),
+]
+_OPTIONS_FOR_FILES = ("compare", "output", "as_json", "full", "plugin")  # with two results files
+
+
+def evaluate(
+    context: typer.Context,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's.",
+        ),
+    ] = None,
+    layout: Layout = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Task to evaluate; each needs its own --data.", autocompletion=complete_task),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="The task's file, a .bin/.idx prefix, or any input of `lmtrain preprocess`."),
+    ] = None,
+    key: Annotated[str, typer.Option(help="Key or column of the text, unless the task fixes it.")] = "text",
+    format_: InputFormat = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its counts.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows scored together.")] = 8,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens between windows, unless the task fixes it.")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a window. [default: all that the model sees]")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N items: a quick look, marked as partial.")
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="all|N,N", help="All checkpoints of a run, or these: the measure over training."),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A B", help="Two checkpoints, or two --output files with --samples: B less A, and how sure that is."
+        ),
+    ] = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write JSON to this file; a killed call continues."),
+    ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a row of JSON for every item to this file.")
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show all measures and facts that the JSON has.")] = False,
+    list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
+    nproc: NumProcesses = None,
+    nproc_per_node: NumPerNode = None,
+) -> None:  # fmt: skip
+    """Evaluate a checkpoint with a published protocol or on any text.
+
+    Each result is printed with the counts it was divided by, the way its text was cut into windows, and the sum from
+    which it follows.
+    """
+    if list_tasks:
+        return _print_tasks(as_json)
+    if compare is not None and checkpoint is not None and "=" in str(checkpoint):
+        checkpoint, layout = None, [str(checkpoint), *(layout or [])]
+    _check_comparison(context, checkpoint, compare, steps)
+    _check_outputs(output, samples)
+    compares_files = compare is not None and all(path.is_file() for path in compare)
+    jobs = [] if compares_files else _build_jobs(task, data, baseline, format_, key)
+    if checkpoint is None and compare is None:
+        raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
+    processes = ProcessOptions(nproc, nproc_per_node)
+    env = detect_process(processes)
+
+    from lmtrain.cli.eval.model_source import check_device, choose_layout, find_model
+    from lmtrain.cli.eval.run_tasks import (
+        Options,
+        Session,
+        compare_files,
+        compare_models,
+        evaluate_one,
+        evaluate_steps,
+        find_step_checkpoints,
+    )
+    from lmtrain.eval.model_source import check_kind
+    from lmtrain.eval.task import choose_window
+
+    options = Options(
+        baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
+        precision=precision, output=output, samples=samples, as_json=as_json, full=full,
+    )  # fmt: skip
+    if compare is not None and compares_files:
+        return compare_files(*compare, options)
+    unblock_stops()
+    # because: errors are reported at once if the checks come before the import of torch
+    paths = list(compare or ()) if checkpoint is None else [checkpoint]
+    if checkpoint is not None and steps is not None:
+        paths = find_step_checkpoints(checkpoint, steps)
+    sources = [find_model(path) for path in paths]
+    layouts = [choose_layout(layout or [], source.settings, env) for source in sources]
+    check_device(device, env)
+    for task_of_job, _ in jobs:
+        for source in sources:
+            check_kind(task_of_job, causal=source.settings.shape.causal, pairs="pair" in source.settings.terms)
+            choose_window(task_of_job, source.settings.shape.seq_len, seq_len)
+    if env.world_size > 1 and "-" in (data or []):
+        raise UsageError(
+            f"--data=- is standard input, which only one process can read, and the evaluation has {env.world_size} "
+            "processes. Write the text to a file."
+        )
+    if processes.are_started:
+        return launch_evaluation(context.obj, env)
+    session = Session(jobs, options, env, layouts)
+    if compare is not None:
+        return compare_models(sources, session)
+    return evaluate_one(sources[0], session) if steps is None else evaluate_steps(sources, session)
+
+
+def _check_comparison(
+    context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
+) -> None:
+    """Raise a UsageError if an option was given that --compare or --steps ignores, or if --compare has a file and a
+    folder.
+    """
+    subject, unused = "", set[str]()
+    if compare is not None:
+        subject, unused = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
+        if all(path.is_file() for path in compare):
+            subject = "--compare of two results files"
+            unused = set(context.params) - {*_OPTIONS_FOR_FILES, "list_tasks"}
+        elif any(path.is_file() for path in compare):
+            raise UsageError(
+                f"--compare {compare[0]} {compare[1]} mixes a file and a folder. Give two results files or two "
+                "checkpoints."
+            )
+    elif steps is not None:
+        subject, unused = "--steps", {"samples", "baseline"}
+    if checkpoint is None:
+        unused.discard("checkpoint")
+    refuse_unused_options(context, unused, subject)
+
+
+def _check_outputs(output: Path | None, samples: Path | None) -> None:
+    """Raise if the file of --output or --samples cannot be written, or if both are the same, before hours of scoring.
+    """
+    for name, path in (("--output", output), ("--samples", samples)):
+        if path is None:
+            continue
+        refuse_special_file(path)
+        if path.is_dir():
+            raise OutputError(f"{name}={path} is a folder. Give a file's name.")
+        check_output_folder(path.parent, f"The folder of {name}={path}", check_lock=False)
+    if output is not None and samples is not None and output.absolute() == samples.absolute():
+        raise UsageError(f"--output and --samples are both {output}. Give two different files.")
+
+
+def _build_jobs(
+    task_ids: list[str] | None, data_options: list[str] | None, baseline: Path | None, format_: str | None, key: str
+) -> list[Job]:
+    """Return (task, function that reads its data) for each --task and its --data, whose values are `task_ids` and
+    `data_options`. Raise on wrong ones, before any model is loaded.
+
+    `names` and `sources` are the values of --task and --data.
+    """
+    from lmtrain.eval.recipes.text_facts import dataset_prefix
+    from lmtrain.eval.task import TextTask, all_tasks, find_task
+    from lmtrain.units import plural
+
+    task_ids, data_options = task_ids or [], data_options or []
+    tasks = [find_task(name) for name in task_ids]
+    if not task_ids:
+        raise UsageError("No task was given. Give --task and --data, one for each; `lmtrain eval --list` shows them.")
+    if len(task_ids) != len(data_options):
+        raise UsageError(
+            f"{plural(len(task_ids), 'task')} and {plural(len(data_options), 'file')} to measure on were given. "
+            "Give --task and --data, one for each; `lmtrain eval --list` shows the tasks."
+        )
+    if baseline is not None and not any(task.compares for task in tasks):
+        usable_tasks = ", ".join(name for name, task in all_tasks().items() if task.compares)
+        raise UsageError(
+            f"--baseline={baseline} needs a task that scores whole documents. Leave it out, or use one of these tasks: "
+            f"{usable_tasks}."
+        )
+    jobs: list[Job] = []
+    reads_text = False
+    for task, source in zip(tasks, data_options, strict=True):
+        prefix = dataset_prefix(Path(source))
+        if prefix is not None or not isinstance(task, TextTask):
+            if prefix is None and not Path(source).exists():
+                raise MissingInputError(f"--data={source} does not exist. Give a file or a .bin/.idx prefix.")
+            jobs.append((task, partial(lambda path, report: path, Path(source))))
+        elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
+            raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
+        else:
+            jobs.append((task, partial(read_texts, find_sources(resolve_text_inputs([source], format_)), key)))
+            reads_text = True
+    if format_ is not None and not reads_text:
+        raise UsageError(
+            f"--format={format_} is the format of text files, and none of the given tasks reads text files. Leave it "
+            "out."
+        )
+    return jobs
+
+
+def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
+    """Read all documents of the sources into one input with a SHA-256: the file's hash if there is only one file, else
+    a hash of the documents.
+
+    `key` is the key or column of the text; `report` receives the number of bytes read.
+    """
+    from data_tools.read.chunk_content import ALL_READ, SourceTexts
+    from lmtrain.eval.texts import TextInput
+
+    texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else report(done))
+    texts_with_paths = list(texts.iterate_with_paths())
+    documents = [text for _, text in texts_with_paths]
+    files = {str(path): count for path, count in Counter(path for path, _ in texts_with_paths).items()}
+    if len(sources) == 1 and sources[0].num_bytes:
+        with open(sources[0].path, "rb") as file:
+            return TextInput(
+                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file", files
+            )
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.encode() + b"\0")
+    name = str(sources[0].path) if len(sources) == 1 else f"{len(sources)} files, the first {sources[0].path}"
+    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it", files)
+
+
+def _print_tasks(as_json: bool) -> None:
+    """Print all tasks with their recipes, as a table or as JSON."""
+    from lmtrain.eval.task import all_tasks
+
+    tasks = all_tasks()
+    if as_json:
+        return print_json([
+            {"id": name, "data": task.data, "headline": task.headline, "recipe": task.recipe}
+            for name, task in tasks.items()
+        ])  # fmt: skip
+    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.eval.report import render_tasks
+
+    return PlainConsole(highlight=False).print(render_tasks(tasks))

@@ -1,0 +1,408 @@
+"""The scoring of `lmtrain eval`: load a model, run its tasks in turn, print each result at once.
+
+Two models, or two results files with their samples, are compared item by item. Called by evaluate once the command line
+has been checked. If a journal lies beside an output file, the output is complete only if its "complete" is true.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from lmtrain import __version__
+from lmtrain.checkpoint.find_and_prune import list_checkpoints
+from lmtrain.cli.eval.model_source import open_model_loader
+from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.print_output import print_json, print_message
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
+from lmtrain.eval.model_source import ModelSource
+from lmtrain.eval.report import encode_rows, read_columns, render, render_comparison, sample_rows
+from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
+from lmtrain.eval.task import Result, Task, find_task
+from lmtrain.eval.texts import TextInput
+from lmtrain.observe.screen.command_progress import ProgressReporter, progress
+from lmtrain.observe.screen.metrics_row_text import sparkline
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
+from lmtrain.runtime.files.safe_files import atomic_file, read_json, write_json
+from lmtrain.runtime.processes.fault_injection import arm_from_env
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.units import format_measure
+
+if TYPE_CHECKING:
+    from lmtrain.eval.load_model import LoadedModel
+    from lmtrain.eval.resume_journal import Journal
+    from lmtrain.eval.run_task import Outcome
+    from lmtrain.eval.scoring import SharedAnswers
+
+_CURVE_WIDTH = 40  # characters
+# the function reads the task's data when the task starts
+Job = tuple[Task, Callable[[ProgressReporter], Path | TextInput]]
+Pair = tuple[Task, Side, Side]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command-line options on which scoring and printing depend."""
+
+    baseline: Path | None
+    batch_size: int
+    stride: int | None
+    seq_len: int | None
+    limit: int | None
+    device: str
+    precision: str
+    output: Path | None
+    samples: Path | None
+    as_json: bool
+    full: bool
+
+
+class Session:
+    """The state of an evaluation: tasks, options and layouts. All processes hold all results; only rank 0 prints."""
+
+    def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, layouts: Sequence[ParallelSettings]) -> None:
+        """Create a session; `layouts` has one layout for each model."""
+        arm_from_env()
+        self.options, self._env, self._layouts, self.jobs = options, env, layouts, jobs
+        self.console = PlainConsole(stderr=True, quiet=env.rank > 0)
+        self.screen = PlainConsole(highlight=False, quiet=env.rank > 0 or options.as_json)
+        self._inputs: dict[int, Path | TextInput] = {}  # by job number: data is read once for all models
+
+    @contextmanager
+    def open_loader(self) -> Iterator[Callable[[ModelSource, int], LoadedModel]]:
+        """Context manager: open the process group and yield `load(source, number)`, which loads a model in the
+        session's layout of that number.
+        """
+        with open_model_loader(self._env, self._layouts, self.options.device, self.options.precision) as load:
+
+            def load_model(source: ModelSource, number: int) -> LoadedModel:
+                with progress(self.console, f"loading {source.path.name}"):
+                    return load(source, self._layouts[number])
+
+            yield load_model
+
+    def open_journal(self) -> AbstractContextManager[Journal]:
+        """Open the journal beside the --output file, from which a killed evaluation continues. The process group must
+        be open.
+        """
+        from lmtrain.eval.resume_journal import open_journal
+        from lmtrain.runtime.processes.process_group import broadcast_from_rank0
+
+        output = self.options.output if self._env.rank == 0 else None
+        return open_journal(output, lambda message: print_message(self.console, message), broadcast_from_rank0)
+
+    def write(self, document: dict[str, Any]) -> None:
+        """Write the results document to --output, on rank 0."""
+        if self.options.output is not None and self._env.rank == 0:
+            write_json(self.options.output, document)
+
+    def write_samples(self, path: Path, encoded_rows: Sequence[bytes]) -> dict[str, str]:
+        """Write the encoded rows of all items to `path`, on rank 0 only. Return the entry for the results file: `file`,
+        the path relative to that file, and `sha256`.
+        """
+        if self._env.rank > 0:
+            return {}
+        with atomic_file(path) as file:
+            file.writelines(encoded_rows)
+        written_path = str(path) if self.options.output is None else os.path.relpath(path, self.options.output.parent)
+        return {"file": written_path, "sha256": hashlib.sha256(b"".join(encoded_rows)).hexdigest()}
+
+    def print_result(self, document: dict[str, Any]) -> None:
+        """Print the document with --json, on rank 0; called after a failure too, with the results before it."""
+        if self.options.as_json and self._env.rank == 0:
+            print_document(document)
+
+    def evaluate_tasks(self, loaded: LoadedModel, journal: Journal) -> Iterator[Outcome]:
+        """Run all tasks on a model; yield each task's outcome when the task ends."""
+        import torch
+
+        from lmtrain.eval.resume_journal import model_identity
+        from lmtrain.eval.scoring import SharedAnswers
+
+        subject, facts = loaded.subject, loaded.facts
+        computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
+        journal.set_identity(model_identity(Path(facts["checkpoint"]), *computed))
+        shared_answers = SharedAnswers() if len(self.jobs) > 1 else None
+        for number, (task, _) in enumerate(self.jobs):
+            yield self._evaluate_task(task, self._read_input(number), loaded, journal, shared_answers)
+
+    def _read_input(self, number: int) -> Path | TextInput:
+        """Return the data of task `number`: read on first use, then cached for the next model."""
+        if number not in self._inputs:
+            task, read = self.jobs[number]
+            with progress(self.console, f"{task.id}: read", "bytes", stop_note="nothing is written.") as reporter:
+                self._inputs[number] = read(reporter)
+        return self._inputs[number]
+
+    def _evaluate_task(
+        self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, journal: Journal,
+        shared_answers: SharedAnswers | None,
+    ) -> Outcome:  # fmt: skip
+        """Run one task on a model. Scores that an earlier, killed call stored in the journal are not computed again;
+        nor are those that another task has added to `shared_answers`.
+        """
+        from data_tools.corpora.recipe import published_hashes
+        from lmtrain.eval.run_task import run
+
+        options, way_out = self.options, "the same command goes on from here."
+        stopped = way_out if options.output else "nothing is kept. With --output FILE the same command would go on."
+        with progress(self.console, f"{task.id}: fed", "tokens", stop_note=stopped) as reporter:
+            return run(
+                task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
+                hashes=published_hashes() if task.published else None, batch_size=options.batch_size, cache=journal,
+                shared_answers=shared_answers, progress=reporter,
+            )  # fmt: skip
+
+    def add_baselines(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:
+        """Return the outcome with unigram and bigram baselines added, counted on the dataset of --baseline. Without
+        --baseline, for a task that does not score whole documents, and on ranks other than 0, return it unchanged.
+        """
+        if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
+            return outcome
+        with progress(self.console, "counting for the baselines"):
+            result = add_baselines(
+                outcome.result, outcome.prepared, self.options.baseline, loaded.subject.tokenizer
+            )
+        return replace(outcome, result=result)
+
+
+def evaluate_one(source: ModelSource, session: Session) -> None:
+    """Evaluate one model. Each result is written and printed as soon as it is there, so it is kept if a later task
+    fails.
+    """
+    options, lines = session.options, list[bytes]()
+    document = new_document("lmtrain evaluation", model={}, results=[])
+
+    def add(outcome: Outcome, loaded: LoadedModel) -> None:
+        outcome = session.add_baselines(outcome, loaded)
+        if options.samples is not None:
+            prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
+            lines.append(encode_rows(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
+            document["samples"] = session.write_samples(options.samples, lines)
+        document["results"].append(outcome.result.to_dict())
+        session.write(document)
+        session.screen.print(render(outcome.result, loaded.facts, full=options.full))
+
+    with ExitStack() as stack:
+        try:
+            pending: list[Outcome] = []
+            with session.open_loader() as load:
+                loaded = load(source, 0)
+                document["model"] = loaded.facts
+                journal = stack.enter_context(session.open_journal())
+                for outcome in session.evaluate_tasks(loaded, journal):
+                    if options.baseline is None:
+                        add(outcome, loaded)
+                    else:  # because: only rank 0 counts baselines, which may take longer than the peers' timeout
+                        pending.append(outcome)
+            for outcome in pending:
+                add(outcome, loaded)
+            document["complete"] = True
+            session.write(document)
+        finally:
+            if document["results"]:
+                session.print_result(document)
+
+
+def new_document(format_: str, **rest: Any) -> dict[str, Any]:
+    """Return a results document of this version with `complete` False and further entries."""
+    return {"format": format_, "lmtrain": __version__, "complete": False, **rest}
+
+
+def print_document(document: dict[str, Any]) -> None:
+    print_json(document, ensure_ascii=False, allow_nan=False)
+
+
+def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
+    """Return the checkpoints of a run at the steps that `steps_option` lists ("all", or numbers with commas), oldest
+    first.
+    """
+    by_step = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
+    if not by_step:
+        raise MissingInputError(
+            f"{run} holds no checkpoints, and --steps evaluates those of a run. Give a run's folder."
+        )
+    if steps_option == "all":
+        return list(by_step.values())
+    numbers = [word.strip() for word in steps_option.split(",")]
+    if not all(word.isdecimal() and len(word) < 19 for word in numbers):
+        raise UsageError(f"--steps={steps_option} is neither all nor steps. Give all, or steps as in --steps 100,200.")
+    steps = sorted({int(word) for word in numbers})
+    if missing := [f"{step}" for step in steps if step not in by_step]:
+        raise MissingInputError(
+            f"{run} has no checkpoint of step {join_few(missing)}. It has "
+            f"{join_few(map(str, by_step), max_shown=12)}; --steps all evaluates all of them."
+        )
+    return [by_step[step] for step in steps]
+
+
+def evaluate_steps(sources: Sequence[ModelSource], session: Session) -> None:
+    """Evaluate several checkpoints of a run. Print a line for each result, and at the end the tables of the last
+    checkpoint and a sparkline of each headline measure over the steps.
+    """
+    document = new_document("lmtrain evaluation over steps", run=str(sources[0].path.parent), steps=[])
+    results_by_step: list[tuple[int, list[Result]]] = []
+    with ExitStack() as stack:
+        try:
+            with session.open_loader() as load:
+                journal = None
+                for number, source in enumerate(sources):
+                    loaded = load(source, number)
+                    journal = journal or stack.enter_context(session.open_journal())
+                    results_by_step.append((loaded.facts["step"], []))
+                    for outcome in session.evaluate_tasks(loaded, journal):
+                        results_by_step[-1][1].append(outcome.result)
+                        _print_step_result(session.screen, loaded.facts["step"], outcome.result)
+                    results = [result.to_dict() for result in results_by_step[-1][1]]
+                    document["steps"].append({"model": loaded.facts, "results": results})
+                    session.write(document)
+            document["complete"] = True
+            session.write(document)
+        finally:
+            if document["steps"]:
+                session.print_result(document)
+    for row in zip(*(results for _, results in results_by_step), strict=True):
+        session.screen.print()
+        session.screen.print(render(row[-1], loaded.facts, full=session.options.full))
+        _print_curve(session.screen, [step for step, _ in results_by_step], row)
+
+
+def _print_step_result(screen: Console, step: int, result: Result) -> None:
+    """Print the headline measure of one result and the step of its checkpoint, as one line."""
+    name = result.headline
+    low_high = [format_measure(name, edge) for edge in result.intervals.get(name, ())]
+    interval = f"  ({' to '.join(low_high)})" if low_high else ""
+    value = format_measure(name, result.measures[name])
+    screen.print(f"step {step:>9,}  {result.protocol}  {name} {value:>12}{interval}", soft_wrap=True)
+
+
+def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result]) -> None:
+    """Print a sparkline of one task's headline measure over the steps, and its best value. `results` holds one result
+    per step.
+    """
+    name = results[0].headline
+    values = [result.measures[name] for result in results]
+    if screen.encoding.startswith("utf"):
+        screen.print(f"curve  {sparkline(values, _CURVE_WIDTH)}  of {name} over {len(steps)} checkpoints")
+    finite: list[tuple[float, int]] = [(v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v)]
+    if finite:
+        best, step = max(finite) if name.endswith("accuracy") else min(finite)
+        screen.print(f"best   {format_measure(name, best)} at step {step:,}")
+
+
+def compare_files(a: Path, b: Path, options: Options) -> None:
+    """Compare the results files `a` and `b`, written with --output and --samples, item by item; write and print the
+    differences.
+    """
+    pairs, unpaired = _pair_results(_read_sides(a), _read_sides(b))
+    if not pairs:
+        raise DataError(f"{a} and {b} have no task in common: {'; '.join(unpaired)}. Evaluate both on the same task.")
+    document = new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}, left_out=unpaired)
+    comparisons = _compare_pairs(pairs, document)
+    if options.output is not None:
+        write_json(options.output, document)
+    if options.as_json:
+        print_document(document)
+    else:
+        _print_comparison(PlainConsole(highlight=False), pairs, comparisons, unpaired, options.full)
+
+
+def compare_models(sources: Sequence[ModelSource], session: Session) -> None:
+    """Evaluate two models, one after the other, and compare their results item by item; write and print the
+    differences.
+    """
+    sides: list[list[Side]] = []
+    models: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        with session.open_loader() as load:
+            journal = None
+            for number, source in enumerate(sources):
+                loaded = load(source, number)
+                journal = journal or stack.enter_context(session.open_journal())
+                name = str(loaded.facts["checkpoint"])
+                outcomes = session.evaluate_tasks(loaded, journal)
+                sides.append([Side(name, outcome.result, outcome.columns) for outcome in outcomes])
+                models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
+                del loaded  # because: two models need not fit in memory
+        pairs = [*zip((task for task, _ in session.jobs), sides[0], sides[1], strict=True)]
+        document = new_document("lmtrain comparison", a=models[0], b=models[1], left_out=[])
+        comparisons = _compare_pairs(pairs, document)
+        session.write(document)
+        session.print_result(document)
+    _print_comparison(session.screen, pairs, comparisons, [], session.options.full)
+
+
+def _compare_pairs(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
+    """Compare results A and B of each task. Return the comparisons, and add them to `document`, the JSON output."""
+    comparisons = [compare(task, a, b) for task, a, b in pairs]
+    document |= {"complete": True, "comparisons": [comparison.to_dict() for comparison in comparisons]}
+    return comparisons
+
+
+def _print_comparison(
+    screen: Console, pairs: list[Pair], comparisons: list[Comparison], unpaired: list[str], shows_all: bool
+) -> None:
+    """Print the names of A and B, the comparison of each task, and the results that only one of them has (`unpaired`).
+    With `shows_all`, print every measure and not only the headline.
+    """
+    for name, side in zip("AB", pairs[0][1:], strict=True):
+        screen.print(f"{name}  {side.name}", soft_wrap=True)
+    for comparison in comparisons:
+        screen.print(render_comparison(comparison, full=shows_all))
+    for text in unpaired:
+        screen.print(f"left out: {text}")
+
+
+def _pair_results(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
+    """Pair the results of A and B by task, and by text if a task has several results. Return (task, result of A, result
+    of B) for each pair, and a sentence for each result that only one of them has.
+    """
+    pairs, unmatched, unpaired = [], list(b), []
+    for side in a:
+        same_task = [other for other in unmatched if other.result.task == side.result.task]
+        text = side.result.text_sha256
+        other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))
+        if other is None:
+            unpaired.append(f"{side.result.protocol} only in {side.name}")
+            continue
+        unmatched.remove(other)
+        pairs.append((find_task(side.result.task), side, other))
+    return pairs, unpaired + [f"{other.result.protocol} only in {other.name}" for other in unmatched]
+
+
+def _read_sides(path: Path) -> list[Side]:
+    """Read the results of a file written by `lmtrain eval --output --samples`, each with the per-item values from its
+    samples file.
+    """
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
+        raise DataError(f"{path} holds no results of `lmtrain eval --output`. Give such a file, or a checkpoint.")
+    if "samples" not in document:
+        raise UsageError(
+            f"{path} was written without --samples, so it has no values per item to compare. Evaluate with --samples "
+            "FILE, or give two checkpoints instead of results files."
+        )
+    try:
+        samples = document["samples"]
+        columns = read_columns(path.parent / samples["file"], samples["sha256"])
+        results = [Result.from_dict(result) for result in document["results"]]
+        sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
+        if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
+            raise ValueError("a number of samples that differs from the number of items")
+    except LmtrainError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} or its samples file does not have the form that this version of lmtrain writes "
+            f"({type(error).__name__}: {error}). Run the evaluation again."
+        ) from error
+    return sides

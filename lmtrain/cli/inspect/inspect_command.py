@@ -1,0 +1,66 @@
+"""`lmtrain inspect PATH`: show what a dataset, a run folder or a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
+from lmtrain.cli.inspect.run_view import run_facts, run_lines
+from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.shared_options import Json, Plugins
+from lmtrain.errors import MissingInputError
+from lmtrain.runfolder.file_names import CONFIG
+from lmtrain.runfolder.folder_reader import record_errors
+from lmtrain.runfolder.metrics_rows import to_json_data
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint folder, or the prefix of a dataset.")],
+    all_: Annotated[bool, typer.Option("--all", help="Also every setting, checkpoint, file and tensor.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
+    diff: Annotated[
+        Path | None, typer.Option(metavar="OTHER", help="Show what differs from this other checkpoint, by how much.")
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
+    from lmtrain.checkpoint.find_and_prune import is_best, resolve_checkpoint
+    from lmtrain.cli.inspect import checkpoint_view as view
+
+    if is_best(path):
+        path = resolve_checkpoint(path)
+    print_facts: Callable[[dict[str, Any]], None]
+    if diff is not None:
+        facts, print_facts = view.difference_facts(path, diff), view.print_difference
+    elif (path / "manifest.json").is_file():
+        facts, print_facts = view.checkpoint_facts(path, verify), partial(view.print_checkpoint, show_all=all_)
+    elif (path / CONFIG).is_file():
+        with record_errors(path):
+            facts, print_facts = run_facts(path, verify), partial(_print_run, show_all=all_)
+    elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
+        facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
+    else:
+        raise MissingInputError(
+            f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
+            "Check the path."
+        )
+    shown_facts = {key: value for key, value in facts.items() if key != "losses"}
+    return print_json(to_json_data(shown_facts), allow_nan=False) if as_json else print_facts(facts)
+
+
+def _print_run(facts: dict[str, Any], show_all: bool) -> None:
+    """Print the data that `run_facts` returns; all checkpoints and settings only with `show_all`."""
+    from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
+
+    with record_errors(Path(facts["run"])):
+        lines = [*run_lines(facts, PlainConsole().encoding.startswith("utf"))]
+    print_facts(f"run {facts['run']}", lines)
+    if show_all:
+        print_facts("checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
+        print_tree("settings", facts["settings"])

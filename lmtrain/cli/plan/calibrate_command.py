@@ -1,0 +1,196 @@
+"""`lmtrain plan --calibrate RUN...`: fit a machine's figures to measured runs, for a config. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import yaml
+
+from lmtrain.cli.plan.layout_search import load_hardware
+from lmtrain.cli.screen.console import print_table
+from lmtrain.cli.screen.print_output import echo, print_json
+from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.observe.screen.metrics_row_text import format_milliseconds
+from lmtrain.plan.calibrate import (
+    DATA_SHEET_FIGURES,
+    MACHINE_FACTORS,
+    Calibration,
+    MeasuredRun,
+    calibrate,
+    machine_cost_model,
+)
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.runfolder.file_names import CONFIG, METRICS
+from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runtime.files.safe_files import atomic_file
+from lmtrain.train.layouts.dry_run import planned_run
+from lmtrain.train.run_config import RunConfig, read_run_config
+
+_WARMUP_STEPS = 5  # left out, as they allocate memory and fill caches
+_MIN_TIMES = 3
+_GROUP = "hardware"
+
+
+def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool) -> None:
+    """Fit a machine's efficiency factors to the measured step times of runs. Print the result, and write it as a
+    hardware config to `out` if given.
+
+    `arguments` are folders of runs, and hardware=NAME if the runs' settings do not name the machine.
+    """
+    if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
+        raise UsageError(
+            f"--output={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called "
+            f"{_GROUP}. Write --output={out.parent / _GROUP / out.stem}.yaml."
+        )
+    folders = [Path(word) for word in arguments if "=" not in word]
+    if len(folders) < 2:
+        raise UsageError(
+            f"--calibrate was given {len(folders)} runs, and each run is predicted from a fit to the others. "
+            "Name two or more folders of runs, of different widths, lengths or layouts."
+        )
+    resolved = [folder.resolve() for folder in folders]
+    if repeated := next((folders[n] for n, path in enumerate(resolved) if path in resolved[:n]), None):
+        raise UsageError(
+            f"--calibrate was given {repeated} twice, and each run is predicted from a fit to the others. Name it once."
+        )
+    if not_a_run := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
+        raise MissingInputError(
+            f"{not_a_run} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir."
+        )
+    configs = [read_run_config(folder) for folder in folders]
+    hardware = _find_hardware([word for word in arguments if "=" in word], configs, config_dir)
+    folders_and_configs = zip(folders, configs, strict=True)
+    runs = [_measure_run(folder, replace(config, hardware=hardware)) for folder, config in folders_and_configs]
+    calibration = calibrate(hardware, runs)
+    if out is not None:
+        _write_hardware(out, replace(calibration.hardware, name=out.stem), hardware.name, len(runs))
+    facts = _calibration_facts(hardware, runs, calibration)
+    return print_json(facts | {"file": out and str(out)}) if as_json else _print(facts, out)
+
+
+def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
+    """Return the planned run with the median and relative spread of its measured step times. Raise a DataError if the
+    run has recorded fewer than three.
+    """
+    path = folder / METRICS
+    try:
+        times = [*_step_times(config, read_metrics(path))]
+        are_times = all(0 < seconds < math.inf for seconds in times)
+    except (KeyError, TypeError):  # because: valid rows have these fields with numbers in them
+        are_times = False
+    if not are_times:
+        raise DataError(
+            f"{path} has rows without a time, or with a time before that of an earlier row. It is damaged or was not "
+            "written by lmtrain. Leave this run out."
+        )
+    if len(times) < _MIN_TIMES:
+        raise DataError(
+            f"{folder} has {len(times)} times between rows of metrics, after its first {_WARMUP_STEPS} steps and "
+            f"with the whole batch, and at least {_MIN_TIMES} are needed. Give a longer run, or one with a smaller "
+            "observe.log_interval_steps."
+        )
+    low, middle, high = quantiles(times, n=4)
+    return MeasuredRun(str(folder), planned_run(config, config.model), middle, (high - low) / 2 / middle)
+
+
+def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
+    """Yield the seconds per step between each two adjacent step rows of the same start, without warm-up steps and steps
+    with a ramped batch size.
+    """
+    first_steps: dict[Any, int] = {}  # attempt -> its first step
+    for row, next_row in pairwise(rows):
+        first_steps.setdefault(row["attempt"], row["step"])
+        steps = next_row["step"] - row["step"]
+        are_adjacent = row["event"] == next_row["event"] == "step" and row["attempt"] == next_row["attempt"]
+        if are_adjacent and steps > 0 and row["step"] - first_steps[row["attempt"]] >= _WARMUP_STEPS:
+            sizes = {config.batch_plan.range_of(step)[1] for step in (row["step"], next_row["step"] - 1)}
+            if sizes == {config.train.global_batch}:
+                yield (next_row["elapsed_s"] - row["elapsed_s"]) / steps
+
+
+def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
+    """Return the machine to fit: the one that the arguments hardware=NAME and hardware.KEY=VALUE describe, else the one
+    that all runs' settings name. Raise a UsageError if that is not exactly one.
+    """
+    hardware_overrides = [word for word in arguments if word.startswith(f"{_GROUP}.")]
+    names = [word for word in arguments if word.startswith(f"{_GROUP}=")]
+    unknown = [word for word in arguments if word not in (*hardware_overrides, *names)]
+    if unknown or len(names) > 1:
+        problem = unknown[0] if unknown else names[1]
+        raise UsageError(
+            f"{problem} is not an argument of --calibrate. Give folders of runs, and {_GROUP}=NAME at most once."
+        )
+    if arguments:
+        return load_hardware(names[0].partition("=")[2] if names else None, hardware_overrides, config_dir)
+    machines = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
+    if len(machines) != 1:
+        names_text = f"name {' and '.join(sorted(machines))}" if machines else "name none"
+        raise UsageError(
+            f"--calibrate fits one machine, and the settings of the runs {names_text}. Add {_GROUP}=NAME, the config "
+            "to start from."
+        )
+    return next(iter(machines.values()))
+
+
+def _calibration_facts(hardware: Hardware, runs: Sequence[MeasuredRun], calibration: Calibration) -> dict[str, Any]:
+    """Return the calibration as plain data: each run's prediction error before and after the fit, and the machine's
+    figures as (old, new).
+    """
+    old_factors, new_factors = machine_cost_model(hardware).time, machine_cost_model(calibration.hardware).time
+    return {
+        "hardware": hardware.name,
+        "runs": [
+            {"run": run.name, "measured_step_s": run.step_s, "before": before, "after": after}
+            for run, before, after in zip(runs, calibration.before, calibration.after, strict=True)
+        ],
+        "median_before": median(map(abs, calibration.before)),
+        "median_after": median(map(abs, calibration.after)),
+        "interval": calibration.hardware.interval,
+        "figures": {
+            name: (_first_number(hardware, name), _first_number(calibration.hardware, name))
+            for name in DATA_SHEET_FIGURES
+        }
+        | {name: (old_factors[name], new_factors[name]) for name in MACHINE_FACTORS},
+    }
+
+
+def _first_number(hardware: Hardware, name: str) -> float:
+    """Return a machine's figure as a number. If it has one value per precision, return the first, as they are scaled
+    together.
+    """
+    value = getattr(hardware, name)
+    return float(next(iter(value.values())) if isinstance(value, dict) else value)
+
+
+def _print(facts: dict[str, Any], out: Path | None) -> None:
+    print_table([
+        {"<run": row["run"], "step": format_milliseconds(row["measured_step_s"])}
+        | {"off before": f"{row['before']:+.1%}", "off after": f"{row['after']:+.1%}"}
+        for row in facts["runs"]
+    ])  # fmt: skip
+    echo(
+        f"median {facts['median_before']:.1%} before, {facts['median_after']:.1%} after, where each run is judged by a "
+        "fit to the others alone."
+    )
+    changes = [f"{name} {old:.3g} -> {new:.3g}" for name, (old, new) in facts["figures"].items()]
+    echo(f"{facts['hardware']}: {', '.join(changes)}")
+    if out is None:
+        echo(f"Nothing is written: --output DIR/{_GROUP}/NAME.yaml keeps it.")
+    else:
+        echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}")
+
+
+def _write_hardware(path: Path, hardware: Hardware, base_name: str, num_runs: int) -> None:
+    """Write the machine as a YAML config. Its first line is a comment with the machine that it was fitted from and the
+    number of runs.
+    """
+    comment = f"# {base_name}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write((comment + yaml.safe_dump(hardware.to_dict(), sort_keys=False)).encode())

@@ -1,0 +1,550 @@
+"""`lmtrain plan` without its printing: the command line as a Question, and the search for its best layouts.
+
+A question has a run, a machine, a number of devices and fixed settings; what the command line leaves open is assumed,
+and the assumption is reported. The result has the ranking, the scaling curve and the costs. Torch-free.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import yaml
+
+from lmtrain.cli.keys.settings_reference import config_file
+from lmtrain.config.compose import compose, group_choices
+from lmtrain.config.overrides import parse_overrides
+from lmtrain.config.settings_base import Problem, show
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
+from lmtrain.layout import divisors
+from lmtrain.placement.parallel_settings import (
+    MAX_PROCESSES,
+    ParallelSettings,
+    batch_problems,
+    layout_problems,
+    rampup_problems,
+)
+from lmtrain.plan.calibrate import machine_cost_model
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.step_time import dollars
+from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.search.layout_result import (
+    CurvePoint,
+    LayoutResult,
+    ScalingInputs,
+    best_by_pp_and_tp,
+    price_layouts,
+    results_at,
+    scaling_curve,
+    too_large_results,
+    why_slower,
+)
+from lmtrain.plan.search.layout_space import FixedSettings
+from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
+from lmtrain.train.before.preflight import check_checkpoint_size
+from lmtrain.train.layouts.dry_run import planned_run
+from lmtrain.train.layouts.layout_table import layout_words
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.step_durations import Durations, young_daly_s
+from lmtrain.units import format_count, parse_count
+
+PLAN_WORDS = ("hardware", "gpus", "tokens")
+USUAL_TOKENS = 4 * 2**20  # tokens of a batch if none is given, as is usual for models of some billion weights
+USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, assumed if the tokenizer is not known
+_OTHER_VOCABS = (32_000, 128_256)
+_LAYOUT_KEYS = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
+Span = tuple[float, float]  # (lowest, highest)
+_FASTEST_SAVE_S = 1.0  # the shortest interruption of training by a save: less is hard to measure
+_NUM_TOO_LARGE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """An assumption about a setting that was not given: its text, and the runs with alternative values."""
+
+    text: str
+    alternatives: Mapping[str, PlannedRun]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question to the planner: a run, a machine, a number of GPUs, and the settings that the user has fixed."""
+
+    config: RunConfig
+    run: PlannedRun
+    hardware: Hardware
+    gpus: int
+    fixed: FixedSettings
+    tokens: int | None
+    assumed: tuple[Assumption, ...]
+    has_layout: bool = False  # True if the config has a layout itself, which the plan's settings have to override
+
+
+def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
+    """Parse the arguments of `lmtrain plan` to the run, machine and number of GPUs to plan for. Required settings that
+    are not given are assumed, and the assumptions are recorded. `layout` is the value of --layout, `name` the root
+    config.
+    """
+    plan_words, rest = _split_plan_words(overrides)
+    # because: the code below looks for single words, so repeated keys are refused first
+    parse_overrides(rest, group_choices(config_dir))
+    gpus = _parse_gpus(plan_words.get("gpus"))
+    experiment = _chosen_value(rest, "experiment")
+    machine = plan_words.get("hardware") or (experiment and _experiment_choice(experiment, "hardware", config_dir))
+    hardware = load_hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
+    rest = [word for word in rest if word != "parallel=auto"]  # because: a plan chooses the layout anyway
+    if layout_group := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
+        raise UsageError(
+            f"{layout_group} chooses a whole layout, but a plan searches for layouts. Fix single sizes instead, as in "
+            "parallel.tp=8."
+        )
+    sizes = [word for word in rest if word.lstrip("+").startswith("parallel.")]
+    fixed: dict[str, Any] = dict(_parse_layout_word(word.lstrip("+").removeprefix("parallel.")) for word in sizes)
+    rest = [word for word in rest if word not in sizes and not word.startswith("hardware.")]
+    keys = {word.lstrip("+~").partition("=")[0] for word in rest}
+    missing = dict(_missing_overrides(rest, keys, hardware, config_dir, plan_words.get("tokens")))
+    composed = compose(RunConfig, [*rest, *missing.values()], config_dir=config_dir, name=name)
+    config = replace(composed, hardware=hardware)  # whether the machine can run it is checked with everything else
+    batch_multiple = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
+    config, assumed = _assume_batch(config, batch_multiple, "train.global_batch" not in keys and experiment is None)
+    run, vocab = _assume_vocab_size(config)
+    assumed = [*assumed, *vocab]
+    if "precision" in missing:
+        assumed.append(Assumption(
+            text=f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has",
+            alternatives={},
+        ))  # fmt: skip
+    fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
+    fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
+    steps = config.train.steps if experiment is not None or "train.steps" in keys else None
+    question = Question(
+        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, assumed=tuple(assumed),
+        tokens=config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len),
+        has_layout=experiment is not None or composed.parallel != ParallelSettings(),
+    )  # fmt: skip
+    return question if layout is None else replace(question, fixed=_fix_layout(question, layout))
+
+
+def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Separate the arguments that only a plan has (gpus=, hardware=, tokens=) from the overrides of the run. Return
+    both, the former as key -> value.
+    """
+    plan_words, rest = dict[str, str](), list[str]()
+    for word in overrides:
+        key, sign, value = word.partition("=")
+        similar = difflib.get_close_matches(key, PLAN_WORDS, n=1, cutoff=0.7)
+        if key in PLAN_WORDS and sign and value:
+            if key in plan_words:
+                raise UsageError(f"{word} and {key}={plan_words[key]} are both given. Leave one of them out.")
+            plan_words[key] = value
+        elif similar and "." not in key and key not in group_choices():
+            raise UsageError(f"{word} is not an argument of a plan. Did you mean {similar[0]}={value or 'VALUE'}?")
+        else:
+            rest.append(word)
+    return plan_words, rest
+
+
+def _parse_gpus(text: str | None) -> int:
+    """Parse the value of the argument gpus=COUNT. Raise a UsageError if it is None (not given), no number or out of
+    range.
+    """
+    if text is None:
+        raise UsageError("gpus is not given; a plan needs the number of GPUs. Add gpus=1024, or another number.")
+    try:
+        count = parse_count(text)
+    except ValueError:
+        raise UsageError(f"gpus={text} is not a number of devices. Use gpus=1024, or another number.") from None
+    if not 1 <= count <= MAX_PROCESSES:
+        raise UsageError(
+            f"gpus={text} must be from 1 to {MAX_PROCESSES}. Use gpus={min(max(count, 1), MAX_PROCESSES)}."
+        )
+    return count
+
+
+def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path | None) -> Hardware:
+    """Read a machine's config by name from conf/hardware or the user's config folder, and apply overrides such as
+    hardware.power_W=350.
+    """
+    choices = group_choices(config_dir).get("hardware", [])
+    if name is None:
+        raise UsageError(f"hardware is not given; a plan needs a machine. Use one of {', '.join(choices)}.")
+    path = config_file("hardware", name, config_dir)
+    if path is None or name not in choices:
+        same_family = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
+        hint = f"Did you mean {' or '.join(same_family)}?" if same_family else spelling_hint(name, choices)
+        raise UsageError(
+            f"hardware={name} is not a machine of conf/hardware. {hint} To use your own machine, give --config-dir DIR "
+            f"and write DIR/hardware/{name}.yaml."
+        )
+    values: Any = read_yaml(path).data
+    for key, value in (_split_pair(word.removeprefix("hardware.")) for word in overrides):
+        group, dot, entry = key.partition(".")
+        if dot and isinstance(values.setdefault(group, {}), dict):  # as in hardware.peak_tflops.bf16=900
+            values[group][entry] = yaml.safe_load(value)
+        else:
+            values[key] = yaml.safe_load(value)
+    return build_settings(Hardware, values | {"name": name}, "hardware")
+
+
+def _chosen_value(overrides: Sequence[str], key: str) -> str | None:
+    """Return the value of the override KEY=VALUE, or None."""
+    return next((word.partition("=")[2] for word in overrides if word.startswith(f"{key}=")), None)
+
+
+def _experiment_choice(experiment: str, group: str, config_dir: Path | None) -> str | None:
+    """Return the choice that an experiment config makes in a config group, or None if it makes none."""
+    path = config_file("experiment", experiment, config_dir)
+    tree: Any = read_yaml(path).data if path else {}
+    chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
+    return next((str(name) for item in chosen for key, name in item.items() if key.endswith(f"/{group}")), None)
+
+
+def _missing_overrides(
+    overrides: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, override) for each setting to add to the user's overrides: train.tokens for tokens=, and a value for
+    each required setting that is not given, either assumed or without effect on a plan. `keys` are the keys that the
+    overrides set.
+    """
+    has_experiment = "experiment" in keys
+    if tokens is not None:
+        yield "tokens", f"train.tokens={tokens}"
+        if "train.steps" not in keys:
+            yield "steps", "train.steps=null"
+    yield from _missing_data_overrides(overrides, keys, config_dir)
+    if "train.micro_batch" in keys and "train.global_batch" not in keys and not has_experiment:
+        micro = next(word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("train.micro_batch="))
+        if micro.isdecimal() and int(micro):
+            yield "batch", f"train.global_batch={micro}"  # until `_assume_batch` knows the sequence length
+    if "schedule.warmup_steps" not in keys:  # because: the warmup does not change the time of a step
+        yield "warmup", "schedule.warmup_steps=0"
+    if "train.micro_batch" not in keys:
+        yield "micro", "train.micro_batch=1"
+    if has_experiment:  # because: the experiment's layout is one of those searched, and may not fit this batch
+        default = ParallelSettings()
+        yield from ((name, f"parallel.{name}={show(getattr(default, name))}") for name in _LAYOUT_KEYS)
+    if not any(key.partition(".")[0] == "precision" for key in keys) and not has_experiment:
+        yield "precision", f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
+
+
+def _missing_data_overrides(
+    overrides: Sequence[str], keys: set[str], config_dir: Path | None
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, override) for required data settings that the user has not given; the values do not affect a plan.
+    """
+    experiment, model = _chosen_value(overrides, "experiment"), _chosen_value(overrides, "model")
+    kind = _chosen_value(overrides, "data") or (experiment and _experiment_choice(experiment, "data", config_dir))
+    if "data" not in keys:
+        file = config_file("model", model, config_dir) if model else None
+        if file and read_yaml(file).data.get("kind") == "bert":
+            yield "data", "data=masked"
+    if "data.path" not in keys and kind != "blend":
+        yield "path", "data.path=none"
+
+
+def _assume_batch(config: RunConfig, multiple: int, is_assumed: bool) -> tuple[RunConfig, list[Assumption]]:
+    """Return the config with an assumed global batch of about 4M tokens, and the assumption with smaller and larger
+    alternatives. If `is_assumed` is False, because the user gave the batch, return the config unchanged.
+
+    The batch is a multiple of `multiple` samples.
+    """
+    if not is_assumed:
+        return config, []
+
+    def with_batch(samples: float) -> RunConfig:
+        return replace(config, train=replace(config.train, global_batch=max(round(samples / multiple), 1) * multiple))
+
+    assumed = with_batch(USUAL_TOKENS / config.seq_len)
+    batch = assumed.train.global_batch
+    runs = dict[str, PlannedRun]()
+    for factor in (0.25, 4):
+        with suppress(LmtrainError):  # because: the given settings may not fit other batches
+            if (other := with_batch(batch * factor)).train.global_batch != batch:
+                runs[f"{other.train.global_batch:,}"] = _run_with_vocab_size(other)[0]
+    text = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
+    return assumed, [Assumption(text=text, alternatives=runs)]
+
+
+def _assume_vocab_size(config: RunConfig) -> tuple[PlannedRun, list[Assumption]]:
+    """Return the run to plan with a known vocabulary size. If the settings leave the size to the tokenizer, use GPT-2's
+    or BERT's, and also return that assumption.
+    """
+    run, is_assumed = _run_with_vocab_size(config)
+    if not is_assumed:
+        return run, []
+    alternatives = {f"{n:,}": replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS}  # type: ignore[call-arg]
+    text = f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens"
+    return run, [Assumption(text=text, alternatives=alternatives)]
+
+
+def _run_with_vocab_size(config: RunConfig) -> tuple[PlannedRun, bool]:
+    """Return the run to plan with a known vocabulary size, and True if the size is an assumed one."""
+    if config.model.shape.vocab_size:
+        return planned_run(config, config.model), False
+    return planned_run(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
+
+
+def _parse_layout_word(word: str) -> tuple[str, Any]:
+    """Parse a text such as "tp=8" to a key of the settings group `parallel` and its value. Raise on an unknown key or a
+    wrong value.
+    """
+    key, text = _split_pair(word)
+    if key not in _LAYOUT_KEYS:
+        raise UsageError(f"parallel.{key}={text} is not a size of a layout. {spelling_hint(key, _LAYOUT_KEYS)}")
+    checked = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
+    return key, getattr(checked, key)
+
+
+def _split_pair(word: str) -> tuple[str, str]:
+    """Split a text KEY=VALUE into key and value. Raise a UsageError if the value is missing."""
+    key, sign, value = word.partition("=")
+    if not sign or not value:
+        raise UsageError(f"{word} has no value. Write {key}=VALUE, as in tp=8.")
+    return key, value
+
+
+def _fix_layout(question: Question, layout: str) -> FixedSettings:
+    """Return the settings that fix the whole layout, from the value of --layout such as "tp=8,pp=4". Keys that are not
+    named get their defaults, and dp_shard is chosen so that all GPUs are used.
+    """
+    fixed = dict(question.fixed)
+    for item in filter(None, layout.split(",")):
+        key, text = _split_pair(item.strip().removeprefix("parallel."))
+        if key in ("micro_batch", "recompute"):
+            word = "train.micro_batch" if key == "micro_batch" else key
+            raise UsageError(f"--layout {item} is not part of a layout. Add {word}={text} as an argument of its own.")
+        value = _parse_layout_word(f"{key}={text}")[1]
+        if fixed.setdefault(key, value) != value:
+            raise UsageError(
+                f"--layout {layout} has {key}={text}, and {key}={show(fixed[key])} is given too. Leave one of them out."
+            )
+    sizes = {key: value for key, value in fixed.items() if key in _LAYOUT_KEYS}
+    num_parts = math.prod(sizes.get(key, 1) for key in ("pp", "tp", "dp_replicate"))
+    sizes.setdefault("dp_shard", max(question.gpus // num_parts, 1))
+    parallel = build_settings(ParallelSettings, sizes, "parallel")
+    if (size := parallel.layout.world_size) != question.gpus:
+        raise UsageError(
+            f"--layout {layout} needs {size} devices, and gpus={question.gpus}. "
+            f"Use gpus={size}, or sizes that multiply to {question.gpus}."
+        )
+    settings = {
+        "model": question.run.model, "compute": question.run.compute, "parallel": parallel,
+        "train": question.config.train, "recompute": question.run.recompute,
+    }  # fmt: skip
+    if problems := list(RunConfig.problems_across(settings)):
+        raise settings_error([problem.text() for problem in problems])
+    check_checkpoint_size(replace(question.config, parallel=parallel), question.run.model)
+    return fixed | {name: getattr(parallel, name) for name in _LAYOUT_KEYS}
+
+
+def with_gpus_per_node(question: Question, gpus: int) -> Question:
+    """Return the question for nodes with `gpus` devices each; network bandwidth per device stays the same."""
+    hardware = question.hardware
+    nic = hardware.nic_GBps * gpus / hardware.gpus_per_node
+    return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
+
+
+def no_legal_layout_error(question: Question) -> LmtrainError:
+    """Return the error for a search that found no legal layout. It names the rules that the given sizes break, or
+    values of batch and GPUs that would work.
+    """
+    if problems := [problem.text() for problem in _problems_of_fixed_sizes(question)]:
+        return settings_error(problems)
+    shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
+    given_sizes = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _LAYOUT_KEYS)
+    larger_batch, fewer_gpus = -(-batch // gpus) * gpus, max(n for n in divisors(batch, batch) if n <= gpus)
+    suggestions = [f"train.global_batch={larger_batch}"] * (larger_batch != batch)
+    suggestions += [f"gpus={fewer_gpus}"] * (fewer_gpus != gpus)
+    suggestions = ["Use " + ", or ".join(suggestions)] * bool(suggestions)
+    suggestions += ["leave some of the layout open"] * bool(given_sizes)
+    way_out = ", or ".join(suggestions) or "use fewer GPUs"
+    return settings_error([
+        f"gpus={gpus} has no legal layout{f' with {given_sizes}' if given_sizes else ''} for "
+        f"train.global_batch={batch}, model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "
+        f"{way_out[0].upper()}{way_out[1:]}."
+    ])  # fmt: skip
+
+
+def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
+    """Yield a problem for each layout rule that the sizes given by the user break, whatever the other sizes are."""
+    run, fixed = question.run, question.fixed
+    given_sizes = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
+    parallel = ParallelSettings(**given_sizes, sequence_parallel=fixed.get("sequence_parallel", False))
+    layout, micro = parallel.layout, fixed.get("micro_batch", 1)
+    yield from layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)
+    if question.gpus % layout.world_size:
+        sizes = " x ".join(f"{key}={size}" for key, size in given_sizes.items())
+        rule = f"is no multiple of {sizes}{f' = {layout.world_size}' * (len(given_sizes) > 1)}"
+        next_multiple = -(-question.gpus // layout.world_size) * layout.world_size
+        way_out = f"Use gpus={next_multiple}, or sizes that divide {question.gpus}."
+        yield Problem("gpus", question.gpus, rule, way_out, of_layout=True)
+    yield from batch_problems(layout, run.global_batch, micro)
+    if run.rampup is not None:
+        yield from rampup_problems(layout, run.rampup, micro)
+
+
+# ---- the result ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """The answer to a question: the best layouts, some that are too large, and the scaling curve."""
+
+    question: Question
+    ranked: RankedLayouts
+    best: list[LayoutResult]
+    too_large: list[LayoutResult]
+    points: list[CurvePoint]  # the scaling curve, one point for each number of GPUs
+    cells: dict[tuple[int, int], LayoutResult | float]  # (pp, tp) -> its best layout, or the bytes that it needs
+    ranges: list[tuple[str, Span | None]]  # assumption -> range of tokens/s with other values
+    by: str = "time"  # the objective: "time" or "joules"
+    dollars_per_gpu_hour: float | None = None  # None if --price is not given
+
+    @property
+    def first(self) -> LayoutResult | None:
+        return self.best[0] if self.best else None
+
+    def token_rates(self, layout: LayoutResult) -> tuple[float, float]:
+        """Return the lowest and highest tokens per second that are expected of a layout. For the best layout, they also
+        cover the alternative values of all assumptions.
+        """
+        rates = [layout.tokens_per_step / seconds for seconds in layout.interval_s]
+        if layout is self.first:
+            rates += [rate for _, span in self.ranges for rate in span or ()]
+        return min(rates), max(rates)
+
+    def duration(self, layout: LayoutResult) -> tuple[float, float, float] | None:
+        """Return the seconds to train on all tokens, as (expected, best case, worst case); None if the number of tokens
+        is not given.
+        """
+        tokens = self.question.tokens
+        if tokens is None:
+            return None
+        slow, fast = self.token_rates(layout)
+        return tokens / layout.tokens_per_s, tokens / fast, tokens / slow
+
+    def dollars(self, layout: LayoutResult) -> tuple[float, ...] | None:
+        """Return the price of the run in dollars, as (expected, best case, worst case); None if the tokens or --price
+        are not given.
+        """
+        duration = self.duration(layout)
+        if duration is None or self.dollars_per_gpu_hour is None:
+            return None
+        return tuple(dollars(seconds, layout.gpus, self.dollars_per_gpu_hour) for seconds in duration)
+
+    @property
+    def save_interval_s(self) -> tuple[float, float] | None:
+        """The seconds between saves that lose least time by Young's and Daly's formula: (for a save of one second, for
+        a save to a slow disk). None if the config does not give the time between failures.
+        """
+        between, model = self.question.config.run.time_between_failures, self.question.run.model
+        if between is None:
+            return None
+        slow = Durations(model.num_parameters // self.question.gpus).save_s
+        return young_daly_s(_FASTEST_SAVE_S, between), young_daly_s(max(slow, _FASTEST_SAVE_S), between)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the whole result as plain data, for --json."""
+        question, ranked = self.question, self.ranked
+        return {
+            "model": question.run.model.to_dict(), "hardware": question.hardware.name,
+            "unchecked_hardware": question.hardware.unchecked, "gpus": question.gpus,
+            "global_batch": question.run.global_batch, "seq_len": question.run.shape.seq_len, "tokens": question.tokens,
+            "assumed": [{"what": text, "tokens_per_s": span} for text, span in self.ranges],
+            "layouts": {"legal": len(ranked.space), "priced": len(ranked.rows), "fitting": ranked.num_fitting},
+            "interval": ranked.cost_model.interval, "joules_are": "unverified", "by": self.by,
+            "best": [self._layout_facts(layout) for layout in self.best],
+            "does_not_fit": [layout.to_dict() | {"over_bytes": self.excess_bytes(layout)} for layout in self.too_large],
+            "curve": [layout.to_dict() for layout in self.points],
+            "save_every_s": self.save_interval_s,
+        }  # fmt: skip
+
+    def _layout_facts(self, layout: LayoutResult) -> dict[str, Any]:
+        """Return one layout as plain data for --json: its prediction, the run's duration and price, and why it is
+        slower than the best layout.
+        """
+        assert self.first is not None  # because: `layout` is one of `best`
+        return layout.to_dict() | {
+            "words": layout_words(layout.run.parallel), "duration_s": self.duration(layout),
+            "dollars": self.dollars(layout), "slower": layout.seconds / self.first.seconds - 1,
+            "why_slower": None if layout is self.first else why_slower(layout, self.first),
+        }  # fmt: skip
+
+    def excess_bytes(self, layout: LayoutResult) -> float:
+        """Return by how many bytes a layout exceeds the usable memory of a GPU."""
+        return layout.total_bytes - self.ranked.usable_bytes
+
+
+def find_layouts(
+    question: Question, *, top: int, every_layout: bool, objective: str, doublings: int, grow_batch: bool,
+    margin: float, gpus_per_switch: int, dollars_per_gpu_hour: float | None,
+) -> PlanResult:  # fmt: skip
+    """Search the legal layouts. Return the `top` best by `objective` ("time" or "joules"), a few that are too large for
+    memory, and the best for more GPUs, up to 2**`doublings` times as many.
+
+    Without `every_layout`, only the best layout of each pp, tp, zero and shard size counts. `margin` is the share of
+    memory to keep free, `gpus_per_switch` the number of GPUs below a network switch (0: no limit). With `grow_batch`,
+    the batch grows with the GPUs. Raise if no layout is legal.
+    """
+    inputs = ScalingInputs(
+        run=question.run, hardware=question.hardware, limits=LayoutLimits(margin=margin, switch=gpus_per_switch),
+        cost_model=machine_cost_model(question.hardware),
+        fixed_settings=question.fixed, objective=objective,
+        batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0,
+    )  # fmt: skip
+    ranked = inputs.rank_layouts(question.gpus)
+    if not len(ranked.space):
+        raise no_legal_layout_error(question)
+    if not len(ranked.smallest):
+        raise LayoutError(_describe_switch_limit(ranked))
+    best = results_at(
+        ranked, islice(ranked.iter_fitting(inputs.best_first(ranked), () if every_layout else SHARDING_COLUMNS), top)
+    )
+    ranges = list(_assumption_ranges(question, inputs.cost_model, best[:1]))
+    sizes = [gpus for doubling in range(doublings + 1) if (gpus := question.gpus << doubling) <= MAX_PROCESSES]
+    points = list(scaling_curve(inputs, ranked, sizes)) if doublings else []
+    return PlanResult(
+        question, ranked, best, list(too_large_results(ranked, _NUM_TOO_LARGE)), points, best_by_pp_and_tp(ranked),
+        ranges, objective, dollars_per_gpu_hour,
+    )  # fmt: skip
+
+
+def _describe_switch_limit(ranked: RankedLayouts) -> str:
+    """Return the error text for a search in which every legal layout shares weights among more GPUs than one network
+    switch connects.
+    """
+    node, space = ranked.hardware.gpus_per_node, ranked.space
+    min_group = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
+    return (
+        f"--nodes-per-switch {ranked.limits.switch // node} leaves none of {len(space):,} legal layouts: in each of "
+        f"them {min_group} GPUs or more share weights (dp_shard x tp), and {node} are a node. Use --nodes-per-switch "
+        f"{-(-min_group // node)}, or leave dp_shard and dp_replicate open."
+    )
+
+
+def _assumption_ranges(
+    question: Question, cost_model: CostModel, best: list[LayoutResult]
+) -> Iterator[tuple[str, Span | None]]:
+    """Yield (assumption, lowest and highest tokens per second of the best layout over its alternative values); the
+    range is None without alternatives. `best` holds the best layout, or nothing.
+    """
+    for assumption in question.assumed:
+        runs = [_in_layout_of(run, best[0].run) for run in assumption.alternatives.values()] if best else []
+        layouts = [*best, *price_layouts(runs, question.hardware, cost_model)]
+        rates = [layout.tokens_per_step / seconds for layout in layouts for seconds in layout.interval_s]
+        yield assumption.text, (min(rates), max(rates)) if runs else None
+
+
+def _in_layout_of(run: PlannedRun, other: PlannedRun) -> PlannedRun:
+    """Return `run` in the layout of `other`, with micro-batches that divide its batch."""
+    micro_batch = max(math.gcd(other.micro_batch, run.global_batch // other.parallel.layout.dp), 1)
+    return replace(run, parallel=other.parallel, recompute=other.recompute, micro_batch=micro_batch)

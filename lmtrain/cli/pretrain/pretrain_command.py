@@ -1,0 +1,99 @@
+"""`lmtrain pretrain`: the order of a start: settings, preflight checks, set-up, training loop.
+
+Everything up to preflight runs without torch, so that a wrong run is refused at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmtrain.cli.ranks import launch_ranks
+from lmtrain.cli.ranks.launch_ranks import ProcessOptions, choose_layout
+from lmtrain.cli.screen.print_output import print_notice
+from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
+from lmtrain.runtime.processes.stop_signals import restore_default_handlers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lmtrain.cli.pretrain.run_attempt import Attempt
+    from lmtrain.eval.in_training import PlannedEvaluation
+    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.train.loop import Summary
+
+
+def pretrain(
+    context: typer.Context,
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "pretrain",
+    from_run: FromRun = None,
+    multirun: Annotated[
+        bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
+    ] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings as YAML and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    plugin: Plugins = None,
+    nproc: launch_ranks.NumProcesses = None,
+    nproc_per_node: launch_ranks.NumPerNode = None,
+    max_restarts: launch_ranks.MaxRestarts = None,
+    elastic: launch_ranks.Elastic = False,
+) -> None:
+    """Pretrain a model, or continue a stopped run: the same command does both."""
+    processes = ProcessOptions(nproc, nproc_per_node, max_restarts)
+    env, overrides = launch_ranks.detect_process(processes), list(overrides or [])
+    if dry_run or print_config:
+        restore_default_handlers()
+    if multirun:
+        from lmtrain.cli.pretrain.sweep import run_sweep
+
+        return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
+
+    from lmtrain.cli.pretrain.from_run import compose_run
+    from lmtrain.cli.pretrain.print_summary import print_preview, print_settings, print_summary
+    from lmtrain.cli.pretrain.run_attempt import run_attempt
+
+    report = print_notice if env.rank == 0 and not env.is_child else None
+    compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
+    if dry_run or print_config:
+        config = choose_layout(compose(), overrides, env, elastic=elastic)
+        return print_settings(config, env, as_json) if print_config else print_preview(config, env, as_json)
+    with run_attempt(env) as attempt:
+        composed = compose()
+        config = choose_layout(composed, overrides, env, elastic=elastic)
+        attempt.accept_settings(config)
+
+        # because: wrong settings are refused before these are imported
+        from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
+        from lmtrain.cli.screen.console import PlainConsole
+        from lmtrain.train.before.preflight import preflight
+
+        inputs, evaluations = prepare_eval_tasks(config, preflight(config, env))
+        attempt.count_start(inputs, starts_ranks=processes.are_started)
+        if processes.are_started:
+            shared = None if plugin or from_run else composed
+            return launch_ranks.launch_training(context.obj, config, inputs, env, max_restarts, shared)
+        console = PlainConsole(stderr=as_json, quiet=env.rank > 0)
+        summary = _train(attempt, inputs, evaluations, console)
+        attempt.record_result(summary)
+        print_summary(config, summary, console, as_json)
+    return None
+
+
+def _train(attempt: Attempt, inputs: Inputs, evaluations: list[PlannedEvaluation], console: Console) -> Summary:
+    from lmtrain.cli.pretrain.eval_tasks import build_evaluation
+    from lmtrain.parallel.mesh import build_mesh
+    from lmtrain.train.loop import train
+    from lmtrain.train.ranks.compare_ranks import check_ranks_agree
+    from lmtrain.train.setup import open_run
+
+    config = attempt.config
+    with attempt.join_peers() as (device, hosts):
+        check_ranks_agree(config, inputs, hosts)
+        mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
+        with open_run(config, inputs, console, mesh, device, hosts) as run:
+            return train(run, attempt.stop, build_evaluation(config, inputs, evaluations))

@@ -1,0 +1,104 @@
+"""Output of `lmtrain pretrain` besides the live view: examples for --help, settings, dry runs, the final summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.cli.screen.print_output import echo, print_json, print_message, print_text
+from lmtrain.units import format_count, format_seconds, plural
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lmtrain.runtime.processes.process_environment import ProcessEnv
+    from lmtrain.train.loop import Summary
+    from lmtrain.train.run_config import RunConfig
+
+
+EXAMPLES = (
+    ("lmtrain pretrain data.path=data/books --dry-run", "check it all, and say what would run"),
+    ("lmtrain pretrain model=gpt2_small data.path=data/books run.dir=runs/a", "begin, or go on where it stopped"),
+    ("lmtrain pretrain --from-run runs/a train.steps=20k", "the same run for longer"),
+    ("lmtrain pretrain -m data.path=data/books run.dir=runs/b optim.lr=1e-4,3e-4", "two runs and a table"),
+)
+
+
+def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
+    """Print the settings as YAML or JSON, for --print-config. Ranks other than 0 print nothing."""
+    if env.rank > 0:
+        return None
+    if as_json:
+        return print_json(config.to_dict())
+    from omegaconf import OmegaConf
+
+    return print_text(OmegaConf.to_yaml(config.to_dict()))
+
+
+def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
+    """Check everything that a start would check. Then print, on rank 0, what the run would do and what each rank would
+    hold, for --dry-run.
+    """
+    from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
+    from lmtrain.cli.ranks.launch_ranks import place_on_hardware
+    from lmtrain.runtime.processes.fault_injection import arm_from_env
+    from lmtrain.train.before.preflight import preflight
+    from lmtrain.train.layouts.dry_run import dry_run_facts
+    from lmtrain.train.layouts.layout_table import rank_rows
+
+    arm_from_env()
+    inputs, _ = prepare_eval_tasks(config, preflight(config, place_on_hardware(config, env), starts_run=False))
+    if env.rank > 0:
+        return None
+    here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size
+    facts = dry_run_facts(config, inputs, runs_here=here) | {"ranks": rank_rows(config, inputs.model)}
+    return print_json(facts, indent=None) if as_json else print_plan_facts(facts)
+
+
+def print_plan_facts(facts: dict[str, Any]) -> None:
+    """Print the facts of a dry run by name, and a table of the ranks if `facts` has the entry "ranks"."""
+    from lmtrain.cli.screen.console import print_pairs
+    from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merge_rows
+
+    print_pairs((key.replace("_", " "), _format_fact(key, value)) for key, value in facts.items() if key != "ranks")
+    if (ranks := facts.get("ranks")) is None:
+        return
+    for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merge_rows(ranks))):
+        echo(line)
+
+
+def _format_fact(key: str, value: object) -> str:
+    from lmtrain.observe.screen.metrics_row_text import format_flops
+
+    if key == "model_flops" and isinstance(value, (int, float)):
+        return format_flops(value)
+    if not isinstance(value, (int, float)):
+        return str(value)
+    return str(value) if isinstance(value, int) and value < 10_000 else format_count(value)
+
+
+def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
+    """Print the result of a run that has ended (steps, tokens, time, losses) as one line, or as JSON."""
+    if as_json:
+        keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
+        return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
+    time = f"{format_seconds(summary.seconds)}{' in this start' * summary.was_resumed}"
+    parts = [plural(summary.step, "step"), f"{format_count(summary.tokens)} tokens", time]
+    parts += [f"{summary.epochs:.1f} times through the data"] * (summary.epochs > 1)
+    losses = {"loss": summary.loss, "validation": summary.valid_loss}
+    parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
+    word = "stopped" if summary.stopped_by else "done"
+    return print_message(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
+
+
+def saved_state(config: RunConfig) -> str:
+    """Return a sentence for a stopped run: the path of its newest checkpoint, or that there is none, and how to
+    continue.
+    """
+    from lmtrain.checkpoint.find_and_prune import latest_checkpoint
+    from lmtrain.runfolder.file_names import CHECKPOINTS
+
+    newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
+    if newest is None:
+        return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
+    return f"a checkpoint is saved, {newest}. Run the same command again to go on."

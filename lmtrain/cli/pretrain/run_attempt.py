@@ -1,0 +1,253 @@
+"""One start of a run: what this process must do when it ends, whatever the reason: inform peers, write stop.json.
+
+`run_attempt` surrounds everything that pretrain does, on every rank and in the launcher. The duties grow with progress:
+`accept_settings`, `count_start`, `join_peers` and `record_result` mark the progress, and the end of the block fulfils
+the duties of the stage that was reached.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from lmtrain.cli.pretrain.print_summary import saved_state
+from lmtrain.cli.ranks.launch_ranks import report_refusal
+from lmtrain.cli.screen.print_output import echo, print_error, warn_if_any
+from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.runfolder.file_names import STOP_FILE
+from lmtrain.runfolder.run_ends import (
+    is_stop_written_since,
+    request_file_cause,
+    stop_stamp,
+    write_failure,
+    write_stop,
+    write_unsaved_stop,
+)
+from lmtrain.runfolder.stop_file import DONE
+from lmtrain.runtime.processes.fault_injection import arm_from_env, fault_point
+from lmtrain.runtime.processes.process_environment import START_TIME_VARIABLE, ProcessEnv, end_now, set_env_default
+from lmtrain.runtime.processes.stop_signals import Stopped, StopRequest, ignore_stops, stop_requests
+from lmtrain.train.run_config import RunConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.train.loop import Summary
+
+# because: the message of a peer that leaves may arrive after its connections have closed
+_STOP_MESSAGE_WAIT_S = 1.0
+
+
+@contextmanager
+def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
+    """Context manager around everything that `lmtrain pretrain` does for a run in this process. When the run stopped
+    early, raise StoppedEarly at the end.
+
+    If this process fails before it has joined its peers, it sends them the error. If it is asked to stop while it has
+    nothing to save, it exits with code 75. A failure after the run has begun is written to stop.json.
+    """
+    arm_from_env()
+    with stop_requests() as stop_request:
+        attempt = Attempt(env, stop_request)
+        try:
+            with attempt.report_refusals(), attempt.cleanup:
+                yield attempt
+        except Stopped as stopped:
+            attempt.end_stopped(stopped)
+    if attempt.stop_error is not None:
+        raise attempt.stop_error
+
+
+class Attempt:
+    """One start of a run in this process, a rank or a launcher: how far it has come, and what must happen when it ends.
+    """
+
+    def __init__(self, env: ProcessEnv, stop: StopRequest) -> None:
+        self.env, self.stop = env, stop
+        self.cleanup = ExitStack()  # closed when this start ends: counts it, records its failure
+        self.stop_error: StoppedEarly | None = None  # raised at the end of a run that stopped and saved
+        self._config: RunConfig | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings; only available after `accept_settings`."""
+        assert self._config is not None
+        return self._config
+
+    def accept_settings(self, config: RunConfig) -> None:
+        """Store the composed settings. From now on, until `join_peers`, a stop request ends this process at once and is
+        recorded in stop.json.
+
+        Raise StoppedForGood if the run folder already holds the request file STOP, which is removed.
+        """
+        folder = Path(config.run.dir)
+        self._config, self._stamp_before = config, stop_stamp(folder)
+        self.stop.raise_at_once()
+        if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
+            # because: what follows takes seconds, in which nothing else is printed
+            echo(f"{config.run.dir}: looking at data and machine, then loading torch", err=True, dim=True)
+        path = folder / STOP_FILE
+        if self.env.rank == 0 and os.path.lexists(path):
+            path.unlink()
+            raise StoppedForGood(
+                f"{path} asks this run to stop, and existed before this start. The file has been removed; run the same "
+                "command again to go on."
+            )
+
+    def count_start(self, inputs: Inputs, *, starts_ranks: bool = False) -> None:
+        """Count this start of the run in starts.json. Raise NoProgressError if too many earlier starts from the same
+        step were lost.
+
+        With `starts_ranks`, this process is a launcher: it only raises, and its ranks count the start themselves.
+        """
+        from lmtrain.train.in_loop.lost_starts import LostStarts, count_start, counting_start
+
+        if not starts_ranks:
+            fault_point("start.imports")
+            self.cleanup.enter_context(counting_start(count_start(self.config, inputs, self.env)))
+            self.cleanup.enter_context(self._record_failures())
+            return
+        if self.env.rank == 0:
+            LostStarts.for_run(self.config, inputs, inputs.resume_from).check_limit(self.config)
+        set_env_default(START_TIME_VARIABLE, repr(self.stop.began_s))
+
+    @contextmanager
+    def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
+        """Context manager that opens the device, the process group and the watchdog. Yield the device, and the host
+        name of each rank (on rank 0 only).
+
+        Yield the device and, on rank 0, the host of each rank.
+        """
+        from lmtrain.observe.measure import phases
+        from lmtrain.observe.watch.rank_guard import watch_run
+        from lmtrain.runtime.machine.device import memory_errors, pick_device
+        from lmtrain.runtime.processes.process_group import open_process_group
+
+        def report(error: LmtrainError) -> None:
+            write_failure(Path(self.config.run.dir), error, self.env)
+            print_error(error)
+
+        config, env, folder = self.config, self.env, Path(self.config.run.dir)
+        timeout_s, smaller_batch = config.parallel.timeout_s, max(1, config.train.micro_batch // 2)
+        with memory_errors(f"Use train.micro_batch={smaller_batch}, precision=bf16 or a smaller model.seq_len."):
+            device = pick_device(config.compute.device, env)
+            self.stop.defer()
+            phases.enter("rendezvous")
+            with (
+                open_process_group(env, device, timeout_s) as peers,
+                watch_run(
+                    env, peers, folder, timeout_s, self.stop.stop_with_peer, on_end=report,
+                    on_device=device.type == "cuda",
+                ) as watch,
+                self._report_stop_to_peers(watch.send_stop),
+            ):
+                yield device, peers.hosts
+
+    def record_result(self, summary: Summary) -> None:
+        """Write stop.json for a run that finished, or that stopped and saved, and clear the run's count of lost starts.
+
+        Ranks other than 0 exit here. After a stop, `stop_error` holds the exception to raise at the end.
+        """
+        self.cleanup.close()
+        ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
+        config, cause = self.config, summary.stopped_by
+        for_good = cause == request_file_cause(STOP_FILE)
+        if cause:
+            kind = StoppedForGood if for_good else StoppedEarly
+            self.stop_error = kind(f"{cause} at step {summary.step} of {config.total_steps}: {saved_state(config)}")
+        code = self.stop_error.exit_code if self.stop_error else 0
+        if self.env.rank > 0:
+            raise typer.Exit(code)  # because: rank 0 reports for all
+        warn_if_any(write_stop(Path(config.run.dir), cause or DONE, code, step=summary.step))
+        if for_good:
+            (Path(config.run.dir) / STOP_FILE).unlink(missing_ok=True)
+
+    @contextmanager
+    def report_refusals(self) -> Iterator[None]:
+        """Context manager that sends an error to the other ranks if this process fails before it has joined them, so
+        that they do not wait for it.
+
+        The error is raised in any case, also if it cannot be sent. The launcher of a node reports for all its ranks.
+        """
+        try:
+            yield
+        except LmtrainError as error:
+            if self.stop.rendezvous_started or not self.env.has_peers:
+                raise
+            print_error(error)
+            report_refusal(self.env, error, peers_fail_too=self._config is None or isinstance(error, LayoutError))
+            if "--debug" in sys.argv:
+                raise
+            raise typer.Exit(error.exit_code) from None
+
+    @contextmanager
+    def _record_failures(self) -> Iterator[None]:
+        """Context manager that writes the error of a failing run to stop.json. Errors raised before the peers were
+        joined are left to `report_refusals`.
+        """
+        try:
+            yield
+        except RanksDifferError as error:
+            if self.env.rank > 0:
+                raise typer.Exit(error.exit_code) from None  # because: rank 0 reports for all
+            raise
+        except LmtrainError as error:
+            if self.env.has_peers and not self.stop.rendezvous_started:
+                raise  # because: `report_refusals` sends it to the peers, which record that no rank begins
+            if isinstance(error, StoppedEarly):  # a peer received a stop request before all had joined
+                self._write_unsaved_stop(str(error))
+            else:
+                write_failure(Path(self.config.run.dir), error, self.env)
+            raise
+
+    @contextmanager
+    def _report_stop_to_peers(self, send_stop: Callable[[str], None]) -> Iterator[None]:
+        """Context manager: if this process has to exit because of a stop request before the others do, send them the
+        cause by `send_stop`.
+
+        `send_stop` must not block. If a collective fails because a peer left after a stop request, raise Stopped
+        instead of treating that peer as lost.
+        """
+        from lmtrain.runtime.processes.process_group import is_peer_error
+
+        with self.stop.report_stop(send_stop):
+            try:
+                yield
+            except Exception as error:
+                if is_peer_error(error) and self.stop.wait_for_stop(_STOP_MESSAGE_WAIT_S):
+                    raise Stopped(self.stop.requested) from error
+                raise
+
+    def end_stopped(self, stopped: Stopped) -> None:
+        """End this process with exit code 75 after a stop request that came before the first step, or after a second
+        request. Where possible, write the cause to stop.json and send it to the peers.
+        """
+        env, cause = self.env, self.stop.cause
+        what_is_saved = "the settings were not read yet. Run the same command again."
+        if env.has_peers and not self.stop.rendezvous_started:
+            with suppress(Stopped):  # because: a second request ends the process without further messages
+                report_refusal(env, StoppedEarly(str(stopped)))
+        ignore_stops()
+        if self._config is not None:
+            what_is_saved = saved_state(self.config)
+            self._write_unsaved_stop(cause)
+        error = StoppedEarly(f"{cause}: {what_is_saved}")
+        if env.world_size == 1:
+            raise error from None
+        if env.rank == 0:
+            print_error(error)
+        end_now(error.exit_code)  # because: a process group whose members have left can block a normal exit
+
+    def _write_unsaved_stop(self, cause: str) -> None:
+        """Write to stop.json, on rank 0, that the run was asked to stop before this start had saved anything."""
+        # because: srun stops all tasks when one of them fails, and the launcher of that one has written the cause
+        is_written = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._stamp_before)
+        if self.env.rank == 0 and not is_written:
+            warn_if_any(write_unsaved_stop(Path(self.config.run.dir), cause))

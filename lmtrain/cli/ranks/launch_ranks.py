@@ -1,0 +1,298 @@
+"""Commands that run in several processes: start the ranks, restart them after a loss, report errors to peers.
+
+Used by pretrain and eval. Torch is imported only if a failing process has peers to report to.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmtrain.cli.screen.print_output import print_notice, warn_if_any
+from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
+from lmtrain.runtime.processes.launcher import Outcome, end_with_launcher, launch
+from lmtrain.runtime.processes.process_environment import (
+    DRY_RUN_LAUNCHER,
+    NodeRanks,
+    ProcessEnv,
+    Rendezvous,
+    limit_spinning,
+    use_expandable_segments,
+)
+from lmtrain.runtime.processes.rank_starter import Program
+from lmtrain.runtime.processes.stop_signals import ignore_stops
+
+if TYPE_CHECKING:
+    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.train.run_config import RunConfig
+
+NumProcesses = Annotated[
+    int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work. [default: 1]")
+]
+NumPerNode = Annotated[
+    int | None,
+    typer.Option("--nproc-per-node", min=1, help="Start this many on each node, where srun has started one task."),
+]
+MaxRestarts = Annotated[
+    int | None,
+    typer.Option(
+        "--max-restarts", min=0, help="Restart at most this many times if a process is lost. [default: 0]"
+    ),
+]
+Elastic = Annotated[
+    bool, typer.Option("--elastic", help="Adapt the layout to the number of processes; batches stay the same.")
+]
+
+# Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
+# missing here is imported by each rank.
+COMPANION_FUNCTION = "lmtrain.observe.watch.companion_process:main_of_fork"
+PREPARE_FUNCTION = "lmtrain.cli.pretrain.from_run:prepare_ranks"
+TRAINING_IMPORTS = (  # for every training run
+    "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
+    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary", "lmtrain.cli.screen.console",
+    "lmtrain.cli.pretrain.run_attempt", "lmtrain.config.compose", "lmtrain.observe.watch.companion_process",
+    "lmtrain.observe.watch.rank_guard", "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks",
+    "lmtrain.train.layouts.layout_choice", "lmtrain.train.loop", "lmtrain.train.setup",
+    "lmtrain.train.in_loop.lost_starts", "numpy.random", "typer._adapters",
+)  # fmt: skip
+COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose ranks compose their settings themselves
+# because: torch imports these itself when a pipeline passes gradients on, and when its compiler is configured
+PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
+EVALUATION_IMPORTS = (
+    "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
+    "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
+    "lmtrain.eval.statistics", "lmtrain.eval.recipes.text_facts",
+    "lmtrain.eval.resume_journal", "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
+    "lmtrain.eval.run_task", "lmtrain.observe.screen.training_view", "lmtrain.parallel.weights.fsdp_sharding",
+    "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config",
+    "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.read.chunk_content", "hydra",
+    "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """The process options of a command line, as typed; None for an option that was not given."""
+
+    nproc: int | None = None
+    nproc_per_node: int | None = None
+    max_restarts: int | None = None
+
+    @property
+    def count(self) -> int | None:
+        """The number of processes to start on this node."""
+        return self.nproc or self.nproc_per_node
+
+    @property
+    def are_started(self) -> bool:
+        """True if ranks run in child processes: several ranks, or one that may be restarted."""
+        return (self.count or 1) > 1 or bool(self.max_restarts)
+
+
+def detect_process(options: ProcessOptions) -> ProcessEnv:
+    """Return this process's rank, world size and launcher, from the environment. If the options ask this process to
+    start ranks itself, return the values for the first of them.
+
+    Also set thread counts and memory options, so call it before torch is imported. Raise UsageError on process options
+    that conflict with each other or with the launcher.
+    """
+    env = ProcessEnv.detect()
+    limit_spinning()
+    use_expandable_segments()
+    if env.is_child:
+        end_with_launcher()
+    if options.nproc is not None and options.nproc_per_node is not None:
+        raise UsageError(
+            f"--nproc={options.nproc} and --nproc-per-node={options.nproc_per_node} both say how many processes to "
+            "start. Give --nproc on one machine, or --nproc-per-node under srun with one task on each node."
+        )
+    if options.max_restarts is not None and env.launcher != "single":
+        raise UsageError(
+            f"--max-restarts={options.max_restarts} would start processes again that {env.launcher} has started. Leave "
+            f"it out, and let {'the batch script' if env.launcher == 'slurm' else env.launcher} do that."
+        )
+    if options.count is None:
+        return env
+    return env.as_launcher(options.count, "--nproc" if options.nproc else "--nproc-per-node")
+
+
+def launch_evaluation(argv: Sequence[str], env: ProcessEnv) -> None:
+    """Run the evaluation of this command line in several processes; its inputs have been checked already.
+
+    Raise typer.Exit if a process fails.
+    """
+    program = Program(rank_arguments(argv), imports=EVALUATION_IMPORTS)
+    _exit_with_outcome(launch(program, _local_ranks(env), report=print_notice, explain_no_server=_print_if_debug), env)
+
+
+def training_imports(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the modules that ranks of a training run with these settings need; a server process imports
+    them once and then forks the ranks.
+    """
+    layout, compute = config.parallel.layout, config.compute
+    kinds = [type(choice).__module__.removesuffix("_settings") for choice in (config.model, config.optim)]
+    sharded = ["lmtrain.parallel.weights.fsdp_sharding"] * (layout.dp > 1)
+    may_compile = compute.compile is True or (compute.compile == "auto" and compute.device != "cpu")
+    tells_compiler = layout.dp > 1 or compute.deterministic or config.recompute.kind != "none"
+    compiler = [COMPILER_IMPORT] * (may_compile or tells_compiler)
+    return (*TRAINING_IMPORTS, *kinds, *sharded, *[PIPELINE_IMPORT] * (layout.pp > 1), *compiler)
+
+
+def launch_training(
+    argv: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
+    composed_config: RunConfig | None,
+) -> None:  # fmt: skip
+    """Start the ranks of a training run as child processes and wait for them. If one is lost, start all again from the
+    newest checkpoint, up to `max_restarts` times (None: never).
+
+    Ranks use the settings `composed_config`; if it is None they compose their own, as plugins are only imported in the
+    ranks. Under srun each node runs such a launcher, and that of rank 0 prints for all. Raise typer.Exit on a failure.
+    """
+    from lmtrain.runfolder.run_ends import (
+        is_stop_written_since,
+        outcome_from_watchdog,
+        stop_stamp,
+        write_process_failure,
+        write_unsaved_stop,
+    )
+    from lmtrain.train.before.preflight import find_resume_checkpoint
+    from lmtrain.train.in_loop.lost_starts import LostStarts
+
+    folder = Path(config.run.dir)
+    stamp_before = stop_stamp(folder)
+
+    def before_restart(outcome: Outcome, number: int) -> None:
+        nonlocal stamp_before
+        failure = f"{outcome.reason} " if record_end(outcome) is None else ""
+        stamp_before = stop_stamp(folder)
+        path = find_resume_checkpoint(config)
+        starts = LostStarts.for_run(config, inputs, path)
+        starts.check_limit(config)
+        place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
+        print_notice(f"{failure}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
+
+    def record_end(outcome: Outcome) -> Outcome | None:
+        """Write the outcome to stop.json, unless the watchdog, or another node, has written the cause already. Return
+        the watchdog's outcome if there is one, else None.
+        """
+        reported = outcome_from_watchdog(folder, outcome, stamp_before)
+        # because: if a rank of another node failed first, its launcher or rank 0 has written the cause
+        is_written_elsewhere = env.rank > 0 and is_stop_written_since(folder, stamp_before)
+        if reported is None and outcome.cause is not None and not is_written_elsewhere:
+            # because: a run that was stopped before its ranks started may have no folder yet
+            if outcome.is_before_ranks:
+                warn_if_any(write_unsaved_stop(folder, outcome.cause))
+            else:
+                warn_if_any(write_process_failure(folder, outcome))
+        return reported
+
+    prepared = {"tokenizer": inputs.tokenizer.source, "settings": composed_config and composed_config.to_dict()}
+    imports = (*training_imports(config), *(() if composed_config else COMPOSING_IMPORTS))
+    prepare = (PREPARE_FUNCTION, prepared)
+    program = Program(rank_arguments(argv), imports=imports, prepare=prepare, helper=COMPANION_FUNCTION)
+    outcome = launch(
+        program, _local_ranks(env), max_restarts=max_restarts or 0, on_restart=before_restart, report=print_notice,
+        explain_no_server=_print_if_debug,
+    )  # fmt: skip
+    ignore_stops()  # because: srun asks the other nodes to stop once the first has ended, and this one has a result
+    if outcome.is_before_ranks and env.has_peers:
+        report_refusal(env, StoppedEarly(str(outcome.cause)))
+    _exit_with_outcome(outcome, env, is_reported=record_end(outcome) is not None)
+
+
+def _local_ranks(env: ProcessEnv) -> NodeRanks:
+    """Return the ranks that this process starts; `env` describes the first of them."""
+    launcher = "slurm" if env.launcher == "slurm" else "lmtrain"
+    return NodeRanks(env.local_world_size or 1, env.rank, env.world_size, launcher, env.host)
+
+
+def _print_if_debug(problem: str) -> None:
+    if "--debug" in sys.argv:
+        print_notice(f"Each rank is started by itself and imports for itself, as no server forks it: {problem}.")
+
+
+def _exit_with_outcome(outcome: Outcome, env: ProcessEnv, *, is_reported: bool = False) -> None:
+    prints = env.rank == 0 or not outcome.stopped  # because: all nodes are asked to stop
+    if outcome.cause is not None and not is_reported and prints:
+        way_out = " Start the same command again to go on." * (outcome.is_restartable or outcome.stopped)
+        print_notice(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
+    # because: srun names the node and the code of the first task that fails, which tells where a rank was killed
+    code = outcome.shell_code if env.launcher == "slurm" else outcome.exit_code
+    if code != 0:
+        raise typer.Exit(code)
+
+
+def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
+    """Return the settings with a parallel layout for the number of processes that there are: chosen for
+    `parallel=auto`, adapted with `elastic`, else unchanged. Print a layout that was chosen.
+
+    `overrides` are the settings of the command line, which stay as they are.
+    """
+    from lmtrain.train.layouts.layout_choice import adapt_to_processes, adaptation_message
+    from lmtrain.train.layouts.layout_table import layout_words
+
+    prints, messages = env.rank == 0 and not env.is_child, list[str]()
+    if config.parallel.auto:
+        from lmtrain.train.before.preflight import find_model
+        from lmtrain.train.layouts.layout_choice import choose_layout, fixed_layout_settings, previous_layout
+
+        fixed = fixed_layout_settings(config, overrides)
+        if (earlier_choice := previous_layout(config, fixed)) is not None:
+            choice = layout_words(earlier_choice.parallel)
+            config, messages = earlier_choice, [f"parallel=auto: {choice}, as since the run began"]
+        else:
+            config, messages = choose_layout(config, find_model(config), env.world_size, fixed)
+    if elastic:
+        fitted = adapt_to_processes(config, env.world_size)
+        change = adaptation_message(config, fitted)
+        config, messages = fitted, [*messages, *([change] if change else [])]
+    for line in messages if prints else ():
+        print_notice(line)
+    return config
+
+
+def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
+    """Return the process environment that a dry run checks. If the run needs more GPUs than one node of the machine in
+    `config.hardware` has, it is `env` spread over such nodes, else `env` unchanged.
+
+    Processes beyond the GPUs of one node are placed on other machines.
+    """
+    machine = config.hardware
+    if (
+        machine is None or machine.device == "cpu" or env.launcher != "lmtrain"
+        or env.world_size <= machine.gpus_per_node
+    ):  # fmt: skip
+        return env
+    return replace(env, launcher=DRY_RUN_LAUNCHER, local_world_size=machine.gpus_per_node, host="each node")
+
+
+def rank_arguments(argv: Sequence[str]) -> list[str]:
+    """Return the command line of each rank: `argv` without the options that start processes, such as --nproc."""
+    kept_words, remaining = [], iter(argv)
+    for word in remaining:
+        option, has_value, _ = word.partition("=")
+        if option not in ("--nproc", "--nproc-per-node", "--max-restarts"):
+            kept_words.append(word)
+        elif not has_value:
+            next(remaining, None)
+    return kept_words
+
+
+def report_refusal(env: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool = False) -> None:
+    """Send an error that keeps this process from starting to its peers, so that they do not wait for it. Without a
+    configured rendezvous do nothing.
+
+    `peers_fail_too` states that every process finds the same error itself.
+    """
+    try:
+        Rendezvous.detect(env)
+    except LmtrainError:
+        return  # because: without a rendezvous there is no way to reach peers, and torch takes seconds to import
+    from lmtrain.runtime.processes.rendezvous import report_refusal
+
+    report_refusal(env, error, peers_fail_too=peers_fail_too)

@@ -1,0 +1,269 @@
+"""`lmtrain report`: write one HTML file about one or more runs, to open in a browser or send by mail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, settings_facts
+from lmtrain.cli.report.figures import MAX_EVAL_FIGURES, build_charts, evaluation_tables, headline_titles
+from lmtrain.cli.report.rank_sections import kernel_parts, layout_parts, memory_parts, trace_parts
+from lmtrain.cli.screen.print_output import echo
+from lmtrain.cli.shared_options import check_output_folder, parse_output_file
+from lmtrain.config.settings_base import show
+from lmtrain.observe.history.metrics_columns import Record, read_record
+from lmtrain.page.chart import Charts, draw_figure, figure_element, format_value
+from lmtrain.page.html_document import (
+    Cells,
+    Part,
+    Picture,
+    build_page,
+    fact_list,
+    html_table,
+    json_element,
+    read_asset,
+    script_element,
+    section_heading,
+    standalone_svg,
+)
+from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
+from lmtrain.runfolder.settings_differences import differences, flatten
+from lmtrain.runfolder.settings_history import changed_histories
+from lmtrain.runtime.files.safe_files import atomic_file, storage_errors
+from lmtrain.units import format_bytes, format_count, format_seconds, plural
+
+EXAMPLES = (
+    ("lmtrain report runs/a", "write runs/a/report.html, while the run goes on or afterwards"),
+    ("lmtrain report runs/a runs/b --output ab.html", "curves of both, and the settings that differ"),
+    ("lmtrain report runs/a --svg figures", "each picture as a file for a paper too"),
+)
+_MAX_MARKS = 30
+_MAX_EVAL_ROWS = 2000  # rows of evaluations in the page; the rest stays in metrics.jsonl
+_SHORTCUTS = (
+    ("drag", "zoom in"), ("double click, 0, Esc", "show all"), ("+ -", "zoom"), ("← →", "move"), ("x", "next axis"),
+    ("k", "log x"), ("l", "log y of the figure in focus, or of all"), ("s S", "smoother, rougher"),
+    (", .", "read values in the figure in focus"), ("t", "light or dark"), ("Tab", "next figure"),
+)  # fmt: skip
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, in any state.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "--out", metavar="FILE", parser=parse_output_file,
+            help="Where to write it. [default: report.html in the first RUN]",
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="DIR", help="Also write each picture as SVG into this folder."),
+    ] = None,
+) -> None:
+    """Write an HTML page about one or more runs: curves, saves, faults, layout, settings, evaluations.
+
+    It is one file without references to any other. Runs may be running, killed or damaged: the page shows everything
+    that was recorded and states what is missing.
+    """
+    found_runs = read_runs(expand_runs(runs))
+    if svg is not None:
+        with storage_errors(svg, "Making"):
+            svg.mkdir(parents=True, exist_ok=True)
+    out = out or runs[0] / "report.html"
+    check_output_folder("--output", out)
+    records = [read_record(run.metrics) for run in found_runs]
+    charts = build_charts([run.name for run in found_runs], records, [run.stop for run in found_runs])
+    parts = [*page_parts(found_runs, records, charts)]
+    with atomic_file(out) as file:
+        file.write(_encode(build_page(page_title(found_runs), parts, more_style=read_asset("report.css"))))
+    missing = sum(len(run.problems) + len(record.problems) for run, record in zip(found_runs, records, strict=True))
+    several = f"; {missing} things are missing, and it says which"
+    note = several if missing > 1 else "; it says what is missing" * missing
+    echo(f"{out}: {plural(len(charts.figures), 'figure')}, {format_bytes(out.stat().st_size)}{note}")
+    if svg is not None:
+        curves = [Picture(figure.key, draw_figure(charts, figure, 760, 360)) for figure in charts.figures]
+        pictures = [*curves, *(part for part in parts if isinstance(part, Picture))]
+        for picture in pictures:
+            with atomic_file(svg / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
+                file.write(_encode(standalone_svg(picture.svg)))
+        echo(f"{svg}: {len(pictures)} pictures as SVG")
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")  # because: a file's name may be no text
+
+
+def page_title(runs: Sequence[RunFolder]) -> str:
+    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
+
+
+def page_parts(runs: Sequence[RunFolder], records: Sequence[Record], charts: Charts) -> Iterator[Part]:
+    yield f"<h1>{escape(page_title(runs))}</h1>"
+    rows = [run_summary(run, record) for run, record in zip(runs, records, strict=True)]
+    if len(runs) == 1:
+        facts = ((key.lstrip("<"), value) for key, value in rows[0].items() if key != "<run")
+        yield fact_list([*facts, *_configuration_facts(runs[0])])
+    else:
+        yield html_table(rows)
+    yield from _problem_box(runs, records)
+    yield '<div class="tools" id="tools"><noscript>Zooming and reading values need JavaScript.</noscript></div>'
+    yield f'<div class="figures">{"".join(figure_element(charts, figure) for figure in charts.figures)}</div>'
+    if not charts.figures:
+        yield '<p class="soft">No number has been recorded yet.</p>'
+    yield from _event_section(runs, charts)
+    for run, record in zip(runs, records, strict=True):
+        title_suffix = f" of {run.name}" if len(runs) > 1 else ""
+        details = [
+            *memory_parts(run, record, title_suffix), *trace_parts(run, title_suffix), *kernel_parts(run, title_suffix)
+        ]  # fmt: skip
+        if title_suffix and details:  # because: runs are compared by what stands above
+            details = [f"<details><summary>Time and memory{escape(title_suffix)}</summary>", *details, "</details>"]
+        yield from details
+    for run in runs[:1] if _share_group(runs, "parallel") and _share_group(runs, "model") else runs:
+        yield from layout_parts(run, f" of {run.name}" if len(runs) > 1 else "")
+    yield from _evaluation_section(runs, records)
+    yield from _settings_section(runs, records)
+    yield from _environment_section(runs)
+    shortcuts = "".join(f"<span><kbd>{escape(key)}</kbd> {escape(effect)}</span>" for key, effect in _SHORTCUTS)
+    yield f'{section_heading("Keys", anchor="keys")}<div class="keys">{shortcuts}</div>'
+    yield json_element(charts.to_json(), "figures")
+    yield script_element("chart.js")
+
+
+def _share_group(runs: Sequence[RunFolder], group: str) -> bool:
+    return all(run.settings.get(group) == runs[0].settings.get(group) for run in runs)
+
+
+def run_summary(run: RunFolder, record: Record) -> dict[str, str]:
+    """Return the main facts about a run as column -> text: state, step, losses, speed, time trained, number of starts.
+    """
+    facts = {"<run": run.name, "<state": f"{run.state}{f': {run.end_reason}' * bool(run.end_reason)}"[:400]}
+    train, last_step = run.settings.get("train"), int(record.steps[-1]) if record.steps.size else 0
+    total = train.get("steps") if isinstance(train, dict) else None
+    progress = f" of {total:,} ({last_step / total:.0%})" if type(total) is int and total > 0 else ""
+    facts["step"] = f"{last_step:,}{progress}"
+    rows = record.rows.get("valid", [])
+    validations = [(row["loss"], row["step"]) for row in rows if finite_or_none(row.get("loss")) is not None]
+    if validations:
+        facts["best validation"] = f"{min(validations)[0]:.4f} at step {min(validations)[1]:,}"
+    for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
+        steps, values = record.column(key)
+        if values.size:
+            facts[name] = format_value(float(values[-1]), form)  # type: ignore[arg-type]  # because: names of forms
+        non_finite = {key: value for step, key, value in record.non_finite if step == last_step}
+        if key in non_finite:
+            facts[name] = f"{non_finite[key]}" + (f"; {facts[name]} at step {int(steps[-1]):,}" if values.size else "")
+    for key, name, format_ in (("tokens_per_s", "tokens/s", format_count), ("mfu", "MFU", "{:.1%}".format)):
+        if (values := record.column(key)[1]).size:
+            facts[name] = format_(float(np.median(values)))
+    seconds = record.columns.get("seconds", np.empty(0))
+    if seconds.size and np.isfinite(seconds[-1]):
+        facts["time trained"] = format_seconds(float(seconds[-1]))
+    if (starts := len(record.rows.get("start", []))) > 1:
+        facts["starts"] = f"{starts}"
+    return facts
+
+
+def _configuration_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for a run's model, data, layout, batch and learning rate, from its settings."""
+    if not run.settings:
+        return
+    yield from ingredient_lines({**settings_facts(run.path, run.settings), "settings": run.settings})
+    train, optim = (group if isinstance(group := run.settings.get(key), dict) else {} for key in ("train", "optim"))
+    yield "batch", f"{show(train.get('global_batch'))} samples"
+    yield "optimizer", f"{optim.get('kind', '-')}, learning rate {show(optim.get('lr'))}"
+
+
+def _event_section(runs: Sequence[RunFolder], charts: Charts) -> Iterator[str]:
+    """Yield the HTML of the section with the last restarts, stops and faults of the runs, if there are any."""
+    marks = [mark for mark in charts.marks if mark.kind != "save"]
+    if marks:
+        note = f"The last {_MAX_MARKS} of {len(marks):,}. " * (len(marks) > _MAX_MARKS)
+        yield section_heading("What happened", f"{note}Each is a line in the figures above.", "happened")
+        run_cells = [{"<run": run.name} if len(runs) > 1 else {} for run in runs]
+        yield html_table([
+            run_cells[mark.run] | {"step": f"{mark.step:,.0f}", "<what": mark.note} for mark in marks[-_MAX_MARKS:]
+        ])  # fmt: skip
+
+
+def _problem_box(runs: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
+    """Yield an HTML box that lists the parts of the runs that could not be read, if there are any."""
+    has_several = len(runs) > 1
+    problems = [
+        f"{run.name}: {problem}" if has_several else problem
+        for run, record in zip(runs, records, strict=True)
+        for problem in (*run.problems, *record.problems)
+    ]
+    if problems:
+        items = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
+        yield f'<div class="missing"><b>What is missing</b><ul>{items}</ul></div>'
+
+
+def _evaluation_section(runs: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
+    recipes, numbers = evaluation_tables(records, [run.name for run in runs])
+    if not recipes:
+        return
+    tasks = len(headline_titles(records))
+    note = f" The first {MAX_EVAL_FIGURES} of {tasks} tasks have a figure above." * (tasks > MAX_EVAL_FIGURES)
+    yield section_heading("Evaluations", f"What was scored and how; below it every number.{note}", "evaluations")
+    yield html_table(recipes)
+    count_note = (
+        f", the last {_MAX_EVAL_ROWS:,} of {len(numbers):,}" if len(numbers) > _MAX_EVAL_ROWS else f", {len(numbers):,}"
+    )
+    open_attribute = " open" * (len(numbers) <= 12)
+    table = html_table(numbers[-_MAX_EVAL_ROWS:])
+    yield f"<details{open_attribute}><summary>Numbers{count_note}</summary>{table}</details>"
+
+
+def _settings_section(runs: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
+    known_runs = [run for run in runs if run.settings]
+    if not known_runs:
+        return
+    yield section_heading("Settings", anchor="settings")
+    if len(known_runs) > 1:
+        differing = differences([run.settings for run in known_runs])
+        difference_rows = _rows_by_key("<key", [run.name for run in known_runs], differing)
+        sentence = f"{plural(len(differing), 'setting')} {'differs' if len(differing) == 1 else 'differ'}."
+        yield f"<p>{sentence}</p>" + html_table(difference_rows) if differing else "<p>All settings are the same.</p>"
+    for run, record in zip(runs, records, strict=True):
+        title_suffix = f" of {run.name}" if len(runs) > 1 else ""
+        if changed := changed_histories(record.rows.get("start", [])):
+            yield f"<p>Settings{escape(title_suffix)} that changed while it trained:</p>" + html_table([
+                {"<key": key, "from step": f"{step:,}", "<value": _cell_text(value)}
+                for key, values in changed.items() for step, value in values
+            ])  # fmt: skip
+    rows = [{"<key": key, "<value": _cell_text(value)} for key, value in flatten(known_runs[0].settings)]
+    title_suffix = f" of {known_runs[0].name}" if len(known_runs) > 1 else ""
+    yield f"<details><summary>All {len(rows)} settings{escape(title_suffix)}</summary>{html_table(rows)}</details>"
+
+
+def _environment_section(runs: Sequence[RunFolder]) -> Iterator[str]:
+    known_runs = [run for run in runs if run.environment]
+    if not known_runs:
+        return
+    yield section_heading("Environment", anchor="environment")
+    trees = [dict(flatten(run.environment)) for run in known_runs]
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    names = [run.name for run in known_runs] if len(known_runs) > 1 else ["value"]
+    yield html_table(_rows_by_key("<what", names, {key: [tree.get(key) for tree in trees] for key in keys}))
+
+
+def _rows_by_key(key_column: str, names: Sequence[str], values_by_key: Mapping[str, Sequence[Any]]) -> list[Cells]:
+    """Return a table row for each key, with its value in each run. `key_column` is the title of the first column,
+    `names` are the runs, and `values_by_key` holds a value per run.
+    """
+    return [
+        {key_column: key.removeprefix("packages.")}
+        | {f"<{name}": _cell_text(value) for name, value in zip(names, values, strict=True)}
+        for key, values in values_by_key.items()
+    ]
+
+
+def _cell_text(value: Any) -> str:
+    return show(value)[:400]

@@ -1,0 +1,311 @@
+"""`lmtrain runs diff A B`: the first step at which two runs differ, their other differences, and the probable cause.
+
+Reads the rows, settings and environments that both runs recorded, and the weights of checkpoints of the same step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.compare_and_verify import value_differences
+from lmtrain.checkpoint.find_and_prune import list_checkpoints
+from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.config.settings_base import show
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.errors import LmtrainError, join_few, shorten
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.observe.history.metrics_columns import (
+    Record,
+    RecordDifference,
+    compare_records,
+    pair_starts,
+    read_record,
+    starts_in_force,
+)
+from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
+from lmtrain.runfolder.folder_reader import RunFolder, read_runs
+from lmtrain.runfolder.metrics_rows import Row
+from lmtrain.runfolder.settings_differences import differences, flatten
+from lmtrain.train.before.preflight import with_explicit_sizes
+from lmtrain.units import plural
+
+# prefixes of settings such as paths and displays, on which no number of the training depends
+_HARMLESS = (
+    "run.", "observe.", "checkpoint.", "data.prefetch_steps", "data.verify", "data.index_dir", "data.valid_", "eval.",
+    "train.valid_", "hardware", "parallel.timeout_s",
+)  # fmt: skip
+_DATA_KEY = re.compile(r"data\.(path|tokenizer|datasets\[\d+\]\.path)")  # compared by content
+_BATCH_SHARE_KEYS = ("parallel.", "train.micro_batch", "train.global_batch")  # which part of a batch a rank reads
+_MACHINE_KEYS = ("host", "num_cpus", "num_usable_cpus", "prefix", "launcher")
+_MAX_CHECKPOINT_BYTES = 4 << 30  # larger checkpoints are not compared here; `inspect --diff` compares them
+
+
+def diff_facts(a: Path, b: Path) -> dict[str, Any]:
+    """Compare two runs by their recorded rows, settings, environments and checkpoints. Return as plain data what
+    differs, the first step at which each number of the rows does, and the likely causes.
+    """
+    runs = read_runs([a, b])
+    records = [read_record(run.metrics) for run in runs]
+    starts = [_counted_starts(run, record) for run, record in zip(runs, records, strict=True)]
+    record_difference = compare_records(records[0], records[1], _same_batch_shares(starts))
+    first = [rows[0] for rows in starts]
+    initial_digests = {
+        key: [run.get(key) for run in first]
+        for key in ("weights_digest", "data_sha256")
+        if all(run.get(key) is not None for run in first) and first[0][key] != first[1][key]
+    }
+    problems = [
+        f"{run.name}: {problem}"
+        for run, record in zip(runs, records, strict=True)
+        for problem in (*run.problems, *record.problems)
+    ]
+    facts: dict[str, Any] = {
+        "a": str(a), "b": str(b), **_differing_conditions(starts, record_difference.last_shared),
+        "begun": initial_digests,
+        "rows": {"shared": record_difference.num_shared, "last_step": record_difference.last_shared},
+        "first_step": record_difference.step, "first": record_difference.first_difference,
+        "equal_until": record_difference.last_equal, "loss_after": record_difference.loss_differences,
+        "not_compared": [*record_difference.not_compared, *problems, *_unrecorded_starts(runs, starts)],
+    }  # fmt: skip
+    last = [rows[-1]["settings"] for rows in starts]
+    final_settings = differences(last) if all(last) else {}
+    facts["ended"] = {key: values for key, values in final_settings.items() if facts["settings"].get(key) != values}
+    facts["weights"] = _first_differing_weights(runs, record_difference)
+    facts["causes"] = list(_causes(facts, starts))
+    return facts
+
+
+def _counted_starts(run: RunFolder, record: Record) -> list[Row]:
+    """Return the start rows of a run, without starts that a later start from an earlier step replaced. Each row gets
+    the entries `settings` and `environment`.
+
+    Older versions recorded these only for the newest start; other rows then have empty ones.
+    """
+    rows = [dict(row) for row in starts_in_force(record)] or [{"step": 0}]
+    for name, newest in (("settings", run.settings), ("environment", run.environment)):
+        for row in rows:
+            recorded = row.get(name, newest if row is rows[-1] else None)
+            row[name] = recorded if isinstance(recorded, dict) else {}
+            row[name] |= _resolved_model(row[name])
+    return rows
+
+
+def _resolved_model(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return {"model": settings} in which sizes that are null, such as the width of the MLP, have their final values.
+    Return {} if the model's settings cannot be read.
+    """
+    cls: Any = ModelSettings  # because: the kind of model chooses the class that is built
+    try:
+        return {"model": with_explicit_sizes(build_settings(cls, settings["model"], "model"))}
+    except (KeyError, LmtrainError):
+        return {}
+
+
+def _unrecorded_starts(runs: Sequence[RunFolder], starts: Sequence[list[Row]]) -> Iterator[str]:
+    """Yield a sentence for each run in which a start before the last one has no recorded settings."""
+    for run, rows in zip(runs, starts, strict=True):
+        if not all(row["settings"] for row in rows[:-1]):
+            yield f"{run.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
+
+
+def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:
+    """Return True if every start of both runs has recorded settings, and by these rank 0 always reads the same part of
+    a batch. Only then can digests of batches be compared.
+    """
+    shares = [
+        {k: v for k, v in flatten(row["settings"]) if k.startswith(_BATCH_SHARE_KEYS) and not k.startswith(_HARMLESS)}
+        | {"": row.get("world_size")}
+        for rows in starts
+        for row in rows
+        if row["settings"]
+    ]
+    return len(shares) == sum(map(len, starts)) and all(share == shares[0] for share in shares)
+
+
+def _differing_conditions(starts: Sequence[list[Row]], last_shared: int | None) -> dict[str, Any]:
+    """Return the settings and the environment (programs, device) that differ while both runs trained, as key -> [value
+    in A, value in B], and for each key the step after which it differs (`after`).
+
+    `last_shared` is the last step of which both runs have a row.
+    """
+    differing: dict[str, Any] = {"settings": {}, "environment": {}, "after": {}}
+    for step, pair in pair_starts(starts, last_shared):
+        for name, row_keys in (("settings", ()), ("environment", ("device",))):
+            if all(row[name] for row in pair):
+                trees = [row[name] | {key: row.get(key) for key in row_keys} for row in pair]
+                for key, values in differences(trees).items():
+                    differing[name].setdefault(key, values)
+                    differing["after"].setdefault(key, step)
+    return differing
+
+
+def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]:
+    """Yield sentences that explain why the two runs differ, the most fundamental cause first. `facts` are those of
+    `diff_facts` so far, `starts` the start rows of each run.
+    """
+    first, begun, weights = facts["first"], facts["begun"], facts["weights"]
+    differs_at = facts["first_step"] or (weights and weights["step"])
+    if differs_at is None:
+        return
+    first_starts = [rows[0] for rows in starts]
+    pairs = [pair for _, pair in pair_starts(starts, differs_at)]
+    has_settings = all(row["settings"] for pair in pairs for row in pair)
+    other_data = {"samples_hash", "batch_digest"} & first.keys()
+    held_out = tuple(key for pair in pairs for key in _held_out_settings(pair)) if other_data else ()
+    settings = {
+        key: v
+        for key, v in _differing_before(facts, "settings", differs_at)
+        if not _is_harmless(key, first_starts) or key.startswith(held_out)
+    }
+    programs = {key: v for key, v in _differing_before(facts, "environment", differs_at) if key not in _MACHINE_KEYS}
+    for key, (value_a, value_b) in (settings | programs).items():
+        program = "the device" if key == "device" else key.removeprefix("packages.")
+        name = f"the setting {key}" if key in settings else program
+        yield f"{name} is {show(value_a)} in A and {show(value_b)} in B{_after_step(facts, key)}"
+    explained = bool(settings)
+    if not explained and "samples_hash" in first:
+        note = ", though no setting says so" * has_settings
+        yield f"other samples are read, first seen at step {first['samples_hash']:,}{note}"
+    elif not explained and ("batch_digest" in first or "data_sha256" in begun):
+        yield _describe_other_text(facts, first_starts)
+    resumed = [start.get("resumed_from") or start.get("weights_from") for start in first_starts]
+    if not explained and "weights_digest" in begun:
+        origin = f" (they come from {join_few(str(start) for start in resumed if start)})" if any(resumed) else ""
+        yield f"the first weights are not the same{origin}"
+    if not explained and weights and weights["tensors"]:
+        yield weights["said"]
+    differs_in_data = {"samples_hash", "batch_digest"} & first.keys()
+    if has_settings and not (settings or programs or begun or weights or differs_in_data):
+        yield (
+            "neither settings, programs, data nor first weights differ: something that is not recorded, such as a bit "
+            "that flipped on the way, or sums that are taken in another order (compute.deterministic=true fixes it)"
+        )
+
+
+def _differing_before(facts: dict[str, Any], name: str, step: int) -> Iterator[tuple[str, list[Any]]]:
+    """Return the entries of `facts[name]` (name is "settings" or "environment") that differed before `step`; later ones
+    cannot be the cause of a difference at that step.
+    """
+    return ((key, values) for key, values in facts[name].items() if facts["after"][key] < step)
+
+
+def _describe_other_text(facts: dict[str, Any], first_starts: Sequence[Row]) -> str:
+    """Return a clause that says why samples with the same ids hold different text: the datasets differ, or one run read
+    damaged data.
+    """
+    first = facts["first"]
+    at = f", first seen at step {first['batch_digest']:,}" if "batch_digest" in first else ""
+    reason = ": the data is not the same"
+    are_recorded = all(start.get("data_sha256") for start in first_starts)
+    if are_recorded and "data_sha256" not in facts["begun"]:
+        reason = ", though both name the same data: one has read what is damaged (lmtrain verify tells which)"
+    return f"the same samples hold other text{at}{reason}"
+
+
+def _after_step(facts: dict[str, Any], key: str) -> str:
+    """Return " after step N" for a difference that began during training, else an empty text."""
+    step = facts["after"][key]
+    return f" after step {step:,}" if step else ""
+
+
+def _is_harmless(key: str, starts: Sequence[dict[str, Any]]) -> bool:
+    """Return True if the setting `key` cannot change any number of the training, such as a path or a display setting.
+    `starts` are the first start rows of both runs.
+
+    A path does not matter if a digest of its content was recorded, as that is compared instead.
+    """
+    if key == "checkpoint.init_from" or _DATA_KEY.fullmatch(key):
+        return all(start.get("weights_digest" if key == "checkpoint.init_from" else "data_sha256") for start in starts)
+    return key.startswith(_HARMLESS)
+
+
+def _held_out_settings(pair: Sequence[Row]) -> Iterator[str]:
+    """Yield prefixes of settings because of which one of the two runs may keep some training data for validation and
+    the other not. `pair` are the start rows of both runs.
+    """
+    elsewhere, validates = [], []
+    for row in pair:
+        groups = [row["settings"].get(key) for key in ("data", "train")]
+        data, train = (group if isinstance(group, dict) else {} for group in groups)
+        elsewhere.append(any(data.get(key) for key in ("valid_path", "valid_paths", "valid_datasets")))
+        validates.append(bool(train.get("valid_interval_steps")))
+    if len({*elsewhere}) > 1:
+        yield "data.valid_"
+    if len({*validates}) > 1:
+        yield "train.valid_interval_steps"
+
+
+def _first_differing_weights(runs: Sequence[RunFolder], record_difference: RecordDifference) -> dict[str, Any] | None:
+    """Return how the weights differ at the earliest step from which on all common checkpoints differ, although the rows
+    are still equal; None if there is no such checkpoint.
+
+    If checkpoints cannot be read, the returned dict has `step` None and the reason.
+    """
+    try:
+        names = [{path.name: path for path in list_checkpoints(run.path / CHECKPOINTS)} for run in runs]
+        # because: once the rows differ, all weights do
+        shared_names = [
+            name
+            for name in sorted(names[0].keys() & names[1].keys())
+            if record_difference.step is None or (step_from_name(name) or 0) < record_difference.step
+        ]
+        comparisons = (_weight_differences(*(paths[name] for paths in names)) for name in reversed(shared_names))
+        differing = [*takewhile(bool, comparisons)]
+        return differing[-1] if differing else None
+    except (LmtrainError, OSError, ValueError) as error:
+        return {"step": None, "tensors": [], "said": f"checkpoints could not be compared: {shorten(error)}"}
+
+
+def _weight_differences(a: Path, b: Path) -> dict[str, Any] | None:
+    """Return the step, the names of the differing weights and a sentence about two checkpoints of the same step. Return
+    None if all weights are equal, or if the checkpoints are too large to compare.
+    """
+    if sum(file.stat().st_size for file in a.iterdir()) > _MAX_CHECKPOINT_BYTES:
+        return None
+    checkpoints = Contents(a), Contents(b)
+    tensors = [(key, value) for key, value in value_differences(*checkpoints) if key.startswith("model.")]
+    if not tensors:
+        return None
+    (key, value), step = tensors[0], checkpoints[0].manifest.step
+    others = f" and of {len(tensors) - 1} more" * (len(tensors) > 1)
+    return {
+        "step": step, "tensors": [name for name, _ in tensors],
+        "said": f"{value.num_different:,} of {value.num_values:,} numbers of {key}{others} differ in the checkpoints "
+        f"of step {step:,}",
+    }  # fmt: skip
+
+
+def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for the facts that `diff_facts` returned, for printing."""
+    yield "a, b", f"{facts['a']}, {facts['b']}"
+    yield "rows", _describe_rows(facts)
+    for key, step in sorted(facts["first"].items(), key=lambda item: item[1]):
+        until = facts["equal_until"].get(key)
+        yield key, f"differs from step {step:,} on" + (f"; equal in every row up to step {until:,}" if until else "")
+    for at in facts["loss_after"]:
+        yield f"loss at {at['step']:,}", f"{at['a']!r} and {at['b']!r}, {at['apart']:+.3g}"
+    for name, facts_key in (
+        ("setting", "settings"), ("environment", "environment"), ("at the start", "begun"), ("in the end", "ended")
+    ):  # fmt: skip
+        for key, (value_a, value_b) in facts[facts_key].items():
+            after = _after_step(facts, key) if facts_key in ("settings", "environment") else ""
+            yield name, f"{key}: {show(value_a)} and {show(value_b)}{after}"
+    for cause in facts["causes"] or (["nothing that was recorded"] if facts["first"] else []):
+        yield "cause", cause
+    for problem in facts["not_compared"]:
+        yield "not compared", problem
+
+
+def _describe_rows(facts: dict[str, Any]) -> str:
+    """Return as text the number of steps for which both runs have rows, and the first step at which these differ."""
+    rows = facts["rows"]
+    if not rows["shared"]:
+        return "no step of which both have a row"
+    until = f"{plural(rows['shared'], 'step')} of both, the last {rows['last_step']:,}"
+    if facts["first_step"] is None:
+        return f"{until}: all equal, bit for bit"
+    return f"{until}: the first that differs is step {facts['first_step']:,}"

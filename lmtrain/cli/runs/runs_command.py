@@ -1,0 +1,237 @@
+"""`lmtrain runs`: list the runs of a folder, compare two runs, plot runs in the terminal. Torch-free.
+
+`lmtrain runs FOLDER` is `lmtrain runs list FOLDER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmtrain.cli.inspect.run_view import ago, finite_or_none, format_loss
+from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.shared_options import Json
+from lmtrain.cli.subcommands import PlainGroup, examples_epilog
+from lmtrain.config.settings_base import show
+from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint
+from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, find_runs, read_runs
+from lmtrain.runfolder.metrics_rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
+from lmtrain.runfolder.settings_differences import flatten
+from lmtrain.units import format_count
+
+EXAMPLES = (
+    ("lmtrain runs", "the runs below ./runs, or below this folder"),
+    ("lmtrain runs list runs --state failed --where optim.lr=3e-4", "some of them"),
+    ("lmtrain runs diff runs/a runs/b", "where two runs part, and why"),
+    ("lmtrain runs plot runs/a runs/b --key grad_norm --log", "curves in the terminal"),
+)
+_STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
+_STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
+_WHY_STOPPED = "why stopped"
+_TEXT_COLUMNS = ("run", "state", _WHY_STOPPED)  # columns of words, left-aligned
+_DROPPED_FIRST = ("tokens/s", "%", "last row", _WHY_STOPPED, "valid")  # left out first if a terminal is narrow
+_MAIN_COLUMNS = ("state", "step", "loss", "valid")  # a long name is shortened to make room for them,
+_MIN_NAME_WIDTH = 12  # but not below this width
+_MIN_REASON_WIDTH = 12  # the width kept for the reason of a stop
+
+
+class _ListByDefault(PlainGroup):
+    """A command group that reads a first argument which is no command as a folder for `list`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or not (args[0] in self.commands or args[0] in ("-h", "--help")):
+            args = ["list", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+app = typer.Typer(cls=_ListByDefault, rich_markup_mode="markdown", epilog=examples_epilog(EXAMPLES))
+
+
+@app.command(name="list")
+def list_runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FOLDER", help="Folders to search, with subfolders. [default: runs, or this folder]"),
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only running, finished, stopped, failed or killed ones. Repeatable."),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only those with this setting, such as optim.lr=3e-4. Repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs below a folder: state, step, loss, speed, time of the last row, and why they stopped."""
+    rows = select_rows(folders or [], state or [], where or [])
+    return print_json(rows) if as_json else print_runs(rows)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another run.")],
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: the settings and programs that differ, and the first step at which data, loss or gradient norm
+    do.
+
+    Rows of metrics.jsonl hold numbers in full, so equal means equal bit for bit. The cause is found from what both runs
+    have recorded: settings, versions, the samples and the text of each row, the first weights and checkpoints.
+    """
+    from lmtrain.cli.runs.diff_command import diff_facts, diff_lines
+
+    facts = diff_facts(a, b)
+    if as_json:
+        return print_json(to_json_data(facts), allow_nan=False)
+    from lmtrain.cli.screen.console import print_facts
+
+    return print_facts("two runs compared", diff_lines(facts))
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, or a sweep's.")],
+    key: Annotated[str, typer.Option(metavar="KEY", help="A number in the step rows of metrics.jsonl.")] = "loss",
+    by: Annotated[str, typer.Option(metavar="AXIS", help="The x axis: step, tokens or seconds.")] = "step",
+    log: Annotated[bool, typer.Option("--log", help="Use a logarithmic y axis.")] = False,
+    height: Annotated[int, typer.Option(min=4, max=200, help="Height of the plot in lines.")] = 18,
+) -> None:
+    """Plot a number that runs recorded, such as loss or tokens_per_s, in the terminal, as wide as the terminal is."""
+    from lmtrain.cli.runs.plot_command import plot_runs
+
+    plot_runs(runs, key, by, log, height)
+
+
+def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row, as `_run_row` builds it, for each run below the folders that is in one of the `states` (empty: any)
+    and has all settings KEY=VALUE of `where`.
+    """
+    if wrong := [state for state in states if state not in _STATES]:
+        raise UsageError(f"--state={wrong[0]} is not a state of a run. {spelling_hint(wrong[0], _STATES)}")
+    conditions = [text.partition("=") for text in where]
+    for text, (key, sign, _) in zip(where, conditions, strict=True):
+        if not (key and sign):
+            raise UsageError(f"--where={text} has no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
+    folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
+    if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
+        problem = "holds no run" if empty.is_dir() else "is no folder"
+        raise MissingInputError(f"{empty} {problem}. Name a folder in which `lmtrain pretrain` has written runs.")
+    runs = read_runs(expand_runs(folders))
+    for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
+        run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name
+    known_keys = {key for run in runs for key, _ in flatten(run.settings)}
+    for key, _, _ in conditions:
+        if key not in known_keys:
+            searched = join_few(map(str, folders))
+            hint = spelling_hint(key, known_keys)
+            raise UsageError(f"--where={key} is a setting that no run in {searched} has. {hint}")
+    rows = [_run_row(run) for run in runs if all(_has_setting(run, key, value) for key, _, value in conditions)]
+    return [row for row in rows if not states or row["state"] in states]
+
+
+def _has_setting(run: RunFolder, key: str, value: str) -> bool:
+    """Return True if a run's setting `key` has this value. Numbers are compared as numbers, so 1e-3 equals 0.001."""
+    setting = dict(flatten(run.settings)).get(key)
+    if type(setting) in (int, float):
+        try:
+            return float(value.replace("_", "")) == setting
+        except ValueError:
+            return False
+    return value in (show(setting), str(setting))
+
+
+def _run_row(run: RunFolder) -> dict[str, Any]:
+    """Return a run's facts for the list of runs: state, step, losses, speed, time of the last row, and why it stopped.
+    """
+    rows = read_last_rows(run.metrics)
+    steps = [row for row in rows if row["event"] == "step"]
+    last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
+    train_settings = run.settings.get("train", {})
+    warning = loss_warning(read_first_step(run.metrics), last) if run.state == "finished" else ""
+    return {
+        "run": str(run.path), "name": run.name, "state": run.state, "step": finite_or_none(last.get("step")) or 0,
+        "steps": finite_or_none(train_settings.get("steps")) if isinstance(train_settings, dict) else None,
+        "loss": _loss_or_text(last), "valid_loss": _loss_or_text(valid[-1]) if valid else None,
+        "tokens_per_s": finite_or_none(last.get("tokens_per_s")), "tokens": finite_or_none(last.get("tokens")),
+        "last_row": last_write_time(rows, run.metrics), "why": run.end_reason or warning, "missing": run.problems,
+    }  # fmt: skip
+
+
+def _loss_or_text(row: dict[str, Any]) -> float | str | None:
+    """Return a row's loss; NaN and infinities as text, since a run that reached one is not a run without a loss."""
+    value = row.get("loss")
+    return to_json_data(value) if type(value) in (int, float) else None
+
+
+def print_runs(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a line for each run. On a terminal that is too narrow, the least important columns are left out."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    from lmtrain.cli.screen.console import PlainConsole
+
+    screen = PlainConsole(highlight=False)
+    if not rows:
+        screen.print("no run is of that kind")
+        return
+    cells = [_table_cells(row) for row in rows]
+    columns = [column for column in cells[0] if column == "run" or any(row_cells[column] for row_cells in cells)]
+    widths = {column: max(len(column), *(cell_len(row_cells[column]) for row_cells in cells)) for column in columns}
+    fixed = screen.width - _MIN_REASON_WIDTH
+    # because: the state is the purpose of the table, and the end of a long name distinguishes it from others
+    name_width = max(fixed - 2 - sum(widths.get(column, -2) + 2 for column in _MAIN_COLUMNS), _MIN_NAME_WIDTH)
+    if screen.is_terminal and widths["run"] > name_width:
+        widths["run"] = name_width
+        for row_cells in cells:
+            row_cells["run"] = _shorten_to_end(row_cells["run"], name_width)
+    while screen.is_terminal and sum(widths.values()) - widths.get(_WHY_STOPPED, 0) + 2 * len(widths) > fixed:
+        if not (dropped := next((column for column in _DROPPED_FIRST if column in widths), None)):
+            break
+        del widths[dropped]
+    for number, row in enumerate([dict(zip(columns, columns, strict=True)), *cells]):
+        line = Text(style="bold" if number == 0 else "")
+        for column, width in widths.items():
+            space = " " * (width - cell_len(row[column]))  # because: a character may be two columns wide
+            cell = row[column] + space if column in _TEXT_COLUMNS else space + row[column]
+            line.append(f"{cell}  ", style=_STYLES.get(row[column], "") if column == "state" else "")
+        line.rstrip()
+        if screen.is_terminal:
+            line.truncate(screen.width, overflow="ellipsis")
+        screen.print(line, soft_wrap=True)
+
+
+def _shorten_to_end(name: str, width: int) -> str:
+    """Cut a name to its end so that it fits into `width` columns, with an ellipsis before it; a name that fits is
+    unchanged.
+    """
+    from rich.cells import cell_len
+
+    start = 0
+    while cell_len(name[start:]) > width - (start > 0):
+        start += 1
+    return "…" * (start > 0) + name[start:]
+
+
+def _table_cells(row: dict[str, Any]) -> dict[str, str]:
+    """Return a run's row, as `_run_row` built it, as column title -> text."""
+    return {
+        "run": row["name"], "state": row["state"], "step": f"{row['step']:,}",
+        "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
+        "loss": format_loss(row["loss"]), "valid": format_loss(row["valid_loss"]),
+        "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
+        "last row": _ago_or_empty(row["last_row"]), _WHY_STOPPED: row["why"].split("\n")[0],
+    }  # fmt: skip
+
+
+def _ago_or_empty(time: str | None) -> str:
+    """Format the time since an ISO time, such as "5m03s ago"; empty if there is no valid time."""
+    try:
+        return ago(time or "")
+    except (TypeError, ValueError):
+        return ""

@@ -1,0 +1,198 @@
+"""`lmtrain watch RUN`: show a run's progress from another terminal, by reading the files in its folder.
+
+On a terminal it shows the run's panel and sends only changed lines; elsewhere it prints lines. The run is not affected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, settings_facts
+from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.print_output import print_message
+from lmtrain.errors import MissingInputError, UsageError, join_few
+from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
+from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_line
+from lmtrain.runfolder.file_names import CONFIG, METRICS
+from lmtrain.runfolder.folder_reader import find_runs, read_run_state, read_settings, record_errors
+from lmtrain.runfolder.metrics_rows import RowFollower
+
+EXAMPLES = (
+    ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
+    ("lmtrain watch runs/a --every 30", "less often, over a slow line"),
+    ("lmtrain watch runs/a --once", "how it is now"),
+)
+_MIN_INTERVAL_S = 0.2
+_LIVE_STATES = ("running", "out of sight")
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, on this machine or a shared disk.")],
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds between updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state once and exit.")] = False,
+) -> None:
+    """Watch a run's progress from another terminal: a live panel, or one line for each logged step."""
+    from lmtrain.observe.screen.command_progress import is_live
+
+    if not every >= _MIN_INTERVAL_S:
+        raise UsageError(
+            f"--every={every:g} must be at least {_MIN_INTERVAL_S:g} seconds. Use --every=2."
+        )
+    console = PlainConsole()
+    try:
+        _wait_for_run(run, every, console, may_wait=is_live(console) and not once)
+        with record_errors(run):
+            (_show_panel if is_live(console) else _print_lines)(run, every, once, console)
+    except KeyboardInterrupt:
+        print_message(console, "the watching ends here; the run is left as it is")
+
+
+def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: bool) -> None:
+    """Return when the folder holds a run. Until then check every `interval_s` seconds if `may_wait` is set, else raise
+    MissingInputError.
+    """
+    if (run / CONFIG).is_file():
+        return
+    if runs := [str(path) for path in find_runs(run) if path != run]:
+        raise UsageError(
+            f"{run} is not a run folder but contains runs: {join_few(runs)}. Give one of them, or list them with "
+            "`lmtrain runs`."
+        )
+    problem = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
+    if not may_wait or (run.exists() and not run.is_dir()):
+        raise MissingInputError(
+            f"{run} {problem} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
+        )
+    print_message(console, f"{run} {problem} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
+    while not (run / CONFIG).is_file():
+        time.sleep(interval_s)
+
+
+def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
+    """Show the run's panel on a terminal and update it every `interval_s` seconds until the run ends; once with
+    `only_once`.
+    """
+    follower, redrawer, panel = RowFollower(run / METRICS), Redrawer(console), _build_panel(run)
+    while True:
+        state, rows = read_run_state(run), follower.rows()
+        if any(row["event"] == "start" for row in rows) and panel.row:
+            panel = _build_panel(run)  # because: the new start may have other settings
+        for row in rows:
+            _update_panel(panel, row)
+        panel.activity, is_over = _describe_row_state(state, panel.row), state["state"] not in _LIVE_STATES
+        if is_over:
+            panel.freeze(at_last_row=True)
+        # because: a panel that is no longer live does not show its `now` line
+        redrawer.draw(Group(panel, Text(f"  {panel.activity}", style="dim")) if is_over else panel)
+        if is_over or only_once:
+            return
+        time.sleep(interval_s)
+
+
+def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
+    """Print every `interval_s` seconds the newest step row and all new validation, evaluation and save rows, until the
+    run ends; once with `only_once`.
+    """
+    from lmtrain.observe.screen.training_view import print_line
+    from lmtrain.observe.stragglers.find_slow_ranks import slow_link_line, slow_rank_line
+
+    follower, total, slow_before, first = RowFollower(run / METRICS), _build_panel(run).total_steps, "", True
+    lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
+    }  # fmt: skip
+    while True:
+        state, rows = read_run_state(run), follower.rows()
+        steps = [row for row in rows if row["event"] == "step"]
+        for row in rows if not first else rows[-1:]:
+            if row["event"] in lines:
+                print_line(console, lines[row["event"]](row))
+        for row in steps[-1:]:
+            print_line(console, step_line(row, total))
+            slow_now = "; ".join(filter(None, [slow_rank_line(row), slow_link_line(row)]))
+            if slow_now != slow_before:
+                print_line(console, f"slow: {slow_now}" if slow_now else "all keep pace again")
+            slow_before = slow_now
+        is_over = only_once or state["state"] not in _LIVE_STATES
+        if is_over or first:
+            print_line(console, _describe_row_state(state, steps[-1] if steps else {}))
+        if is_over:
+            return
+        first = False
+        time.sleep(interval_s)
+
+
+def _build_panel(run: Path) -> RunPanel:
+    """Build a panel from the settings of the run's last start; a layout that this version cannot read is left out."""
+    settings = read_settings(run)
+    facts, saves = settings_facts(run, settings), settings.get("checkpoint", {})
+    words = describe_model(settings.get("model", {}), facts["parameters"])
+    title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
+    schedule = SaveSchedule(saves.get("interval_steps"), saves.get("interval_s"))
+    return RunPanel(title, int(facts["steps"] or 0), saves=schedule)
+
+
+def _update_panel(panel: RunPanel, row: dict[str, Any]) -> None:
+    """Pass a row of metrics.jsonl to the panel, with its age in seconds by this machine's clock."""
+    age = age_s(row["time"]) if "time" in row else 0.0
+    match row["event"]:
+        case "step":
+            panel.show_step(row, age)
+        case "valid":
+            panel.show_validation(row)
+        case "eval":
+            panel.show_evaluation(row)
+        case "save":
+            panel.show_save(row, age)
+
+
+def _describe_row_state(state: dict[str, Any], row: Mapping[str, Any]) -> str:
+    """Describe the run's state; `row` is its newest step row."""
+    return describe_state(state | {"last_row_time": row.get("time")})
+
+
+class Redrawer:
+    """Draws a rich renderable again and again at the same place of a terminal; sends only the lines that changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lines: list[str] = []
+        self._size = console.size
+
+    def draw(self, renderable: RenderableType) -> None:
+        console = self._console
+        with console.capture() as captured:
+            console.print(renderable)
+        lines = captured.get().split("\n")[:-1]
+        if console.size != self._size or len(lines) > console.height - 1:
+            self._size, self._lines = console.size, []
+        console.file.write(redraw_text(self._lines, lines))
+        console.file.flush()
+        self._lines = lines
+
+
+def redraw_text(before: list[str], after: list[str]) -> str:
+    """Return the text to write to a terminal, with escape codes, so that the lines `before` on its screen become the
+    lines `after`; equal lines are not sent again.
+
+    The cursor is below the lines before and after.
+    """
+    after = after + [""] * (len(before) - len(after))
+    output, cursor = "", len(before)  # `at`: the line that the cursor is on
+    for number, line in enumerate(after):
+        if number >= len(before):
+            output, cursor = f"{output}{_cursor_move(number - cursor)}\r{line}\n", number + 1
+        elif line != before[number]:
+            output, cursor = f"{output}{_cursor_move(number - cursor)}\r{line}\x1b[K", number
+    return output + (_cursor_move(len(after) - cursor) + "\r" if output else "")
+
+
+def _cursor_move(lines: int) -> str:
+    """Return the escape code that moves the cursor down by `lines`, up if negative."""
+    return f"\x1b[{abs(lines)}{'B' if lines > 0 else 'A'}" if lines else ""

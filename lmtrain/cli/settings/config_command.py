@@ -1,0 +1,249 @@
+"""`lmtrain config`: list groups and choices, show what a choice sets, explain where a value comes from. Torch-free."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from lmtrain.cli.keys.settings_reference import (
+    all_keys,
+    config_file,
+    config_headline,
+    default_choices,
+    read_config_text,
+    root_section,
+)
+from lmtrain.cli.keys.shell_completion import complete_choice, complete_group, complete_key
+from lmtrain.cli.screen.console import PlainConsole, print_pairs, print_table
+from lmtrain.cli.screen.print_output import echo, print_json
+from lmtrain.cli.shared_options import ConfigDir, ConfigName, Json, Overrides, Plugins
+from lmtrain.config.compose import compose_plain, group_choices
+from lmtrain.config.settings_base import show as as_typed
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.errors import UsageError, spelling_hint
+from lmtrain.units import format_count
+
+app = typer.Typer(no_args_is_help=True)
+_MIN_COMMENT_WIDTH = 30  # columns
+_DEFAULT_NOTE = "* what a run has where nothing else is chosen"
+
+
+@app.command("list")
+def list_choices(
+    group: Annotated[
+        str | None,
+        typer.Argument(metavar="GROUP", help="A group, such as model or optim.", autocompletion=complete_group),
+    ] = None,
+    config_dir: ConfigDir = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """List the groups of settings and their choices; with GROUP, describe each choice of that group."""
+    groups, default = group_choices(config_dir), default_choices()
+    if group is None:
+        facts = [{"group": name, "default": default.get(name), "choices": choices} for name, choices in groups.items()]
+        return print_json(facts) if as_json else print_groups(facts)
+    _check_group(group, groups)
+    rows = [
+        {"choice": name, "default": name == default.get(group), "about": config_headline(file), "file": str(file)}
+        for name in groups[group]
+        if (file := config_file(group, name, config_dir))
+    ]
+    if group == "model":
+        rows = [row | model_row(str(row["choice"]), Path(str(row["file"])), config_dir) for row in rows]
+    if as_json:
+        return print_json(rows)
+    return print_models(rows) if group == "model" else print_choices(group, rows)
+
+
+@app.command()
+def show(
+    group: Annotated[
+        str, typer.Argument(metavar="GROUP", help="A group (model) or section (train).", autocompletion=complete_group)
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A choice of the group. [default: that of a run]", autocompletion=complete_choice
+        ),
+    ] = None,
+    config_dir: ConfigDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print the YAML file of a choice, or of a section of the root config, and its path."""
+    groups = group_choices(config_dir)
+    file_and_text = root_section(group) if name is None and group not in groups else None
+    if file_and_text is None:
+        _check_group(group, groups)
+        name = name or default_choices().get(group, "")
+        file = config_file(group, name, config_dir)
+        if file is None:
+            problem = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
+            raise UsageError(f"{problem}. {spelling_hint(name, groups[group])}")
+        file_and_text = file, read_config_text(file)
+    if as_json:
+        return print_json({"file": str(file_and_text[0]), "yaml": file_and_text[1]})
+    return print_file(*file_and_text)
+
+
+@app.command()
+def explain(
+    key: Annotated[
+        str,
+        typer.Argument(metavar="KEY", help="A key (optim.lr), a section (optim), or all.", autocompletion=complete_key),
+    ],
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "pretrain",
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Show its values in this run, each with its first step.")
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Explain a setting: its type and meaning, the choices that set it, its value in a run, and the file or override
+    that set that value.
+
+    For a section, such as `optim`, print the value of each of its keys, and the line or the override that has set it.
+    """
+    from lmtrain.cli.settings.explain_setting import ComposedSettings, history_rows, key_facts, value_rows
+
+    if run is not None and overrides:
+        raise UsageError(
+            f"--run={run} asks for the values of an earlier run, which {overrides[0]} cannot change. Leave one of them "
+            "out."
+        )
+    keys = all_keys()
+    parts = {name[:end] for name in keys for end, character in enumerate(name) if character == "."} | {"all"}
+    if key not in keys and key not in parts:
+        same_last_part = sorted(name for name in keys if name.endswith(f".{key.rpartition('.')[2]}"))
+        # because: `lr` is more likely to mean optim.lr than a key with a similar spelling
+        hint = f"Did you mean {' or '.join(same_last_part)}?" if same_last_part else spelling_hint(key, [*keys, *parts])
+        raise UsageError(f"{key} is not a setting. {hint}")
+    composed = ComposedSettings.compose(list(overrides or []), config_dir, config_name)
+    if key in keys:
+        without_overrides = ComposedSettings.compose([], config_dir, config_name) if overrides else composed
+        facts = key_facts(keys[key], composed, without_overrides, config_dir)
+        facts |= {"held": history_rows(key, run)} if run is not None else {}
+        return print_json(facts) if as_json else print_key(facts)
+    rows = value_rows("" if key == "all" else f"{key}.", keys, composed) if run is None else history_rows(key, run)
+    if as_json:
+        return print_json(rows)
+    return print_table([
+        {"<key": row["key"], "<value": as_typed(row["value"]), "<from": row["from"] or "nobody"} for row in rows
+    ])  # fmt: skip
+
+
+def _check_group(group: str, groups: dict[str, list[str]]) -> None:
+    """Raise if there is no such group."""
+    if group not in groups:
+        raise UsageError(f"{group} is not a group of settings. {spelling_hint(group, groups)}")
+
+
+def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
+    """Return the sizes of a model config: parameters, layers, width, heads, sequence length. If the tokenizer decides
+    the vocabulary size, the parameters do not include the embedding.
+    """
+    from lmtrain.models.model_settings import ModelSettings
+
+    tree: Any = read_yaml(file).data
+    if "defaults" in tree or "${" in str(tree):  # because: composing is slow, and other files do not need it
+        tree = compose_plain([f"model={name}"], config_dir=config_dir)["model"]
+    model = build_settings(ModelSettings, tree, "model")  # type: ignore[type-abstract]
+    shape = model.shape
+    return {
+        "kind": model.kind, "parameters": model.num_parameters, "vocab_size": shape.vocab_size or None,
+        "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads, "seq_len": shape.seq_len,
+    }  # fmt: skip
+
+
+def print_file(file: Path, text: str) -> None:
+    """Print a config file; on a terminal long comments are wrapped, and the YAML stays the same."""
+    console = PlainConsole(highlight=False)
+    lines = [f"# {file}", *text.splitlines()]
+    if console.file.isatty():
+        lines = [part for line in lines for part in _wrap_comment(line, console.width)]
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def _wrap_comment(line: str, width: int) -> list[str]:
+    """Return a line of YAML with its comment wrapped to `width` columns: further lines of the comment begin below its
+    start.
+    """
+    before, mark, words = line.partition("# ")
+    if len(line) <= width or not mark or width - len(before) < _MIN_COMMENT_WIDTH:
+        return [line]
+    first, *more = textwrap.wrap(words, width - len(before) - 2, break_long_words=False, break_on_hyphens=False)
+    return [f"{before}# {first}", *(f"{' ' * len(before)}# {part}" for part in more)]
+
+
+def print_groups(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table with each config group, its default choice and its other choices."""
+    print_table([
+        {"<group": row["group"], "<default": row["default"] or "", "<choices": ", ".join(row["choices"])}
+        for row in rows
+    ])  # fmt: skip
+    echo("`lmtrain config list GROUP` says what each is, `lmtrain config show GROUP NAME` prints one.", dim=True)
+
+
+def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of the choices of a config group with their descriptions; `rows` are those that `list_choices`
+    built.
+    """
+    print_table([{"<choice": _choice_label(group, row), "<what it is": row["about"]} for row in rows])
+    if any(row["default"] for row in rows):
+        echo(_DEFAULT_NOTE, dim=True)
+
+
+def print_models(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of the models with their sizes, sorted by kind and size; `rows` hold the entries of `model_row`."""
+    sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "length": "seq_len"}
+    print_table([
+        {"<choice": _choice_label("model", row)}
+        | {"size": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
+        | {title: str(row[key]) for title, key in sizes.items()}
+        | {"<from": row["about"].rpartition("(")[2].partition(")")[0] if "(" in row["about"] else ""}
+        for row in sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
+    ])  # fmt: skip
+    echo(f"{_DEFAULT_NOTE}\n+ parameters, and the embedding of the tokenizer's vocabulary besides", dim=True)
+
+
+def print_key(facts: dict[str, Any]) -> None:
+    """Print the facts about one setting that `key_facts` returned."""
+    section, names = facts["key"].partition(".")[0], facts["kinds"]
+    either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    kinds = f", where {section}.kind is {either}" if names else ""
+    echo(facts["key"], bold=True)
+    print_pairs([
+        ("meaning", facts["meaning"]),
+        ("type", f"{facts['type']}{kinds}"),
+        *(
+            (title, _describe_value(facts[key]))
+            for title, key in (("default", "default"), ("this run", "run"))
+            if key in facts
+        ),
+        *(
+            ("" if number else "held", f"{as_typed(item['value'])}, {item['from']}")
+            for number, item in enumerate(facts.get("held", ()))
+        ),
+        *(
+            ("" if number else "presets", f"{item['choice']}: {item['value']}")
+            for number, item in enumerate(facts["set_by"])
+        ),
+    ])  # fmt: skip
+
+
+def _describe_value(facts: dict[str, Any]) -> str:
+    """Return a value and its origin, or why there is no value."""
+    return f"{as_typed(facts['value'])}, from {facts['from']}" if facts["from"] else facts["why"]
+
+
+def _choice_label(group: str, row: dict[str, Any]) -> str:
+    """Return "GROUP=CHOICE", with a star if it is the default."""
+    return f"{group}={row['choice']}{' *' if row['default'] else ''}"

@@ -1,0 +1,236 @@
+"""Facts for `lmtrain config explain`: what a setting means, what sets it, and its value in a run. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lmtrain.cli.keys.settings_reference import Key, config_file, read_config_text
+from lmtrain.config.compose import compose_plain, conf_dir, group_choices, prepare_composition, typed_words
+from lmtrain.config.settings_base import show
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.strict_yaml import YamlFile, read_yaml
+from lmtrain.errors import SettingsError, UsageError
+from lmtrain.runfolder.settings_history import read_settings_history
+from lmtrain.train.run_config import RunConfig
+
+_ABSENT = object()
+_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The place that sets a value: a line of a config file, or an override. `text` is the value or the override."""
+
+    text: str
+    file: Path | None = None  # None: the command line
+    line: int = 0
+
+
+def find_origins(
+    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
+) -> dict[str, Origin]:
+    """Return where each value of the composed settings was set, a line of a config file or an override, by its dotted
+    key. `name` is the root config.
+    """
+    # because: hydra is slow to import
+    from lmtrain.config.hydra_source import merged_files
+
+    found: dict[str, Origin] = {}
+    folders, asked, words, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
+    for file, place in merged_files(folders, asked, words):
+        for key, origin in _origins_in_file(file).items():
+            _set_origin(found, f"{place}.{key}" if place else key, origin)
+    for override in changes:
+        if override.is_delete():
+            _remove_origins(found, override.key_or_group)
+        else:
+            for path, _ in _leaves(override.value(), (override.key_or_group,)):
+                _set_origin(found, ".".join(path), Origin(override.input_line))
+    return found
+
+
+def nearest_origin(origins: dict[str, Origin], key: str) -> Origin | None:
+    """Return where a key was set. If only a group that contains it was set, as a whole, return where the nearest such
+    group was set; None if neither was set.
+    """
+    while key not in origins and "." in key:
+        key = key.rpartition(".")[0]
+    return origins.get(key)
+
+
+def read_file_origins(file: Path) -> dict[str, Origin]:
+    """Return the dotted keys of a config file with their values and lines."""
+    return _origins_in_file(read_yaml(file))
+
+
+def _origins_in_file(file: YamlFile) -> dict[str, Origin]:
+    """Return the origin of each dotted key of a config file."""
+    values = _leaves({key: value for key, value in file.data.items() if key != "defaults"}, ())
+    return {".".join(path): Origin(show(value), file.path, file.lines.get(path, 0)) for path, value in values}
+
+
+def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) for each value in nested dicts; `path` is the tuple of keys that leads to `node`. An empty
+    dict counts as a value.
+    """
+    if isinstance(node, dict) and node:
+        for name, inner in node.items():
+            yield from _leaves(inner, (*path, str(name)))
+    elif path:
+        yield path, node
+
+
+def _set_origin(origins: dict[str, Origin], key: str, origin: Origin) -> None:
+    """Set a key's origin, which replaces those of all keys below it."""
+    _remove_origins(origins, key)
+    origins[key] = origin
+
+
+def _remove_origins(origins: dict[str, Origin], key: str) -> None:
+    """Remove the origins of a key and of all keys below it."""
+    for other_key in [other_key for other_key in origins if other_key == key or other_key.startswith(f"{key}.")]:
+        del origins[other_key]
+
+
+@dataclass(frozen=True)
+class ComposedSettings:
+    """The settings of a run as composed from files and overrides, with the origin of each value."""
+
+    tree: dict[str, Any]
+    origins: dict[str, Origin]
+
+    @classmethod
+    def compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
+        """Compose settings from config files and overrides, with the origin of each value. Raise on wrong settings, but
+        not on required settings that are missing.
+        """
+        tree = compose_plain(overrides, config_dir=config_dir, name=name)
+        gave_way = RunConfig.adjust_defaults(tree, typed_words(overrides))
+        try:
+            build_settings(RunConfig, tree)
+        except SettingsError as error:
+            if wrong := [problem for problem in error.problems if " is not set. " not in problem]:
+                raise SettingsError(wrong) from error
+        found = find_origins(overrides, config_dir=config_dir, name=name)
+        for change in gave_way:
+            chosen = f"{change.key}.kind" if isinstance(tree.get(change.key), dict) else change.key
+            _set_origin(found, chosen, Origin(f"to fit {change.cause}"))
+        return cls(tree, found)
+
+    def kind(self, section: str) -> str:
+        part = self.tree.get(section)
+        return str(part.get("kind", "")) if isinstance(part, dict) else ""
+
+    def key_of_chosen_kind(self, keys: Sequence[Key]) -> Key | None:
+        """Return the entry of `keys` for the kind that the run uses, or None if that kind has no such key."""
+        section = keys[0].name.partition(".")[0]
+        return next((key for key in keys if key.kind in ("", self.kind(section))), None)
+
+    def has_section(self, key: Key) -> bool:
+        """Return True if a key's section is not null; `hardware` is null if no machine is named."""
+        section = key.name.partition(".")[0]
+        return section not in _OPTIONAL or self.tree.get(section) is not None
+
+    def value(self, key: Key) -> dict[str, Any]:
+        """Return a setting's value as plain data (`value`) and its origin in words (`from`); if there is no value, the
+        reason (`why`).
+        """
+        node: Any = self.tree
+        for word in key.name.split("."):
+            node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
+        if node is not _ABSENT:
+            return {"value": node, "from": _describe_origin(nearest_origin(self.origins, key.name))}
+        if key.default:
+            return {"value": key.default, "from": "the default, which no file repeats"}
+        if not self.has_section(key):
+            return {"value": None, "from": None, "why": f"{key.name.partition('.')[0]} is null"}
+        return {"value": None, "from": None, "why": "has to be given"}
+
+
+def key_facts(
+    keys: Sequence[Key], run: ComposedSettings, without_overrides: ComposedSettings, config_dir: Path | None
+) -> dict[str, Any]:
+    """Return facts about a setting as plain data: type, meaning, default, its value in `run`, and the config files that
+    set it.
+
+    `keys` are the setting's entries for all kinds that have it. `run` is composed with the overrides of the command
+    line, `without_overrides` without them.
+    """
+    name, run_key = keys[0].name, run.key_of_chosen_kind(keys)
+    key = run_key or keys[0]
+    facts: dict[str, Any] = {
+        "key": name, "kinds": [each_key.kind for each_key in keys if each_key.kind], "type": key.types.replace("`", ""),
+        "meaning": key.meaning, "values": list(key.values),
+    }  # fmt: skip
+    if (default_key := without_overrides.key_of_chosen_kind(keys)) is not None:
+        facts["default"] = without_overrides.value(default_key)
+    if run_key is None:
+        section = name.partition(".")[0]
+        facts["run"] = {"value": None, "from": None, "why": f"{section}.kind={run.kind(section)} has no such key"}
+    elif run is not without_overrides:
+        facts["run"] = run.value(run_key)
+    return facts | {"set_by": [*_choices_that_set(name, config_dir)]}
+
+
+def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) -> list[dict[str, Any]]:
+    """Return a row with name, value and origin for each setting below `prefix` (such as "optim.") that `run` has.
+    `known` maps all setting names to their entries.
+    """
+    picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.key_of_chosen_kind(keys))]
+    rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has_section, picked)}
+    # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
+    # value
+    empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
+    return [
+        row
+        for name, row in rows.items()
+        if not isinstance(row["value"], dict) and name.rpartition(".")[0] not in empty
+    ]
+
+
+def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
+    """Return a row for each value that a setting, or a setting below the section `key`, has had in a run, with the
+    first step of that value.
+    """
+    histories = read_settings_history(run)
+    names = [name for name in histories if key in (name, "all") or name.startswith((f"{key}.", f"{key}["))]
+    if not names:
+        raise UsageError(f"{run} has no setting {key}. `lmtrain config explain all --run {run}` lists what it has.")
+    return [
+        {"key": name, "value": value, "step": step, "from": f"from step {step:,}"}
+        for name in names for step, value in histories[name]
+    ]  # fmt: skip
+
+
+def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, str]]:
+    """Yield, for every config file that sets the key `name`, the override GROUP=CHOICE that selects the file (`choice`)
+    and the value that it sets (`value`).
+    """
+    section, _, rest = name.partition(".")
+    for group, choices in group_choices(config_dir).items():
+        for choice in choices:
+            file = config_file(group, choice, config_dir)
+            if file is None:
+                continue
+            is_global = read_config_text(file).startswith("# @package _global_")
+            inside = name if is_global else rest if group == section else None
+            if inside and (origin := read_file_origins(file).get(inside)):
+                yield {"choice": f"{group}={choice}", "value": origin.text}
+    if root := read_file_origins(conf_dir() / "pretrain.yaml").get(name):
+        yield {"choice": "conf/pretrain.yaml", "value": root.text}
+
+
+def _describe_origin(origin: Origin | None) -> str:
+    """Return where a value was set, as text: a file and line, an override on the command line, or the default if
+    `origin` is None.
+    """
+    if origin is None:
+        return "the default, which no file repeats"
+    if origin.file is None:
+        return f"the command line: {origin.text}"
+    inside = origin.file.is_relative_to(conf_dir())
+    path = Path("conf") / origin.file.relative_to(conf_dir()) if inside else origin.file
+    return f"{path}, line {origin.line}"

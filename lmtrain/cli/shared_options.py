@@ -1,0 +1,136 @@
+"""Options and arguments that several verbs share, and checks of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from lmtrain.cli.keys.shell_completion import complete_override
+from lmtrain.cli.screen.print_output import print_notice
+from lmtrain.errors import OutputError, UsageError, join_few
+from lmtrain.units import parse_bytes, parse_count
+
+if TYPE_CHECKING:
+    from data_tools.read.find_input_files import Inputs
+
+
+def _import_plugins(names: list[str] | None) -> list[str] | None:
+    """Import the packages named by `--plugin`, as that option's typer callback; return the names unchanged."""
+    from lmtrain.config.settings_base import add_plugin
+
+    for name in names or ():
+        add_plugin(name)
+    return names
+
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", metavar="PACKAGE", callback=_import_plugins,
+        help="Import this package, and let its models, optimizers, schedules and tasks be chosen too. Repeatable.",
+    ),
+]  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", autocompletion=complete_override,
+        help="Settings: key=value, or group=choice as in model=gpt2_small. `lmtrain config list` shows the groups.",
+    ),
+]  # fmt: skip
+ConfigDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="A folder of your own configs; they override those in conf/.")
+]
+ConfigName = Annotated[str, typer.Option(metavar="NAME", help="The root config to start from.")]
+FromRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Take the settings of this run: to go on with it, or with another run.dir to branch off from its newest "
+        "checkpoint, or from the checkpoint given here.",
+    ),
+]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
+Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Number format to compute in.")]
+TextInputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT",
+        help="Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input.",
+    ),
+]
+InputFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="NAME",
+        help="Format of standard input and of files with an unknown suffix: txt, jsonl, or one compressed, as in "
+        "txt.gz. [default: jsonl]",
+    ),
+]
+
+
+def parse_output_file(text: str) -> Path:
+    """Return a text as the path of an output file. Raise typer.BadParameter if it names a folder."""
+    if text.endswith("/") or Path(text).is_dir():
+        raise typer.BadParameter(f"it is a folder. Add a name for what goes into it, as in {Path(text) / 'NAME'}.")
+    return Path(text)
+
+
+def parse_count_option(text: str) -> int:
+    """Parse a count such as 4000 or 4k. Raise typer.BadParameter if it is not a whole number."""
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"it {error}. Use 4000 or 4k.") from error
+
+
+def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:
+    """Parse the value `text` of an option with the function `parse`. Turn its ValueError into a UsageError that names
+    the option and the value.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text} {error}.") from error
+
+
+def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
+    """Raise a UsageError if the user typed one of the `unused` parameters, because it would have no effect.
+
+    `subject` is what the parameters do not apply to, in words, such as "--calibrate".
+    """
+    for param in context.command.params:
+        source = context.get_parameter_source(str(param.name))
+        if param.name in unused and source is not None and source.name == "COMMANDLINE":
+            name = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
+            raise UsageError(f"{name} has no effect with {subject}. Leave it out.")
+
+
+def check_output_folder(option: str, output: Path) -> None:
+    """Raise an OutputError if the folder of the output file does not exist. `option` names the option in the message.
+    """
+    if not output.parent.is_dir():
+        raise OutputError(
+            f"{option} {output} cannot be written, because the folder {output.parent} does not exist. Create it, or "
+            "give a file in another folder."
+        )
+
+
+def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
+    """Resolve files, folders, globs and `-` to sources of text. `format_` is the format of standard input and of files
+    with an unknown suffix.
+
+    Print a notice about files in folders that cannot be read as text. Raise if `format_` applies to no input.
+    """
+    from data_tools.read.find_input_files import READABLE, resolve_input, skipped_files
+
+    sources = [resolve_input(source, format_) for source in inputs]
+    if format_ is not None and all(isinstance(source, str) for source in sources):
+        raise UsageError(f"--format={format_} is the format of standard input (-) and of files with an unknown suffix. "
+                         "The inputs have neither; leave it out.")  # fmt: skip
+    if skipped := skipped_files(sources):
+        print_notice(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {READABLE}.")
+    return sources

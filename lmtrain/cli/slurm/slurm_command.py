@@ -1,0 +1,495 @@
+"""`lmtrain slurm`: write an sbatch file for a run, after the checks of `pretrain --dry-run`; print or submit it.
+
+The file has #SBATCH options, shell variables of this run, and the body slurm_body.sh, which is the same for all runs
+and reads these variables. Only `submit` contacts Slurm, by running `sbatch`. Torch is never imported.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
+
+import typer
+
+from lmtrain.cli.screen.print_output import echo, print_notice, print_text
+from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
+from lmtrain.config.overrides import shell_quoted
+from lmtrain.errors import LayoutError, MissingInputError, UsageError
+from lmtrain.layout import divisors
+from lmtrain.runtime.files.safe_files import atomic_file
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+
+if TYPE_CHECKING:
+    from lmtrain.train.run_config import RunConfig
+
+app = typer.Typer(no_args_is_help=True)
+
+
+# because: the layout and the restart logic set these options, so a user's value would contradict the file
+_RESERVED_OPTIONS = {
+    "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--array", "-a", "--requeue", "--no-requeue", "--open-mode",
+    "--chdir", "-D", "--kill-on-bad-exit", "-K", "--exclude-node", "--no-kill", "-k", "--wrap", "--parsable",
+}  # fmt: skip
+# minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on; or no limit
+_TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
+# because: each of them counts, limits or binds tasks, and a node has a single task for all ranks
+_PER_TASK_OPTIONS = {
+    "--gpus-per-task", "--tres-per-task", "--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core", "--gpu-bind",
+    "--tres-bind",
+}  # fmt: skip
+_CPUS_PER_TASK = re.compile(r"(?:--cpus-per-task(?:=|\s+)|-c\s*)(.*)")
+_CPUS_PER_GPU = re.compile(r"--cpus-per-gpu\b")
+_NO_BINDING = re.compile(r"--(gpu|tres)-bind(=|\s+)none")
+BODY = Path(__file__).with_name("slurm_body.sh")
+_BINDS_EACH_TASK = re.compile(r"--cpu-bind(=|\s+)(.*,)?(map|mask|rank)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions:
+    """The options that `render` and `submit` share."""
+
+    overrides: Overrides = None
+    config_dir: ConfigDir = None
+    config_name: ConfigName = "pretrain"
+    from_run: FromRun = None
+    plugin: Plugins = None
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs to use on each node, with one process for each.")
+    ] = None
+    tasks_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Processes on each node, where there are no GPUs.")
+    ] = None
+    tasks: Annotated[
+        Literal["node", "rank"],
+        typer.Option("--tasks", help="What srun starts: a task per node, which starts its ranks, or a task per rank."),
+    ] = "node"
+    spare_nodes: Annotated[
+        int, typer.Option(min=0, help="Extra nodes to request; a node that loses a process is then left out.")
+    ] = 0
+    time: Annotated[
+        str | None, typer.Option(metavar="LIMIT", help="Slurm's time limit, as in 4:00:00 or 2-12.")
+    ] = None
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's partition.")] = None
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's account.")] = None
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="OPTION", help="Another option of sbatch: --sbatch=--mem=0. Repeatable."),
+    ] = None
+    srun: Annotated[
+        list[str] | None,
+        typer.Option("--srun", metavar="OPTION", help="Another option of srun: --srun=--cpu-bind=cores. Repeatable."),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set this in all processes; it is written to the file. Repeatable."),
+    ] = None
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINE", help="A line of bash to begin with, as in 'module load cuda'. Repeatable."),
+    ] = None
+    container_image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="Run in this image by srun's --container-image (pyxis, enroot)."),
+    ] = None
+    container_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Command to put before ours, as in 'apptainer exec --nv image.sif'."),
+    ] = None
+    array: Annotated[
+        bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")
+    ] = False
+
+    def check(self) -> None:
+        """Raise a UsageError on options that are missing, malformed, or contradict each other."""
+        if (self.gpus_per_node is None) == (self.tasks_per_node is None):
+            raise UsageError(
+                "The number of processes on each node must be given, by exactly one option. Give --gpus-per-node N, "
+                "or --tasks-per-node N if there are no GPUs."
+            )
+        if self.container_image and self.container_command:
+            raise UsageError(
+                f"--container-image={self.container_image} and --container-command both start a container. "
+                "Give one of them."
+            )
+        if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
+            raise UsageError(
+                f"--time={self.time} is not a time limit of Slurm's. Write it as in 90 (minutes), 4:00:00 or 2-12 "
+                "(days and hours)."
+            )
+        for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
+            for word in words or ():
+                _check_extra_option(option, word)
+        for variable in self.env or ():
+            if not re.fullmatch(r"[A-Za-z_]\w*=.*", variable, re.ASCII | re.DOTALL):
+                raise UsageError(
+                    f"--env={variable} is not of the form NAME=VALUE, with letters, digits and _ in the name. Write it "
+                    "as in --env=OMP_NUM_THREADS=8."
+                )
+
+    @property
+    def flags(self) -> list[str]:
+        """The options (not overrides) to pass on to `lmtrain pretrain`, such as --config-dir."""
+        return [
+            *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
+            *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
+            *[f"--from-run={self.from_run}"] * (self.from_run is not None),
+            *(f"--plugin={name}" for name in self.plugin or ()),
+        ]
+
+    def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
+        """Return the number of nodes for so many processes, and of processes on each. Raise a LayoutError if the
+        processes do not divide evenly; `layout` names the layout in the message.
+        """
+        option = "--gpus-per-node" if self.gpus_per_node else "--tasks-per-node"
+        per_node = self.gpus_per_node or self.tasks_per_node or 1
+        if num_processes <= per_node:
+            return 1, num_processes
+        if num_processes % per_node:
+            divisor = max(size for size in divisors(num_processes) if size <= per_node)
+            raise LayoutError(
+                f"{option}={per_node} does not divide the {num_processes} processes of {layout}, and all nodes get the "
+                f"same number. Use {option}={divisor} on {num_processes // divisor} nodes, or another layout."
+            )
+        return num_processes // per_node, per_node
+
+
+def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a verb function that takes `options: SlurmOptions`: return a function for typer whose parameters are the
+    verb's own and the fields of SlurmOptions.
+    """
+    hints = get_type_hints(SlurmOptions, include_extras=True) | get_type_hints(verb, include_extras=True)
+    own = {name: parameter.default for name, parameter in signature(verb).parameters.items() if name != "options"}
+    defaults = {parameter.name: parameter.default for parameter in fields(SlurmOptions)} | own
+
+    def command(**values: Any) -> None:
+        verb(**{name: values.pop(name) for name in own}, options=SlurmOptions(**values))
+
+    # because: typer reads these four attributes
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__annotations__ = {name: hints[name] for name in defaults}
+    vars(command)["__signature__"] = Signature([
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in defaults.items()
+    ])  # fmt: skip
+    return command
+
+
+@app.command()
+@_with_options
+def render(
+    options: SlurmOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", parser=parse_output_file, help="File to write. [default: print it]"),
+    ] = None,
+) -> None:
+    """Print the sbatch file of a run. The job starts all processes, restarts them after a loss, and requeues itself."""
+    job = _build_job(options)
+    if output is None:
+        return print_text(job_script(job))
+    _write_script(output, job_script(job))
+    return print_notice(f"{output} is written. Start it with: {job.submit_command(shell_quoted(str(output)))}")
+
+
+@app.command()
+@_with_options
+def submit(
+    options: SlurmOptions,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what render prints, and submit nothing.")] = False,
+) -> None:
+    """Submit a run to Slurm and print the job's id. The sbatch file is kept in the run's folder as job.sbatch."""
+    job = _build_job(options)
+    if dry_run:
+        return print_text(job_script(job))
+    _write_script(job.file, job_script(job))
+    try:
+        result = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise MissingInputError(
+            "sbatch is not on the PATH of this machine, so nothing can be submitted. Run this on a login node, or "
+            f"start {job.file} there."
+        ) from None
+    if result.returncode != 0:
+        reason = " ".join(result.stderr.split()).removeprefix("sbatch: error: ")
+        raise UsageError(
+            f"sbatch refused {job.file}: {reason}. Change the options, or ask the administrators of this cluster."
+        )
+    number = result.stdout.strip().partition(";")[0]
+    echo(number)
+    log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
+    return print_notice(f"submitted: {job.file}; its log is {log}")
+
+
+def _check_extra_option(option: str, word: str) -> None:
+    """Raise a UsageError if `word`, a value of --sbatch or --srun (`option`), is no option of that program or one that
+    the sbatch file sets itself.
+    """
+    name = re.match(r"--[\w-]+|-[A-Za-z]", word)
+    if name is None or not word.isprintable():
+        raise UsageError(f"{option}={word} is not an option of {option[2:]}. Write it as in {option}=--mem=0.")
+    if name[0] in _RESERVED_OPTIONS:
+        raise UsageError(
+            f"{option}={word} would contradict the sbatch file: nodes and processes follow from the layout, and "
+            "restarts from exit codes. Leave it out, or change parallel.*, --gpus-per-node or --spare-nodes."
+        )
+
+
+def _build_job(options: SlurmOptions) -> SbatchJob:
+    """Check the options and the settings of all runs, and return the content of the sbatch file."""
+    from lmtrain.train.layouts.layout_table import layout_words
+
+    options.check()
+    folder, runs = _compose_runs(options)
+    sizes = {config.parallel.layout.world_size for config, _ in runs}
+    if len(sizes) > 1:
+        raise LayoutError(
+            f"The runs of this array take {min(sizes)} to {max(sizes)} processes, but all tasks of an array get the "
+            "same resources. Submit one array for each layout."
+        )
+    if any(config.parallel.auto for config, _ in runs):
+        raise LayoutError(
+            "parallel.auto=true chooses a layout when the run starts, but the sbatch file needs the number of "
+            "processes to start. Give a layout: `lmtrain plan` prints the settings of the best one."
+        )
+    layout = layout_words(runs[0][0].parallel)
+    nodes, ranks_per_node = options.nodes(sizes.pop(), layout)
+    sbatch_options, srun_options, cpus, takes_all_cpus = options.sbatch or [], options.srun or [], None, False
+    if starts_ranks := options.tasks == "node" and ranks_per_node > 1:
+        sbatch_options, srun_options, cpus, takes_all_cpus = task_options(sbatch_options, srun_options, ranks_per_node)
+    for config, _ in runs:
+        _check_run(config, ranks_per_node)
+    spare_note = f" and {options.spare_nodes} spare" * (options.spare_nodes > 0)
+    runs_note = f"{len(runs)} runs, each of them " * options.array
+    slurm_options = {"time": options.time, "partition": options.partition, "account": options.account}
+    flags = [*options.flags, *[f"--nproc-per-node={ranks_per_node}"] * starts_ranks]
+    image = [f"--container-image={options.container_image}"] * (options.container_image is not None)
+    return SbatchJob(
+        about=f"{folder.name}: {runs_note}{layout} on {nodes} node{'s' * (nodes > 1)}{spare_note}. "
+        "Made by `lmtrain slurm`.",
+        nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=1 if starts_ranks else ranks_per_node,
+        cpus_per_task=cpus, takes_all_cpus=takes_all_cpus, gpus=options.gpus_per_node is not None,
+        spare_nodes=options.spare_nodes, folder=folder, cwd=Path.cwd(), is_array=options.array,
+        runs=[(Path(config.run.dir).absolute(), [*flags, *words]) for config, words in runs],
+        program=("lmtrain",) if image or options.container_command is not None else (sys.executable, "-m", "lmtrain"),
+        container=shlex.split(options.container_command or ""), srun_options=[*image, *srun_options],
+        sbatch_options=[*(f"--{name}={value}" for name, value in slurm_options.items() if value), *sbatch_options],
+        env=options.env or (), setup=options.setup or (),
+    )  # fmt: skip
+
+
+def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
+    """Return the folder for the job's file and logs, and (settings, overrides) of each run: one, or with --array one
+    for each combination.
+    """
+    from lmtrain.cli.pretrain.from_run import compose_run
+    from lmtrain.cli.pretrain.sweep import plan_runs
+
+    words, from_run = list(options.overrides or ()), options.from_run
+    config_dir, name = options.config_dir, options.config_name
+    if options.array:
+        jobs = plan_runs(words, config_dir, name, from_run)
+        runs = [
+            (replace(job.config, run=replace(job.config.run, dir=str(job.folder))), job.overrides) for job in jobs
+        ]
+        folder = Path(jobs[0].config.run.dir).absolute()
+    else:
+        config = compose_run(words, from_run=from_run, config_dir=config_dir, name=name)
+        runs, folder = [(config, words)], Path(config.run.dir).absolute()
+    for path in (folder, Path.cwd()):
+        if not str(path).isprintable():
+            raise UsageError(
+                f"{str(path)!r} has characters that an sbatch file cannot hold. Choose a run.dir of printable "
+                "characters."
+            )
+    return folder, runs
+
+
+def _check_run(config: RunConfig, ranks_per_node: int) -> None:
+    """Check a run's settings, data and folder as `pretrain --dry-run` does, for processes on other machines. Print
+    warnings, and raise on errors.
+    """
+    from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
+    from lmtrain.train.before.preflight import check_run_folder, preflight
+
+    env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
+    inputs, _ = prepare_eval_tasks(config, preflight(config, env, starts_run=False))
+    for warning in (*inputs.warnings, *check_run_folder(config, inputs.model, inputs.tokenizer, check_lock=False)):
+        print_notice(warning)
+
+
+def _write_script(path: Path, text: str) -> None:
+    with atomic_file(path) as file:
+        file.write(text.encode(errors="surrogateescape"))
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+class TaskOptions(NamedTuple):
+    """The Slurm options of a job whose tasks start several ranks each."""
+
+    sbatch_options: list[str]
+    srun_options: list[str]
+    cpus: int | None  # CPUs per task; None if another option sets them
+    takes_all_cpus: bool  # True if the user has given no number, so that tasks use all CPUs of the node
+
+
+def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num_ranks: int) -> TaskOptions:
+    """Convert the user's sbatch and srun options, which are meant per rank, for a job in which each Slurm task starts
+    `num_ranks` ranks. Raise a UsageError on an option for which that is impossible.
+    """
+    for option, words in (("--sbatch", sbatch_options), ("--srun", srun_options)):
+        for word in words:
+            _check_per_task_option(option, word, num_ranks)
+    job_cpus, step_cpus = _parse_cpus("--sbatch", sbatch_options), _parse_cpus("--srun", srun_options)
+    rank_cpus = job_cpus or step_cpus
+    step_options = [f"--cpus-per-task={step_cpus * num_ranks}"] if job_cpus and step_cpus else []
+    by_gpu = any(_CPUS_PER_GPU.match(word) for word in (*sbatch_options, *srun_options))
+    cpus = None if by_gpu and rank_cpus is None else (rank_cpus or 1) * num_ranks
+    takes_all_cpus = rank_cpus is None and not by_gpu
+    return TaskOptions(_without_cpus(sbatch_options), _without_cpus(srun_options) + step_options, cpus, takes_all_cpus)
+
+
+def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
+    """Raise a UsageError if an sbatch or srun option (`word`, from --sbatch or --srun) applies to each Slurm task,
+    since one task starts all `num_ranks` ranks of a node.
+    """
+    name = re.split(r"[=\s]", word, maxsplit=1)[0]
+    if (name in _PER_TASK_OPTIONS and not _NO_BINDING.fullmatch(word)) or _BINDS_EACH_TASK.match(word):
+        raise UsageError(
+            f"{option}={word} applies to each Slurm task, and one task starts all {num_ranks} ranks of its node. Leave "
+            "it out, or add --tasks rank, which makes each rank a task."
+        )
+
+
+def _parse_cpus(option: str, words: Sequence[str]) -> int | None:
+    """Return the value of the last --cpus-per-task (-c) among these sbatch or srun options; None if there is none.
+    Raise a UsageError if it is no number.
+    """
+    cpus = None
+    for word in words:
+        if match := _CPUS_PER_TASK.fullmatch(word):
+            if not re.fullmatch(r"[1-9][0-9]{0,5}", match[1], re.ASCII):
+                raise UsageError(
+                    f"{option}={word} is not a number of CPUs. Give the number for each rank, as in "
+                    f"{option}=--cpus-per-task=8."
+                )
+            cpus = int(match[1])
+    return cpus
+
+
+def _without_cpus(words: Sequence[str]) -> list[str]:
+    return [word for word in words if not _CPUS_PER_TASK.fullmatch(word)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SbatchJob:
+    """The content of an sbatch file; `runs` has one entry for each task of an array, else a single one."""
+
+    about: str  # a line of description
+    nodes: int
+    ranks_per_node: int
+    tasks_per_node: int  # ranks_per_node, or 1 if a task starts all ranks of its node
+    gpus: bool
+    cpus_per_task: int | None = None
+    takes_all_cpus: bool = False  # tasks use all CPUs that the job has on a node
+    spare_nodes: int = 0
+    folder: Path  # for the logs and this file
+    cwd: Path
+    runs: Sequence[tuple[Path, Sequence[str]]]  # run folder, arguments of `lmtrain pretrain`
+    is_array: bool = False
+    program: Sequence[str] = ("lmtrain",)
+    container: Sequence[str] = ()  # a command prefix that starts the program in a container
+    srun_options: Sequence[str] = ()
+    sbatch_options: Sequence[str] = ()
+    env: Sequence[str] = ()  # NAME=VALUE
+    setup: Sequence[str] = ()  # lines of bash
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "job.sbatch"
+
+    def submit_command(self, file: str) -> str:
+        """Return the shell command that submits `file`.
+
+        It first creates the folder, since a job whose log file cannot be opened fails without a message.
+        """
+        return f"mkdir -p {shell_quoted(str(self.folder))} && sbatch {file}"
+
+    @property
+    def log(self) -> str:
+        """The path of the log, with placeholders that Slurm replaces by the job's numbers."""
+        return f"{self.folder}/slurm-{'%A_%a' if self.is_array else '%j'}.out"
+
+
+def job_script(job: SbatchJob) -> str:
+    """Return the text of the sbatch file."""
+    return "\n".join([*_header_lines(job), "", *_variable_lines(job), "", BODY.read_text()])
+
+
+def _header_lines(job: SbatchJob) -> Iterator[str]:
+    """Yield the first part of an sbatch file: the #! line, comments, and #SBATCH options."""
+    yield "#!/bin/bash"
+    yield f"# {job.about}"
+    yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
+    yield "# once, and any other ends it."
+    yield f"# Start it with: {job.submit_command('THIS_FILE')}"
+    options = {
+        "job-name": job.folder.name, "nodes": job.nodes + job.spare_nodes, "ntasks-per-node": job.tasks_per_node,
+        "gpus-per-node": job.ranks_per_node if job.gpus else None, "cpus-per-task": job.cpus_per_task,
+        "array": f"0-{len(job.runs) - 1}" if job.is_array else None, "chdir": job.cwd,
+        "output": job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1), "open-mode": "append",
+    }  # fmt: skip
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    yield from (f"#SBATCH --{name}={_quote_for_sbatch(value)}" for name, value in given.items())
+    yield "#SBATCH --requeue"
+    if job.spare_nodes:
+        yield "# a node that is lost ends the tasks, and not the job"
+        yield "#SBATCH --no-kill"
+    yield from (f"#SBATCH {option}" for option in job.sbatch_options)
+
+
+def _variable_lines(job: SbatchJob) -> Iterator[str]:
+    """Yield the second part of an sbatch file: the user's environment variables and set-up lines, and the shell
+    variables that slurm_body.sh reads.
+    """
+    variables = [variable.partition("=") for variable in job.env]
+    yield from (f"export {name}={shell_quoted(value)}" for name, _, value in variables)
+    yield from job.setup
+    ranks, tasks = job.nodes * job.ranks_per_node, job.nodes * job.tasks_per_node
+    all_cpus = "yes" if job.takes_all_cpus else "''"
+    yield f"nodes={job.nodes} tasks={tasks} ranks={ranks} spare_nodes={job.spare_nodes} all_cpus={all_cpus}"
+    for name, words in (("lmtrain", job.program), ("container", job.container), ("of_srun", job.srun_options)):
+        yield f"{name}=({' '.join(map(shell_quoted, words))})"
+    if not job.is_array:
+        ((folder, words),) = job.runs
+        yield from _run_lines(folder, words, "")
+        return
+    yield "case $SLURM_ARRAY_TASK_ID in"
+    for number, (folder, words) in enumerate(job.runs):
+        yield f"  {number})"
+        yield from _run_lines(folder, words, "    ")
+        yield "    ;;"
+    yield "esac"
+
+
+def _run_lines(folder: Path, words: Iterable[str], indent: str) -> Iterator[str]:
+    """Yield shell lines that set the variables of one run: its folder (`run`) and its arguments of `lmtrain pretrain`
+    (`words`).
+    """
+    yield f"{indent}run={shell_quoted(str(folder))}"
+    yield f"{indent}words=("
+    yield from (f"{indent}  {shell_quoted(word)}" for word in words)
+    yield f"{indent})"
+
+
+def _quote_for_sbatch(value: str) -> str:
+    """Quote a value for an #SBATCH line if it has special characters."""
+    return value if re.fullmatch(r"[\w@%+=:,./-]+", value) else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -1,0 +1,186 @@
+"""The verbs (subcommands) of the command line: their help lines, and lazy imports of the files that implement them.
+
+Used by main. Importing all verbs would double the time of `lmtrain --help`, which needs only the help lines. If a verb
+is a function, the first paragraph of its docstring is its help line (tests/cli/test_help.py). A new verb needs a line
+in each of the two tables.
+
+`--help` shows an option's type in plain words. Metavars that a verb sets are kept; typer's own, such as `<int range>`
+or `<bool>`, are replaced for all verbs here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+_TYPE_WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
+# in the order in which a user needs them, which is that of `lmtrain --help`
+HELP = {
+    "corpus": "Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.",
+    "tokenizer": "Train a tokenizer, or look at one.",
+    "preprocess": "Tokenize text into a dataset for training.",
+    "data": "Inspect, verify, join, split and index datasets.",
+    "config": "Show which settings there are, and where a run's values come from.",
+    "pretrain": "Pretrain a model, or continue a stopped run: the same command does both.",
+    "slurm": "Run under Slurm: write the sbatch file of a run, or submit it.",
+    "inspect": "Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints.",
+    "trace": "Show where the time of a run's steps went, from the spans that observe.trace or `touch RUN/TRACE` "
+        "recorded.",
+    "report": "Write an HTML page about one or more runs: curves, saves, faults, layout, settings, evaluations.",
+    "runs": "List the runs of a folder, compare two runs, plot runs in the terminal.",
+    "eval": "Evaluate a checkpoint with a published protocol or on any text.",
+    "generate": "Generate text from a prompt with a checkpoint. The same seed gives the same text.",
+    "reshard": "Convert a checkpoint to another parallel layout, or to or from the format of Hugging Face or "
+        "Megatron-LM.",
+    "plan": "Find the parallel layouts that a model can have on a number of GPUs, and predict the time, memory, "
+        "energy and cost of each.",
+    "watch": "Watch a run's progress from another terminal: a live panel, or one line for each logged step.",
+    "verify": "Check a checkpoint: file hashes, tensor shapes, that the saved pieces cover every tensor, and tied "
+        "weights.",
+    "env": "Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read.",
+    "demo": "Run all steps on this machine's CPU: corpus, tokenizer, dataset, a few minutes of training a small GPT, "
+        "evaluation.",
+}
+# modules below lmtrain/cli/: each has an `app` with several commands, or a function with the module's name
+_FILES = {
+    "corpus": "data.corpus_command", "tokenizer": "data.tokenizer_command", "preprocess": "data.preprocess_command",
+    "data": "data.data_command", "config": "settings.config_command", "pretrain": "pretrain.pretrain_command",
+    "slurm": "slurm.slurm_command", "inspect": "inspect.inspect_command", "trace": "trace.trace_command",
+    "report": "report.report_command", "runs": "runs.runs_command", "eval": "eval.evaluate_command",
+    "generate": "generate_command", "reshard": "checkpoint.reshard_command", "plan": "plan.plan_command",
+    "watch": "runs.watch_command", "verify": "checkpoint.verify_command", "env": "env_command",
+    "demo": "demo_command",
+}  # fmt: skip
+
+
+class PlainGroup(TyperGroup):
+    """A command group whose help, and that of all its commands, shows option types in plain words."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return [_simplify_parameter(param, None) for param in super().get_params(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        return command and _simplify_help(command, ctx)
+
+
+def value_placeholder(param: Any, hint: Any) -> str:
+    """Return the placeholder that help shows for a click parameter's value, such as `N` or `{cpu,cuda}`; empty for a
+    flag. `hint` is the parameter's type hint.
+    """
+    if param.metavar:
+        return re.sub(r"^\[(.+)\]$", r"\1", str(param.metavar).removesuffix("..."))
+    if param.param_type_name == "argument":
+        return str(param.name).upper()
+    if param.is_flag:
+        return ""
+    for option in (hint, *typing.get_args(hint)):
+        if typing.get_origin(option) is Literal:
+            return f"{{{','.join(map(str, typing.get_args(option)))}}}"
+        for inner in (option, *typing.get_args(option)):
+            if inner in _TYPE_WORDS:
+                return _TYPE_WORDS[inner]
+    return "TEXT"
+
+
+def parameter_types(command: Any) -> dict[str, Any]:
+    """Return the type hints of a command's parameters.
+
+    They are read from the function, because click's own types change with its version.
+    """
+    return typing.get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
+
+
+def examples_epilog(lines: Sequence[tuple[str, str]]) -> str:
+    """Return Markdown for the end of a command's help; `lines` are pairs of an example command and its effect."""
+    return "\n\n".join(("Examples:", *(f"* `{command}`: {effect}" for command, effect in lines)))
+
+
+def _simplify_help(command: Any, ctx: Any) -> Any:
+    """Change a click command, and its subcommands, so that help shows value types in plain words. Return the same
+    command.
+    """
+    types = parameter_types(command)
+    for param in command.get_params(ctx):
+        _simplify_parameter(param, types.get(param.name))
+    for verb in getattr(command, "commands", {}).values():
+        _simplify_help(verb, ctx)
+    return command
+
+
+def _simplify_parameter(param: Any, hint: Any) -> Any:
+    """Change a click parameter so that help shows its value type in plain words; `hint` is its type hint. Return the
+    same parameter.
+    """
+    param.metavar = word = value_placeholder(param, hint)
+    if param.param_type_name == "argument":
+        # because: typer has no public setting for these; versions that lack an attribute ignore it
+        dots = "..." if param.nargs == -1 else ""
+        usage = f"{word}{dots}" if param.required else f"[{word}]{dots}"
+        vars(param).update(display_type_rich=lambda ctx: None, _usage_display_name=lambda: usage)
+    vars(param)["_get_number_range_help_str"] = lambda: None  # hides "x>=1" beside N; errors state the range
+    return param
+
+
+class VerbGroup(PlainGroup):
+    """The root command. A verb is imported when it is called, not when all verbs are listed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _LazyCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*HELP]  # because: typer's own method would import the commands
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a stub with the verb's name and help line for listings; None for an unknown verb."""
+        return TyperCommand(cmd_name, help=HELP[cmd_name]) if cmd_name in HELP else None
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and super().get_command(ctx, str(name)), rest
+
+
+class _LazyCommands(Mapping[str, Any]):
+    """Mapping from verb name to command; the verb is imported on access."""
+
+    def __getitem__(self, name: str) -> Any:
+        return build_verb(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in HELP
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(HELP)
+
+    def __len__(self) -> int:
+        return len(HELP)
+
+
+@cache  # because: `_simplify_help` changes a command in place
+def build_verb(name: str) -> Any:
+    """Import the module of the verb `name` and return its click command, with the module's EXAMPLES at the end of its
+    help.
+    """
+    module = import_module(f"lmtrain.cli.{_FILES[name]}")
+    root = typer.Typer(rich_markup_mode="markdown")
+    root.callback()(build_verb)  # because: typer turns an app with a single command into that command
+    if hasattr(module, "app"):
+        root.add_typer(module.app, name=name, help=HELP[name])
+    else:
+        # because: pretrain_command.py is kept short for readers; its examples are in print_summary.py
+        examples_module = import_module("lmtrain.cli.pretrain.print_summary") if name == "pretrain" else module
+        epilog = examples_epilog(examples_module.EXAMPLES) if hasattr(examples_module, "EXAMPLES") else None
+        function_name = _FILES[name].rpartition(".")[2].removesuffix("_command")
+        root.command(name=name, epilog=epilog)(getattr(module, function_name))
+    return get_command(root).commands[name]  # type: ignore[attr-defined]

@@ -1,0 +1,270 @@
+"""Suggestions for misspelled setting names, across all groups and from the names that other tools use.
+
+Called by build for an unknown key and by the command line for an unknown option. The answers are text to type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal, Union, get_args, get_origin
+
+from lmtrain.config.settings_base import Choice, Settings, kinds
+from lmtrain.errors import spelling_hint
+
+# our key -> its names in Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT; a key without a dot is a group
+FOREIGN_NAMES = {
+    "optim.lr": "learning_rate max_lr peak_lr",
+    "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping max_norm",
+    "optim.eps": "adam_eps adam_epsilon epsilon",
+    "optim.betas": "adam_beta1 adam_beta2 beta1 beta2",
+    "optim.weight_decay": "wd",
+    "optim": "optimizer optimizer_type optimizer_name",
+    "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule decay_type",
+    "schedule.warmup_steps": "lr_warmup_iters warmup_iters warmup num_warmup_steps lr_warmup_steps",
+    "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch "
+    "local_batch_size device_batch_size mbs",
+    "train.global_batch": "global_batch_size batch_size train_batch_size total_batch_size batch gbs",
+    "train.steps": "train_iters max_steps max_iters iterations iters num_steps total_steps num_train_steps",
+    "train.tokens": "train_tokens max_tokens num_tokens",
+    "train.rampup": "rampup_batch_size batch_size_rampup",
+    "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every "
+    "evaluation_interval val_interval validation_freq",
+    "train.valid_samples": "eval_iters eval_samples",
+    "model": "model_name model_type model_name_or_path arch architecture",
+    "model.width": "hidden_size d_model n_embd dim hidden_dim embed_dim",
+    "model.num_layers": "n_layer n_layers num_hidden_layers layers depth",
+    "model.num_heads": "num_attention_heads n_head n_heads heads",
+    "model.num_kv_heads": "num_key_value_heads num_query_groups n_kv_heads",
+    "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
+    "model.seq_len": "seq_length max_seq_len max_position_embeddings sequence_length context_length block_size n_ctx",
+    "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
+    "model.rotary_base": "rope_theta rope_base",
+    "parallel.tp": "tensor_model_parallel_size tensor_parallel_size tp_size tensor_parallel_degree",
+    "parallel.pp": "pipeline_model_parallel_size pipeline_parallel_size pp_size pipeline_parallel_degree",
+    "parallel.vp": "virtual_pipeline_model_parallel_size vp_size",
+    "parallel.dp_shard": "data_parallel_size dp dp_size fsdp data_parallel_shard_degree",
+    "parallel.zero": "zero_stage",
+    "recompute": "recompute_granularity gradient_checkpointing activation_checkpointing checkpoint_activations",
+    "precision": "mixed_precision dtype torch_dtype",
+    "checkpoint.interval_steps": "save_interval save_steps save_every save_freq checkpoint_interval",
+    "checkpoint.keep_last": "save_total_limit max_checkpoints",
+    "checkpoint.resume": "load resume_from_checkpoint resume_from restore",
+    "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint",
+    "observe.log_interval_steps": "log_interval logging_steps log_every log_freq",
+    "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
+    "data.valid_path": "valid_data_path val_data_path eval_data",
+    "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name",
+    "run.dir": "output_dir save out_dir save_dir output run_dir log_dir logging_dir",
+    "train.seed": "random_seed data_seed",
+    "model.norm": "normalization norm_type",
+    "model.positions": "position_embedding_type",
+    "model.activation": "hidden_act activation_function",
+    "model.head_width": "kv_channels head_dim",
+    "model.init_std": "init_method_std initializer_range",
+    "model.norm_eps": "layernorm_epsilon norm_epsilon rms_norm_eps layer_norm_epsilon layer_norm_eps",
+    "model.window": "window_size sliding_window",
+    "model.tied": "tie_word_embeddings tie_embeddings",
+    "model.vocab_multiple": "make_vocab_size_divisible_by",
+    "parallel.dp_replicate": "data_parallel_replicate_degree",
+    "parallel.schedule": "pipeline_parallel_schedule pp_schedule",
+    "parallel.timeout_s": "ddp_timeout",
+    "observe.wandb": "report_to wandb_log use_wandb wandb_mode",
+    "observe.wandb_name": "wandb_exp_name wandb_run_name run_name",
+    "data.index_dir": "data_cache_path",
+    "precision.initial_scale": "initial_loss_scale",
+    "precision.growth_interval_steps": "loss_scale_window",
+    "precision.min_scale": "min_loss_scale",
+    "compute.deterministic": "deterministic_mode full_determinism",
+    "compute.threads": "num_threads",
+    "compute.device": "accelerator device_type",
+    "compute.compile": "torch_compile",
+}
+# settings of other tools that lmtrain lacks or handles automatically -> the sentence to show
+UNSUPPORTED_SETTINGS = {
+    name: said
+    for said, names in {
+        "There is no context parallelism here; parallel.tp and parallel.sequence_parallel=true share a long sequence.":
+            "cp context_parallel_size context_parallel_degree",
+        "There is no mixture of experts here.":
+            "num_experts num_local_experts num_moe_experts moe_router_topk expert_model_parallel_size "
+            "expert_parallel_size expert_parallel_degree ep",
+        "There is no float8 here; precision=bf16 is the fastest.": "fp8 fp8_format float8 enable_fp8_linear",
+        "A run counts steps or tokens: train.steps, or train.tokens. The first screen shows the number of epochs.":
+            "num_train_epochs epochs num_epochs max_epochs",
+        "The tokenizer is stored with the dataset; `lmtrain preprocess --tokenizer` chooses it.":
+            "tokenizer_type vocab_file merge_file tokenizer",
+        "The schedule ends where the run does, with train.steps.":
+            "lr_decay_iters lr_decay_samples lr_wsd_decay_iters",
+        "The kernels are chosen for the machine.":
+            "use_flash_attn flash_attn attn_implementation attention_backend transformer_impl use_mcore_models "
+            "use_legacy_models fused use_fused_rmsnorm masked_softmax_fusion no_masked_softmax_fusion "
+            "bias_gelu_fusion no_bias_gelu_fusion attention_softmax_in_fp32 cross_entropy_loss_fusion",
+        "It is decided by the device.": "distributed_backend backend ddp_backend local_rank",
+        "Sums and sending overlap with the work by themselves.":
+            "overlap_grad_reduce overlap_param_gather tp_comm_overlap no_gradient_accumulation_fusion ddp_impl",
+        "Everything is kept in run.dir.": "tensorboard_dir logging_first_step log_throughput log_on_each_node",
+        "Saving, validating and logging count steps: checkpoint.interval_steps, train.valid_interval_steps, "
+        "observe.log_interval_steps.": "save_strategy eval_strategy evaluation_strategy logging_strategy",
+        "lmtrain has no such switch; leave it out.":
+            "do_train do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
+            "remove_unused_columns num_workers dataloader_num_workers dataloader_type dataset_impl",
+        "A run resumes where its run.dir stopped; another run.dir starts a new run.": "overwrite_output_dir",
+        "parallel.zero decides what is sharded.": "deepspeed ds_config fsdp_config",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+_KEY_BY_FOREIGN_NAME = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
+_VALUE_BY_FOREIGN_VALUE = {
+    "bert": "bert_base", "adamw_torch": "adamw", "silu": "swiglu", "wandb": "online",
+    "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
+    "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
+    "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingNames:
+    """The names to suggest for a misspelled setting: all keys of the settings class `root`, and the choices of its
+    groups.
+    """
+
+    root: type[Settings]
+    groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    typed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # key -> value as typed on the command line
+
+    def suggest_overrides(self, path: str, value: str) -> list[str]:
+        """Return up to three overrides `key=value` that the user may have meant by the unknown key `path` with the
+        value `value`; [] if none is close.
+        """
+        parent, _, name = path.rpartition(".")
+        word = name.lower().replace("-", "_")
+        known_keys = types_by_key(self.root)
+        if parent in self.groups and value in self.groups[parent]:
+            return [f"{parent}={value}"]
+        if word in self.groups and not parent:
+            return [self._suggested_choice(word, value)]
+        without_repeats = ".".join(part for part, _ in groupby(path.split(".")))  # files may repeat their group's name
+        if without_repeats in known_keys:
+            return [self._suggested_override(without_repeats, value)]
+        matches = [key for key in known_keys if key.rpartition(".")[2] == word]
+        if len(matches) > 3:
+            matches = [key for key in matches if key.startswith(f"{parent}.")] or matches[:3]
+        # because: a user who types `train.batch_size` does not mean the batch size of evaluations
+        if word in _KEY_BY_FOREIGN_NAME and not (parent and any(key.startswith(f"{parent}.") for key in matches)):
+            matches = [_KEY_BY_FOREIGN_NAME[word]]
+        if not matches:
+            siblings = [key for key in known_keys if key.rpartition(".")[0] == parent]
+            matches = [key for key in siblings if key.rpartition(".")[2] in _closest_names(name, siblings, 0.6)][:1]
+        if not matches:
+            matches = difflib.get_close_matches(path, known_keys, n=1, cutoff=0.8)
+        if not matches:
+            last_parts = _closest_names(word, known_keys, 0.75)
+            matches = [key for key in known_keys if key.rpartition(".")[2] in last_parts][:3]
+        return [self._suggested_override(key, value) for key in matches]
+
+    def way_out(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
+        """Return the sentence that ends the error message on an unknown key: what to type instead. `path` is the key,
+        `value` the value typed for it, `known_keys` are the valid keys of its group.
+        """
+        if sentence := UNSUPPORTED_SETTINGS.get(path.rpartition(".")[2].lower().replace("-", "_")):
+            return sentence
+        if path in types_by_key(self.root):  # the key belongs to another kind of its group
+            group = path.partition(".")[0]
+            return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` lists those that have it."
+        words = self.suggest_overrides(path, value)
+        return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], known_keys)
+
+    def _suggested_override(self, key: str, value: str) -> str:
+        """Return the override `key=value` to suggest. If the key only takes certain values, the value is replaced by
+        the nearest of them.
+        """
+        if "." not in key:
+            return self._suggested_choice(key, value)
+        options = union_members(types_by_key(self.root).get(key))
+        if float in options and (share := percent_as_fraction(value)):
+            return f"{key}={share}"
+        literals = [option for option in options if get_origin(option) is Literal]
+        choices = [str(choice) for option in literals for choice in get_args(option)]
+        return f"{key}={closest_value(value, choices) or value if choices else value}"
+
+    def _suggested_choice(self, group: str, value: str) -> str:
+        """Return the override `group=choice` to suggest, with the nearest existing choice, or `group=NAME` if none is
+        close.
+        """
+        choices = self.groups.get(group, ())
+        return f"{group}={value if value in choices else closest_value(value, choices) or 'NAME'}"
+
+
+def percent_as_fraction(value: object) -> str | None:
+    """Return `10%` as the text `0.1`; None if the value is not a percentage."""
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value))
+    return f"{float(number[1]) / 100:g}" if number else None
+
+
+def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
+    """Return the entry of `known_values` that the user probably meant by `value`, or None if none is close.
+
+    The entry is the value itself, our word for another tool's value, or the nearest spelling.
+    """
+    known_values = list(known_values)
+    for word in (value, value.lower()):
+        if (translated := _VALUE_BY_FOREIGN_VALUE.get(word, word)) in known_values:
+            return translated
+    extensions = [known_value for known_value in known_values if known_value.startswith(f"{value}_")]
+    prefixes = [
+        known_value
+        for known_value in known_values
+        if value and (value.startswith(known_value) or known_value.startswith(value))
+    ]
+    return next(iter([*extensions, *difflib.get_close_matches(value, known_values, n=1, cutoff=0.6), *prefixes]), None)
+
+
+def suggest_value(value: str, known_values: typing.Iterable[str]) -> str:
+    """Return a sentence for an unknown value: "Did you mean X?", where X is our word for another tool's value or the
+    nearest spelling, or else a list of all known values.
+    """
+    known_values = list(known_values)
+    closest = closest_value(value, known_values)
+    return f"Did you mean {closest}?" if closest else spelling_hint(value, known_values)
+
+
+def _closest_names(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
+    """Return, as a list of at most one, the last part of a dotted key in `keys` that is spelled most like `name`.
+    `cutoff` (0 to 1) is the least similarity.
+    """
+    return difflib.get_close_matches(name, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=cutoff)
+
+
+def types_by_key(root: type[Settings]) -> dict[str, Any]:
+    """Return dotted key -> type hint for every setting below the class `root`; of a choice, the settings of all its
+    kinds.
+    """
+    return dict(_iter_key_types(root, ""))
+
+
+def _iter_key_types(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, type hint) for every setting of the class `cls` and of its groups. `path` is the dotted key of
+    `cls` within the config, "" for the root.
+    """
+    for kind_class in kinds(cls).values() if issubclass(cls, Choice) and not cls.kind else [cls]:
+        hints = typing.get_type_hints(kind_class)
+        for field in dataclasses.fields(kind_class):
+            key, hint = f"{path}.{field.name}" if path else field.name, hints[field.name]
+            nested = [
+                option for option in union_members(hint) if isinstance(option, type) and issubclass(option, Settings)
+            ]
+            for option in nested:
+                yield from _iter_key_types(option, key)
+            if not nested:
+                yield key, hint
+
+
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union type; for any other type, the type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

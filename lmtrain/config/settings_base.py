@@ -1,0 +1,244 @@
+"""The base classes of all settings: frozen, keyword-only dataclasses that check themselves. Torch-free.
+
+Every package declares its settings in a `*_settings.py` file. A package with alternatives (which model? which
+optimizer?) derives a base class from `Choice`; each alternative is a subclass with a `kind`. `kinds()` finds the
+subclasses in the package or in a package that `--plugin` names, so that no list has to be edited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, ClassVar
+
+from lmtrain.errors import LayoutProblem, SettingsError, UsageError, settings_error
+
+PLUGIN_FILES = ("_settings", "_schedule", "_task")  # endings of torch-free plugin files to import at start-up
+
+Check = tuple[bool, str, str, str]  # True if the value is wrong, the key, the rule, a way out
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A wrong setting: its key, its value, the rule that the value breaks, and advice on how to correct it
+    (`way_out`).
+    """
+
+    key: str
+    value: object
+    rule: str
+    way_out: str
+    of_layout: bool = False  # True if each key is right by itself, but together they make an impossible layout
+
+    def text(self, prefix: str = "") -> str:
+        """Return the error message "KEY=VALUE RULE. WAY_OUT". `prefix` is the dotted path of the group that holds the
+        key, put before it.
+        """
+        key = f"{prefix}.{self.key}" if prefix else self.key
+        message = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
+        return LayoutProblem(message) if self.of_layout else message
+
+
+@dataclass(frozen=True)
+class AdjustedDefault:
+    """A default that was changed because it conflicts with settings typed on the command line; `cause` names them as
+    `key=value`.
+    """
+
+    key: str
+    value: object
+    previous: object
+    cause: str
+
+    def text(self) -> str:
+        """Return the message that tells the user about the change."""
+        return f"{self.key}={show(self.value)} instead of {show(self.previous)}, to fit {self.cause}."
+
+
+def show(value: object) -> str:
+    """Return a value as a user would type it in an override: None -> "null", True -> "true", [1, 2] -> "[1,2]"."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(show, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {show(item)}' for key, item in value.items())}}}"
+    return str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    def __post_init__(self) -> None:
+        problems = list(self.problems())
+        if problems:
+            raise settings_error([p.text() for p in problems])
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield the problems within these settings alone; train/run_config.py has the checks across groups."""
+        return iter(())
+
+    def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:
+        """Yield a Problem about the field `key` if `wrong` is true. `rule` says what is wrong with its value, `way_out`
+        how to correct it.
+        """
+        value = getattr(self, key)
+        return problem_if(wrong, key, list(value) if isinstance(value, tuple) else value, rule, way_out)
+
+    def checked(self, *checks: Check) -> Iterator[Problem]:
+        """Yield a Problem for each failed check. A check is a tuple (True if the field is wrong, field name, what is
+        wrong, how to correct it).
+
+        Usage: `yield from self.checked((self.x == "", "x", "is empty", "Use y."), ...)`.
+        """
+        for wrong, key, rule, way_out in checks:
+            yield from self.problem_if(wrong, key, rule, way_out)
+
+    def at_least(self, minimum: int, key: str, way_out: str) -> Check:
+        """Return a check, to pass to `checked`, that the field `key` is `minimum` or more; None passes. `way_out` says
+        how to correct the value.
+        """
+        value = getattr(self, key)
+        return value is not None and value < minimum, key, f"must be at least {minimum}", way_out
+
+    def at_most(self, maximum: int, key: str, way_out: str = "") -> Check:
+        """Return a check, to pass to `checked`, that the field `key` is `maximum` or less; None passes. `way_out` says
+        how to correct the value.
+        """
+        value = getattr(self, key)
+        return (
+            value is not None and value > maximum,
+            key,
+            f"must be at most {maximum}",
+            way_out or f"Use {maximum} or less.",
+        )
+
+    def above_0(self, key: str, way_out: str) -> Check:
+        """Return a check, to pass to `checked`, that the field `key` is above 0; None passes. `way_out` says how to
+        correct the value.
+        """
+        value = getattr(self, key)
+        return value is not None and value <= 0, key, "must be above 0", way_out
+
+    @classmethod
+    def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield the problems between several settings, each valid by itself. `parts` maps the name of each valid field
+        to its value.
+
+        Missing and wrong settings are not in `parts`, so that this check also runs without them.
+        """
+        return iter(())
+
+    @classmethod
+    def adjust_defaults(cls, tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
+        """Change defaults in `tree`, in place, that conflict with settings typed on the command line, and return the
+        changes.
+
+        `tree` has all settings as nested dicts; `typed_values` maps each typed key to its text.
+        """
+        return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as nested dicts and lists, which `build_settings` turns into equal settings. The `kind`
+        of a choice is included.
+        """
+        result: dict[str, Any] = {"kind": self.kind} if isinstance(self, Choice) else {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            plain = list(value) if isinstance(value, tuple) else value
+            result[field.name] = value.to_dict() if isinstance(value, Settings) else plain
+        return result
+
+    def digest(self) -> str:
+        """Return a hash of all values: 16 hex digits, equal for equal settings."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Settings):
+    """Base of settings with alternatives, such as optimizers; each subclass has a `kind`, the name that a config gives.
+
+    `package` is the package to search for subclasses; its files whose names end with `file_ending` are imported.
+    """
+
+    package: ClassVar[str]
+    file_ending: ClassVar[str] = "_settings"
+    kind: ClassVar[str] = ""
+
+    def component(self) -> Any:
+        """Import the module that these settings configure: `lmtrain.models.gpt` for `lmtrain.models.gpt_settings`."""
+        return importlib.import_module(type(self).__module__.removesuffix("_settings"))
+
+
+PLUGIN_WAY_OUT = "If it is a plugin's, add --plugin PACKAGE."  # second way out in the message about an unknown kind
+plugins: dict[str, list[ModuleType]] = {}  # package named by --plugin -> the package and its imported files
+
+
+def add_plugin(name: str) -> None:
+    """Import the package that --plugin names and its torch-free files (names ending with an entry of PLUGIN_FILES), so
+    that `kinds` finds the classes in them.
+
+    Raise UsageError if the import fails. Only the command line names plugins: a config file must not decide which code
+    runs.
+    """
+    try:
+        package = importlib.import_module(name)
+        inside = [f"{name}.{info.name}" for info in pkgutil.iter_modules(getattr(package, "__path__", ()))]
+        plugins[name] = [package, *(importlib.import_module(file) for file in inside if file.endswith(PLUGIN_FILES))]
+    except ImportError as error:
+        raise UsageError(
+            f"--plugin={name} cannot be imported: {error}. Install it, or add its parent folder to PYTHONPATH."
+        ) from error
+
+
+def load_modules(package: str, ending: str = "") -> Iterator[ModuleType]:
+    """Import and yield the modules of `package` whose names end with `ending`, then the modules of all packages that
+    --plugin named.
+    """
+    yield from _package_modules(package, ending)
+    for files in plugins.values():
+        yield from files
+
+
+@cache
+def _package_modules(package: str, ending: str) -> list[ModuleType]:
+    """Import the modules of a package whose names end with `ending`."""
+    infos = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return [importlib.import_module(f"{package}.{info.name}") for info in infos if info.name.endswith(ending)]
+
+
+def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
+    """Return kind -> class for all alternatives of the choice `base`, sorted by kind: its subclasses in its own package
+    and in plugins.
+
+    Raise SettingsError if two classes have the same kind.
+    """
+    homes = {module.__name__ for module in load_modules(base.package, base.file_ending)}
+    classes: dict[str, type[Choice]] = {}
+    todo = [base]
+    while todo:
+        cls = todo.pop()
+        todo.extend(cls.__subclasses__())
+        if "kind" in vars(cls) and cls.__module__ in homes:
+            first = classes.setdefault(cls.kind, cls)
+            if first is not cls:
+                both = " and ".join(sorted((first.__module__, cls.__module__)))
+                raise SettingsError([f"kind={cls.kind} is defined twice, in {both}. Rename the plugin's kind."])
+    return dict(sorted(classes.items()))
+
+
+def problem_if(wrong: bool, key: str, value: object, rule: str, way_out: str) -> Iterator[Problem]:
+    """Yield a Problem about `key` if `wrong` is true. Used for checks across several settings, or if the message shows
+    another value than the field's.
+    """
+    if wrong:
+        yield Problem(key, value, rule, way_out)

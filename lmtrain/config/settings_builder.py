@@ -1,0 +1,261 @@
+"""The builder of typed settings from plain data, which collects every problem. Called by compose and checkpoints.
+
+Supported types: bool, int, float, str, Literal, tuple[X, ...], dict[str, X], X | None, a Settings class, a Choice (by
+`kind`).
+A field whose metadata names a unit ("count", "bytes", "seconds") also accepts a human size such as 300B.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from lmtrain import units
+from lmtrain.config.name_suggestions import SettingNames, percent_as_fraction, suggest_value
+from lmtrain.config.overrides import blend_hint, hydra_quoted, shell_quoted
+from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
+from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error, spelling_hint
+
+_PARSERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
+_SIZE_EXAMPLES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
+_TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_PLURAL_WORDS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
+_EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
+_INVALID = object()  # placeholder for a value whose problem is already recorded
+# because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
+_BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
+_MAX_INT = 10**18  # because: no quantity here is larger, and int64 in numpy and torch ends at 9.2e18
+
+
+def quantity(unit: str, **kwargs: Any) -> Any:
+    """Return a dataclass field that accepts numbers and human sizes.
+
+    Usage: `steps: int = quantity("count", default=10)`.
+    """
+    return dataclasses.field(metadata={"unit": unit}, **kwargs)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: SettingNames | None = None) -> S:
+    """Build an instance of the settings class `cls` from nested dicts, `data`, converting and checking each value.
+    Raise one error that lists all problems. `prefix` is put before keys in messages, if `data` is only a group of the
+    config.
+
+    `names` adds suggestions for unknown keys from other groups and tools; without it, only keys of the same level are
+    suggested.
+    """
+    builder = _Builder(names)
+    result = builder.build_group(cls, data, prefix)
+    if builder.problems:
+        raise settings_error(builder.problems)
+    assert isinstance(result, cls)
+    return result
+
+
+class _Builder:
+    """Converts plain data to settings. Methods return _INVALID after recording a problem. `path` is a dotted key, and
+    `hint` the type hint of the settings field.
+    """
+
+    def __init__(self, names: SettingNames | None) -> None:
+        self.names, self.problems = names, list[str]()
+
+    def build_group(self, cls: type[Settings], data: Any, path: str) -> Any:
+        """Build an instance of the settings class `cls` from `data`, a mapping of its keys. Return _INVALID after
+        recording the problems. `path` is the dotted key of the group, "" for the whole config.
+        """
+        if not isinstance(data, dict):
+            return self._record(
+                f"{path}={show(data)} is not a group of settings. "
+                + (self._choices_sentence(path) or f"Give its keys one by one: {path}.key=value.")
+            )
+        data = dict(data)
+        if issubclass(cls, Choice):
+            if (chosen := self._choose_class(cls, data.pop("kind", None), path)) is None:
+                return _INVALID
+            cls = chosen
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        before = len(self.problems)
+        for name in data.keys() - fields.keys():
+            self._report_unknown_key(_join_key(path, str(name)), data[name], fields)
+        values: dict[str, Any] = {}
+        for name, field in fields.items():
+            where = _join_key(path, name)
+            if name in data:
+                values[name] = self._build_field(field, hints[name], data[name], where)
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                self.problems.append(f"{where} is not set. {self._choices_sentence(where) or f'Add {where}=VALUE.'}")
+        if len(self.problems) > before:
+            valid = {name: value for name, value in values.items() if value is not _INVALID}
+            messages = [problem.text() for problem in cls.problems_across(valid)]
+        else:
+            try:
+                return cls(**values)
+            except (SettingsError, LayoutError) as error:
+                messages = list(error.problems)
+        # the class of each problem (a str subclass) is kept, and its key becomes the full path
+        self.problems.extend(type(problem)(_join_key(path, problem)) for problem in messages)
+        return _INVALID
+
+    def _report_unknown_key(self, path: str, value: Any, known_keys: Mapping[str, Any]) -> None:
+        """Record the problem that the key `path` is not a setting, with a suggestion from `known_keys`, the valid keys
+        of its group. If the user typed keys below `path`, record one for each of them.
+        """
+        if self.names is None:
+            hint = spelling_hint(path.rpartition(".")[2], known_keys)
+            self.problems.append(f"{path}={show(value)} is not a setting. {hint}")
+            return
+        typed_below = [(key, text) for key, text in self.names.typed.items() if key.startswith(f"{path}.")]
+        for key, text in typed_below or [(path, self.names.typed.get(path, show(value)))]:
+            self.problems.append(f"{key}={text} is not a setting. {self.names.way_out(key, text, known_keys)}")
+
+    def _choose_class(self, base: type[Choice], kind: Any, path: str) -> type[Choice] | None:
+        """Return the subclass of the choice `base` that `kind` names; if `kind` is unknown, record a problem for the
+        group `path` and return None.
+        """
+        if base.kind:
+            classes = {base.kind: base}
+            kind = kind or base.kind
+        else:
+            classes = dict(kinds(base))
+        if not isinstance(kind, str) or kind not in classes:
+            way_out = suggest_value(str(kind), classes) + ("" if base.kind or kind is None else f" {PLUGIN_WAY_OUT}")
+            self.problems.append(f"{_join_key(path, 'kind')}={show(kind)} is not a kind of {path}. {way_out}")
+            return None
+        return classes[kind]
+
+    def _build_field(self, field: dataclasses.Field[Any], hint: Any, value: Any, path: str) -> Any:
+        """Convert `value` to the type hint of a settings field. A text such as "300B" or "4h" is parsed first if the
+        field's metadata names a unit. Return _INVALID after recording a problem.
+        """
+        if isinstance(value, str) and (unit := field.metadata.get("unit")):
+            try:
+                value = _PARSERS[unit](value)
+            except ValueError as error:
+                return self._record(f"{path}={value} {error}. Write {path}={_SIZE_EXAMPLES[unit]}.")
+        default = field.default
+        has_example = default not in (dataclasses.MISSING, None) and not isinstance(default, Settings)
+        return self._build_value(hint, value, path, show(default) if has_example else "")
+
+    def _build_value(self, hint: Any, value: Any, path: str, example: str = "") -> Any:
+        """Convert `value` to the type hint `hint`, or record a problem and return _INVALID. `path` is the dotted key;
+        `example` is a valid value to show in the message.
+        """
+        origin = get_origin(hint)
+        if origin in (Union, types.UnionType):
+            if value is None and type(None) in get_args(hint):
+                return None
+            options = [h for h in get_args(hint) if h is not type(None)]
+            if len(options) == 1:
+                return self._build_value(options[0], value, path, example)
+            for option in options:
+                attempt = _Builder(self.names)
+                result = attempt._build_value(option, value, path, example)
+                if not attempt.problems:
+                    return result
+            return self._refuse_type(" or ".join(_type_words(option) for option in options), value, path, example)
+        if origin is Literal:
+            choices = get_args(hint)
+            if any(value == choice and type(value) is type(choice) for choice in choices):
+                return value
+            return self._record(
+                f"{path}={show(value)} is not an allowed value. {suggest_value(str(value), map(str, choices))}"
+            )
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            return self.build_group(hint, value, path)
+        if origin is tuple:
+            return self._build_tuple(hint, value, path, example)
+        if origin is dict:
+            if not isinstance(value, dict):
+                return self._refuse_type(_type_words(hint), value, path, example or "{}")
+            return {
+                str(key): self._build_value(get_args(hint)[1], item, f"{path}.{key}") for key, item in value.items()
+            }
+        scalar = _to_scalar(hint, value)
+        if scalar is None and hint is str and self.names and (typed := self.names.typed.get(path)):
+            as_text = f" To give it as a text, type {shell_quoted(f'{path}={hydra_quoted(typed)}')}."
+            return self._record(f"{path}={typed} is not a text.{blend_hint(path, typed) or as_text}")
+        if scalar is None:
+            share = percent_as_fraction(value) if hint is float else None
+            return self._refuse_type(_type_words(hint), value, path, share or example or _EXAMPLES.get(hint, "VALUE"))
+        if isinstance(scalar, str) and (bad := _BAD_CHARACTER.search(scalar)):
+            zero = "a zero byte, which a text cannot contain. Remove it."
+            half = f"half a character (U+{ord(bad[0]):04X}), which UTF-8 cannot encode. Give another value."
+            return self._record(f"{path} holds {zero if bad[0] == chr(0) else half}")
+        if isinstance(scalar, float) and not math.isfinite(scalar):
+            return self._record(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")
+        if isinstance(scalar, int) and abs(scalar) > _MAX_INT:
+            return self._record(f"{path}={show(value)} must be at most 1e18. Write {path}={example or 1}.")
+        return scalar
+
+    def _build_tuple(self, hint: Any, value: Any, path: str, example: str) -> Any:
+        """Convert a list to the type hint `hint`, a tuple[X, ...], or record a problem and return _INVALID. `example`
+        is a valid value to show in the message.
+        """
+        inner = get_args(hint)[0]
+        if not isinstance(value, (list, tuple)):
+            return self._refuse_type(_type_words(hint), value, path, example or "[]")
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            return tuple(self.build_group(inner, item, f"{path}[{i}]") for i, item in enumerate(value))
+        attempt = _Builder(None)
+        items = tuple(attempt._build_value(inner, item, f"{path}[{i}]") for i, item in enumerate(value))
+        if attempt.problems:
+            return self._refuse_type(_type_words(hint), value, path, example or "[]")
+        return items
+
+    def _refuse_type(self, type_words: str, value: Any, path: str, example: str) -> Any:
+        """Record that the value at `path` has the wrong type, and return _INVALID. `type_words` describes the expected
+        type, `example` is a valid value.
+        """
+        return self._record(f"{path}={show(value)} is not {type_words}. Write {path}={example}.")
+
+    def _record(self, problem: str) -> Any:
+        """Record a problem and return _INVALID."""
+        self.problems.append(problem)
+        return _INVALID
+
+    def _choices_sentence(self, path: str) -> str:
+        """Return the sentence that lists the choices of a group; "" if `path` is not a group."""
+        choices = self.names.groups.get(path) if self.names else None
+        return f"Choose one: {join_few([f'{path}={choice}' for choice in choices])}." if choices else ""
+
+
+def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
+    """Convert `value` to the type `hint`: bool, int, float or str. Return None if it is of another type that is not
+    converted.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and is_number and not (isinstance(value, float) and value.is_integer() is False):
+        return int(value) if isinstance(value, int) or math.isfinite(value) else value
+    if hint is float and is_number:
+        return float(value) if abs(value) <= sys.float_info.max else math.inf
+    if hint is str and (isinstance(value, str) or is_number):
+        return str(value)
+    return None
+
+
+def _type_words(hint: Any) -> str:
+    """Describe a type hint in words for an error message, such as "a list of whole numbers"."""
+    if get_origin(hint) is tuple:
+        return f"a list of {_PLURAL_WORDS.get(get_args(hint)[0], 'groups of settings')}"
+    if get_origin(hint) is dict:
+        return f"a mapping of names to {_PLURAL_WORDS[get_args(hint)[1]]}"
+    if get_origin(hint) is Literal:
+        return " or ".join(map(str, get_args(hint)))
+    return _TYPE_WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _join_key(path: str, name: str) -> str:
+    """Return the dotted key of `name` in the group at `path`; "" is the root."""
+    return f"{path}.{name}" if path else name

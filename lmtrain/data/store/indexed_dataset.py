@@ -1,0 +1,302 @@
+"""Reader of Megatron's .bin/.idx token files, byte-compatible, with a sidecar that records their origin. Torch-free.
+
+Called by samples and by `lmtrain inspect` (IndexedDataset); dataset_writer.py writes datasets. A dataset is a prefix P:
+
+    P.bin             token ids, little endian, nothing between them
+    P.idx             34 bytes of header, then lengths (int32), pointers (int64 bytes), document index (int64)
+    P.json            the sidecar: counts, checksum, fingerprint of the tokenizer; absent from foreign datasets
+    P.blocks          checksums of the blocks of P.bin, compared as they are first read; only with a sidecar
+    P.tokenizer.json  the tokenizer itself
+
+P.idx is renamed into place last, so a dataset without P.idx is unfinished. Opening takes the same time for any size;
+`check_index` checks every entry of the index, `dataset_operations.verify` every byte.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.data.store.block_checksums import ChecksumRecord, MappedFile, MappedFiles, TokenBlocks, read_block_file
+from lmtrain.data.store.dataset_format import (
+    CHUNK,
+    DTYPES,
+    HEADER,
+    MAGIC,
+    SUFFIXES,
+    DatasetInfo,
+    Ints,
+    dataset_file,
+    dtype_for,
+)
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.errors import DataError, MissingInputError, join_few
+from lmtrain.runtime.files import safe_files
+from lmtrain.runtime.files.crc32c import crc32c
+
+# the names that readers and writers of a dataset import from here
+__all__ = ["SUFFIXES", "DatasetInfo", "DatasetWriter", "IndexedDataset", "dataset_file", "dtype_for"]
+
+
+class IndexedDataset:
+    """A dataset opened for reading: memory maps of its .bin and .idx, checked to agree with each other.
+
+    Callers that read `tokens` or the index arrays must call `check` before they use the values.
+    """
+
+    def __init__(
+        self, prefix: Path, index: MappedFile, tokens: MappedFile, dtype: np.dtype[Any], num_sequences: int,
+        num_bounds: int,
+    ) -> None:  # fmt: skip
+        """Set up the views of the mapped files. `num_bounds`: length of the document index. Callers use `open`."""
+        self.prefix, self.dtype, self.num_sequences = prefix, dtype, num_sequences
+        self.tokens: Ints = tokens.bytes.view(dtype)
+        self.token_bytes, self._index, self._files = tokens, index, MappedFiles((tokens, index))
+        start = HEADER.size
+        # because: the format does not align its arrays, which np.frombuffer accepts
+        self.lengths: Ints = np.frombuffer(index.bytes, "<i4", num_sequences, start)
+        self.pointers: Ints = np.frombuffer(index.bytes, "<i8", num_sequences, start + 4 * num_sequences)
+        self.document_index: Ints = np.frombuffer(index.bytes, "<i8", num_bounds, start + 12 * num_sequences)
+        self.info: DatasetInfo | None = None
+
+    @classmethod
+    def open(cls, prefix: Path | str) -> IndexedDataset:
+        """Open the dataset whose files are PREFIX.bin, PREFIX.idx, ...; `prefix` may end in .bin or .idx. Raise if a
+        file is missing or inconsistent.
+        """
+        prefix = Path(prefix)
+        if prefix.suffix in (".bin", ".idx"):
+            prefix = prefix.with_suffix("")
+        idx_path, bin_path = dataset_file(prefix, ".idx"), dataset_file(prefix, ".bin")
+        num_idx_bytes, num_bin_bytes = _file_size(idx_path, bin_path), _file_size(bin_path, idx_path)
+        dtype, num, num_bounds = _read_header(idx_path, num_idx_bytes)
+        index = MappedFile(idx_path, num_idx_bytes)
+        if num_bin_bytes % dtype.itemsize:
+            raise DataError(
+                f"{bin_path} has {num_bin_bytes} bytes, no whole number of {dtype} ids. It was truncated: restore it."
+            )
+        dataset = cls(prefix, index, MappedFile(bin_path, num_bin_bytes), dtype, num, num_bounds)
+        dataset._check_ends(idx_path, bin_path, num_bin_bytes)
+        if dataset_file(prefix, ".json").exists():
+            dataset.info = dataset._read_info(dataset_file(prefix, ".json"))
+        return dataset
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.document_index) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def index_crc(self) -> int:
+        """CRC-32C of the whole .idx."""
+        crc = crc32c(self._index.bytes)
+        self._index.check_intact()
+        return crc
+
+    @cached_property
+    def blocks(self) -> TokenBlocks | None:
+        """Block checksums that tokens are compared with when they are read: from the dataset's .blocks file, or set by
+        `set_verification`. None if tokens are not compared.
+        """
+        if self.info is None or self.info.blocks_sha256 is None:
+            return None
+        sums, index_crc = read_block_file(
+            dataset_file(self.prefix, ".blocks"), self.info.blocks_sha256, self.token_bytes.num_bytes
+        )
+        if index_crc != self.index_crc:
+            raise DataError(
+                f"{dataset_file(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} "
+                f"instead of {index_crc:08x}). Restore the file or make the dataset again."
+            )
+        return TokenBlocks.from_sums(self.token_bytes, self.dtype.itemsize, sums)
+
+    def set_verification(self, verify: str, record: Path, notify: Callable[[str], None]) -> None:
+        """Choose how tokens are checked when they are read: not at all if `verify` is none, by block checksums if it is
+        read or full. Without a .blocks file, the checksum of a block at its first read is kept in the file `record`.
+
+        `notify` receives warnings about damage of that file. Raise DataError if the .idx differs from the one that was
+        recorded.
+        """
+        if verify == "none":
+            self.blocks = None
+        elif self.blocks is None:
+            checksums = ChecksumRecord(record, notify)
+            self.blocks = TokenBlocks.from_record(self.token_bytes, self.dtype.itemsize, checksums)
+            if not checksums.matches_index(len(self.blocks.sums), self.index_crc):
+                raise DataError(
+                    f"{dataset_file(self.prefix, '.idx')} is not what it was when it was first read. Restore the file, "
+                    f"or remove {record} if you replaced it yourself."
+                )
+
+    def check(
+        self, starts: NDArray[np.int64], sizes: NDArray[np.int64], stride: int = 1, first: int = 0
+    ) -> None:
+        """Raise DataError if any of these token ranges fails its block checksums, or if a file of the dataset was
+        truncated. Range i is sizes[i] tokens from token first + starts[i] * stride on.
+        """
+        if self.blocks is not None:
+            self.blocks.check(starts, sizes, stride, first)  # also checks that the files were not truncated
+        else:
+            self._files.check_intact()
+
+    def check_intact(self) -> None:
+        """Raise DataError if the .bin or the .idx was truncated or became unreadable."""
+        self._files.check_intact()
+
+    def check_all(self, part: int = 0, num_parts: int = 1) -> None:
+        """Check the whole .idx and all token blocks; with `num_parts`, only the blocks of part number `part` of that
+        many equal parts. Raise DataError at damage.
+        """
+        if self.blocks is not None:
+            self.blocks.check_all(part, num_parts)
+        self.check_index()
+        self.check_intact()
+
+    def read(self, start: int, stop: int) -> Ints:
+        """Return a copy of the tokens start to stop - 1. Raise DataError if they do not match their checksums."""
+        tokens = self.tokens[start:stop].copy()
+        self.check(np.array([start]), np.array([len(tokens)]))
+        return tokens
+
+    def sequence(self, i: int) -> Ints:
+        """Return a checked copy of the tokens of sequence i."""
+        start = int(self.pointers[i]) // self.dtype.itemsize
+        return self.read(start, start + int(self.lengths[i]))
+
+    def document(self, d: int) -> Ints:
+        """Return a checked copy of the tokens of document d."""
+        return self.read(*self.document_range(d))
+
+    def document_range(self, d: int) -> tuple[int, int]:
+        """Return (first token, one past the last token) of document d; (0, 0) if it has no sequence."""
+        first, last = int(self.document_index[d]), int(self.document_index[d + 1])
+        if first == last:
+            return 0, 0
+        start = int(self.pointers[first]) // self.dtype.itemsize
+        return start, start + int(self.lengths[first:last].sum())
+
+    def check_index(self) -> None:
+        """Raise DataError unless the lengths, pointers and document index of the .idx agree with each other in every
+        entry.
+        """
+        path, base, expected = dataset_file(self.prefix, ".idx"), HEADER.size, 0
+        at_pointers, at_documents = base + 4 * self.num_sequences, base + 12 * self.num_sequences
+        for first in range(0, self.num_sequences, CHUNK):
+            lengths = self.lengths[first : first + CHUNK].astype(np.int64)
+            _raise_at_first(lengths < 0, path, base + 4 * first, 4, "a negative length")
+            ends = expected + np.cumsum(lengths) * self.dtype.itemsize
+            wrong = self.pointers[first : first + CHUNK] != np.append(np.int64(expected), ends[:-1])
+            _raise_at_first(wrong, path, at_pointers + 8 * first, 8, "a pointer that disagrees with the lengths")
+            expected = int(ends[-1])
+        for first in range(0, self.num_documents, CHUNK):
+            step = np.diff(self.document_index[first : first + CHUNK + 1])
+            _raise_at_first(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
+
+    def _check_ends(self, idx_path: Path, bin_path: Path, num_bin_bytes: int) -> None:
+        """Raise DataError if the first and last entries of the .idx's arrays do not agree with each other and with the
+        size of the .bin. The entries between them are not read.
+        """
+        num = self.num_sequences
+        at_documents = HEADER.size + 12 * num
+        if self.document_index[0] != 0 or self.document_index[-1] != num:
+            ends = f"{self.document_index[0]} to {self.document_index[-1]}"
+            raise _damage_error(idx_path, at_documents, f"the document index runs from {ends}, not from 0 to {num}")
+        if num and self.pointers[0] != 0:
+            raise _damage_error(idx_path, HEADER.size + 4 * num, f"the first pointer is {self.pointers[0]}, not 0")
+        num_described = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if num else 0
+        if num_described != num_bin_bytes:
+            raise DataError(
+                f"{bin_path} has {num_bin_bytes} bytes, but {num_described} according to {idx_path} (offset "
+                f"{at_documents - 8}). One of them is truncated or belongs to another dataset."
+            )
+
+    def _read_info(self, path: Path) -> DatasetInfo:
+        """Read the dataset's .json sidecar at `path`. Raise DataError if its counts or dtype are not those of the .idx.
+        """
+        info = DatasetInfo.read(path)
+        for name, stated, actual in (
+            ("num_documents", info.num_documents, self.num_documents),
+            ("num_tokens", info.num_tokens, self.num_tokens),
+            ("dtype", info.dtype, self.dtype.name),
+        ):
+            if stated != actual:
+                raise DataError(
+                    f"{path}: {name}={stated}, but the .idx has {actual}. One of the files belongs to another dataset."
+                )
+        return info
+
+
+def _file_size(path: Path, companion: Path) -> int:
+    """Return the size in bytes of a dataset's .bin or .idx. Raise MissingInputError if the file is missing; `companion`
+    is the other of the two files, for the message.
+    """
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        if companion.exists():
+            raise MissingInputError(f"{path} is missing beside {companion}. Make the dataset again.") from error
+        raise MissingInputError(f"{path} does not exist. {_suggest_dataset(path.with_name(path.stem))}") from error
+
+
+def _suggest_dataset(prefix: Path) -> str:
+    """Return a hint for a prefix that names no dataset: the command that preprocesses it if it is a file, else a
+    dataset in its folder with a similar name, else what a prefix is.
+    """
+    if prefix.is_file():
+        output = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
+        return (
+            "A dataset is made of such a file: type "
+            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {output}`, and then give {output}. "
+            "A BERT model needs --split-sentences as well."
+        )
+    folder = prefix if prefix.is_dir() else prefix.parent
+    prefixes = sorted(str(path.with_name(path.stem)) for path in folder.glob("*.idx"))
+    # because: the shared folder name would make any two full paths similar, so only the last component is compared
+    similar = [name for name in prefixes if difflib.get_close_matches(prefix.name, [Path(name).name], n=1, cutoff=0.6)]
+    if similar or (prefixes and folder == prefix):
+        return f"Did you mean {similar[0] if similar else join_few(prefixes)}?"
+    return "Give a dataset's path without .bin or .idx."
+
+
+def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
+    """Return (dtype, number of sequences, length of the document index) from the header of an .idx of num_bytes bytes.
+    Raise DataError if it is damaged.
+    """
+    with safe_files.read_errors(path), safe_files.open_fd(path) as (fd, _):
+        header = safe_files.read_range(fd, 0, HEADER.size)
+    if len(header) < HEADER.size:
+        raise DataError(
+            f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It was truncated: restore it."
+        )
+    magic, version, code, num_sequences, num_bounds = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise _damage_error(path, 0, "it does not begin with MMIDIDX")
+    if version != 1:
+        raise _damage_error(path, 9, f"version {version}, and only 1 is known")
+    if code not in DTYPES:
+        raise _damage_error(path, 17, f"dtype code {code} is no type of whole numbers")
+    num_expected = HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if num_bounds < 1 or num_bytes != num_expected:
+        hint = " (a multimodal dataset?)" if num_bytes == num_expected + num_sequences > num_expected else ""
+        counts = f"{num_sequences} sequences and {num_bounds} document bounds"
+        raise _damage_error(path, 18, f"{counts} need {num_expected} bytes, the file has {num_bytes}{hint}")
+    return np.dtype(DTYPES[code]), num_sequences, num_bounds
+
+
+def _raise_at_first(bad: NDArray[np.bool_], path: Path, base: int, width: int, problem: str) -> None:
+    """Raise DataError with the file offset of the first bad entry, if any; entry i is at base + i * width."""
+    if bad.any():
+        raise _damage_error(path, base + width * int(np.argmax(bad)), problem)
+
+
+def _damage_error(path: Path, offset: int, problem: str) -> DataError:
+    return DataError(f"{path}, offset {offset}: {problem}. The file is damaged or is not a .idx of Megatron-LM.")

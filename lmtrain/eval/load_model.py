@@ -1,0 +1,73 @@
+"""Loading of a model on disk for scoring: on a device, in a precision, on the ranks of a layout.
+
+Called by `lmtrain eval` and `lmtrain generate`. Each rank reads and holds only its shard of the weights, once; the
+optimizer's state is not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.eval.model_source import ModelSource, check_causal, checkpoint_source
+from lmtrain.eval.run_task import Subject, check_vocabulary
+from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.compute_settings import ComputeSettings, PrecisionSettings
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.runtime.machine.device import device_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready to be evaluated, with facts about it for the report."""
+
+    subject: Subject
+    facts: dict[str, Any]  # checkpoint, step and device, printed under every result
+
+
+def load_for_eval(path: Path, device: torch.device, precision: str) -> LoadedModel:
+    """Load a causal model onto `device` of this process, in `precision` (such as "bf16"). `path` is a checkpoint, or a
+    run or checkpoints folder, whose latest checkpoint is loaded. Raise CheckpointError if the model is not causal.
+    """
+    source = checkpoint_source(path)
+    check_causal(source)
+    return load_source(source, device, precision)
+
+
+def load_source(
+    source: ModelSource,
+    device: torch.device,
+    precision: str,
+    mesh: Mesh | None = None,
+    parallel: ParallelSettings = ParallelSettings(),
+) -> LoadedModel:
+    """Load the weights of the model `source` onto `device`, in `precision` (such as "bf16"). With `mesh`, load only
+    this rank's shard by the layout `parallel`.
+    """
+    weights, tokenizer = source.open(), source.tokenizer()
+    settings = weights.settings
+    model = build_parallel(
+        settings,
+        build_settings(PrecisionSettings, {"kind": precision}, "precision"),
+        ComputeSettings(compile=False),  # because: torch.compile would recompile for each length of text
+        device, seed=None, training=False, mesh=mesh, parallel=parallel,
+    )  # fmt: skip
+    model.load(weights.load_into)
+    subject = Subject(
+        model=model,
+        tokenizer=tokenizer,
+        seq_len=settings.shape.seq_len,
+        vocab_size=settings.shape.vocab_size,
+        dtype=precision,
+        causal=settings.shape.causal,
+        pairs="pair" in settings.terms,
+    )
+    check_vocabulary(subject)
+    return LoadedModel(
+        subject=subject, facts=source.facts | {"parameters": model.num_parameters, "device": device_name(device)}
+    )

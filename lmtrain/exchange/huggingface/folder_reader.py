@@ -1,0 +1,222 @@
+"""Read a Hugging Face folder as data: config.json and safetensors files, with one name for each tensor.
+
+Called by import and by export's own check. Nothing in the folder runs: pickled weights and remote code are never
+opened. Names of files are plain names in this folder; links are followed only as the hub's own cache lays them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, join_few, shorten
+from lmtrain.exchange.huggingface.config_json import WeightMapping, settings_from_config, weight_mappings
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files.safe_files import is_safe_name, open_fd, read_json, read_range
+
+_INDEX = "model.safetensors.index.json"
+_PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
+_UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids")  # tables that can be computed
+_SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of an embedding that is tied to the output
+_COMPARED_AT_ONCE = 1 << 20  # numbers that are compared
+_OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first BERT files
+_TYPES = ("F32", "F16", "BF16")
+_MAX_HEADER_BYTES = 32 << 20
+_REOPEN_BYTES = 128 << 20  # because: what was read of an open file counts as our memory
+
+
+class _TensorPlace(NamedTuple):
+    """The place of a tensor in a folder: its file and its name there, with its shape and type."""
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+
+class HFFolder:
+    """An opened Hugging Face folder. `family` and `settings` describe its model; `read_part` and `weight_reader` read
+    weights.
+    """
+
+    def __init__(self, path: Path, dropout: object = None) -> None:
+        """Open a folder; `dropout`, if given, overrides the dropout of config.json."""
+        self.path = path
+        if not path.is_dir():
+            raise MissingInputError(f"{path} is not a folder. Give one with config.json and model.safetensors.")
+        self._open_tensors: tuple[str, Any] | None = None
+        self._bytes_left = 0
+        config = read_json(self._file("config.json"))
+        where = path / "config.json"
+        self._places = self._find_tensors(config.get("model_type") if isinstance(config, dict) else None)
+        self.family, self.settings = settings_from_config(
+            config, where, pair_head="cls.seq_relationship.weight" in self._places, dropout=dropout
+        )
+        layers = self.settings.shape.num_layers
+        if layers > len(self._places):
+            # because: the weights of a model are listed by name before they are looked for
+            raise CheckpointError(
+                f"{where} has {layers} layers and the files hold {len(self._places)} tensors. "
+                "Get the whole model again."
+            )
+
+    def check_weights(self) -> list[WeightMapping]:
+        """Return the mappings of all weights of the model. Raise CheckpointError unless the folder holds each of their
+        tensors in its shape, tied tensors are equal, and there are no other tensors except for tables that can be
+        computed.
+        """
+        mappings = list(weight_mappings(self.settings, self.family))
+        expected = {name: mapping.hf_shape(rows) for mapping in mappings for name, rows in mapping.hf_tensors}
+        problems = [text for name, shape in expected.items() for text in self._mismatch(name, shape)]
+        tied = {name for name in _SECOND_NAMES if name in self._places} if self.settings.ties() else set()
+        unknown = sorted(self._places.keys() - expected.keys() - tied)
+        problems += [f"{shorten(name)} is not a weight of this model" for name in unknown if not name.endswith(_UNUSED)]
+        if problems:
+            raise CheckpointError(
+                f"{self.path} does not hold the model of its config.json: {join_few(problems, '; ')}. "
+                "Give the folder of a pretraining model of this architecture."
+            )
+        first = next(mapping.hf_tensors[0][0] for mapping in mappings if mapping.name == "embedding.token.weight")
+        for name in sorted(tied):
+            if not self._are_equal(first, name):
+                raise CheckpointError(
+                    f"{self.path} holds {name} with other numbers than {first}, and its config.json says that they are "
+                    "one weight. Set tie_word_embeddings to false there if they are not; otherwise get the model again."
+                )
+        return mappings
+
+    def _are_equal(self, first: str, second: str) -> bool:
+        """Return whether two tensors of the folder, given by their names, have the same shape, type and bits."""
+        a, b = self._places[first], self._places[second]
+        if (a.shape, a.kind) != (b.shape, b.kind):
+            return False
+        step = max(1, _COMPARED_AT_ONCE // max(1, a.shape[-1]))
+        return all(
+            torch.equal(*(self._read_rows(place, rows).contiguous().view(torch.uint8) for place in (a, b)))
+            for rows in (range(at, min(at + step, a.shape[0])) for at in range(0, a.shape[0], step))
+        )
+
+    def weight_reader(self, settings: ModelSettings) -> Callable[[str], Tensor]:
+        """Return a function that reads a weight of lmtrain's model by its name, joined from the folder's tensors."""
+        mappings = {mapping.name: mapping for mapping in weight_mappings(settings, self.family)}
+
+        def weight(name: str) -> Tensor:
+            mapping = mappings[name]
+            return torch.cat([
+                self.read_part(mapping, index, range(rows)) for index, (_, rows) in enumerate(mapping.hf_tensors)
+            ])
+
+        return weight
+
+    def read_part(self, mapping: WeightMapping, index: int, rows: range) -> Tensor:
+        """Return rows of an lmtrain weight from the Hugging Face tensor at `index` of its mapping. `rows` are counted
+        within that tensor.
+        """
+        return self._read_rows(self._places[mapping.hf_tensors[index][0]], rows, transposed=mapping.transposed)
+
+    def _read_rows(self, place: _TensorPlace, rows: range, *, transposed: bool = False) -> Tensor:
+        with _load_errors(self.path / place.file):
+            stored = self._open_weights(place.file).get_slice(place.name)
+            part: Tensor = stored[:, rows.start : rows.stop].T if transposed else stored[rows.start : rows.stop]
+            self._bytes_left -= part.nbytes
+            return part
+
+    def _find_tensors(self, family: object) -> dict[str, _TensorPlace]:
+        """Return where each tensor of the folder lies, by the tensor's name in transformers' pretraining model of the
+        family `family` (the model_type in config.json).
+        """
+        prefix, result = _PREFIXES.get(str(family), ""), dict[str, _TensorPlace]()
+        for file in self._weight_files():
+            with _load_errors(self.path / file):
+                tensors = self._open_weights(file)
+                for stored_name in tensors.keys():  # noqa: SIM118 - not a dict
+                    name = stored_name
+                    for old, new in _OTHER_NAMES.items():
+                        name = name.replace(old, new) if name.endswith(old) else name
+                    if not name.startswith((prefix, "lm_head.", "cls.")):
+                        name = prefix + name  # a model that was saved without its heads
+                    if name in result:
+                        raise CheckpointError(
+                            f"{self.path / file} holds {shorten(name)} a second time. Get it again."
+                        )
+                    stored = tensors.get_slice(stored_name)
+                    result[name] = _TensorPlace(file, stored_name, tuple(stored.get_shape()), str(stored.get_dtype()))
+        decoder = result.pop("cls.predictions.decoder.bias", None)
+        return result if decoder is None else {"cls.predictions.bias": decoder} | result
+
+    def _weight_files(self) -> list[str]:
+        if (self.path / _INDEX).exists():
+            places = read_json(self._file(_INDEX))
+            weight_map = places.get("weight_map") if isinstance(places, dict) else None
+            values = weight_map.values() if isinstance(weight_map, dict) else ()
+            files = sorted({name if isinstance(name, str) else "" for name in values})
+            bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
+            if bad or not files:
+                raise CheckpointError(
+                    f"{self.path / _INDEX} names {shorten(bad[0]) if bad else 'no file'}. "
+                    "Use plain names of files here."
+                )
+            return files
+        if (self.path / "model.safetensors").exists():
+            return ["model.safetensors"]
+        for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+            if (self.path / name).exists():
+                raise CheckpointError(
+                    f"{self.path} has its weights in {name}, a pickle, which can run code when it is read. "
+                    "Save the model again with transformers: save_pretrained(DIR) writes safetensors."
+                )
+        raise MissingInputError(f"{self.path} has no model.safetensors. Give the folder of a whole model.")
+
+    def _file(self, name: str) -> Path:
+        """Return the path of the file `name` in this folder. Raise DataError for a link that leads out of the folder,
+        unless it leads to the blobs of the hub's cache.
+        """
+        path = self.path / name
+        if path.is_symlink():
+            real, home = Path(os.path.realpath(path)), self.path.resolve()
+            homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+            if not any(real.is_relative_to(place) for place in homes):
+                raise DataError(f"{path} is a link that leads out of its folder. Put the file itself in its place.")
+        return path
+
+    def _mismatch(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        place = self._places.get(name)
+        if place is None:
+            return [f"{name} is missing"]
+        if place.shape != shape:
+            return [f"{name} has shape {list(place.shape)[:8]} and not {list(shape)}"]
+        return [] if place.kind in _TYPES else [f"{name} is {place.kind}, which is none of {', '.join(_TYPES)}"]
+
+    def _open_weights(self, name: str) -> Any:
+        """Return an opened safetensors file of the folder, which is kept open for the next call. Raise CheckpointError
+        if it claims an impossible length of its header.
+        """
+        if self._open_tensors is not None and self._open_tensors[0] == name and self._bytes_left > 0:
+            return self._open_tensors[1]
+        path = self._file(name)
+        with open_fd(path) as (fd, _):
+            header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"{path} cannot be read: it claims a header of {header_bytes} bytes, and no list of tensors has more "
+                f"than {_MAX_HEADER_BYTES}. Get it again."
+            )
+        self._open_tensors, self._bytes_left = (name, safe_open(path, framework="pt")), _REOPEN_BYTES
+        return self._open_tensors[1]
+
+
+@contextmanager
+def _load_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingInputError(f"{path} does not exist. Get the whole model.") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read ({shorten(error)}). Get it again.") from error

@@ -1,0 +1,328 @@
+"""Export a checkpoint as a folder that transformers loads without remote code, and import such a folder as a
+checkpoint.
+
+Called by `lmtrain reshard --to hf` and `--from hf`. Weights stream from one to the other in parts. Before an exported
+folder takes its name, its model's scores of random tokens are compared with the source's. Imported weights are fp32.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
+from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.errors import CheckpointError, UsageError
+from lmtrain.exchange.huggingface.config_json import (
+    WeightMapping,
+    hf_config,
+    hf_family,
+    json_bytes,
+    tokenizer_files,
+    weight_mappings,
+)
+from lmtrain.exchange.huggingface.folder_reader import HFFolder
+from lmtrain.exchange.write_by_parts import (
+    Report,
+    load_tokenizer,
+    parse_dtype,
+    report_progress,
+    row_ranges,
+    save_imported,
+    tensor_bytes,
+    tensor_spec,
+    write_tensors,
+)
+from lmtrain.layout import Piece
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.block_stack import Stack
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files.safe_files import new_folder
+from lmtrain.tokenizer.base import Tokenizer
+
+SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost
+# because: kernels add in other orders; of the largest score this is some eight times fp32's rounding in a long sum
+TOLERANCE = 1e-5
+_LENGTH, _LONGEST = 64, 512  # tokens in a random row whose scores are compared
+
+
+@dataclass(frozen=True)
+class HFTensor:
+    """A tensor of an exported folder: some rows of one of our weights, or a whole weight transposed."""
+
+    name: str
+    shape: tuple[int, ...]
+    mapping: WeightMapping
+    first_row: int
+
+    def num_bytes(self, code: str) -> int:
+        return ITEM_BYTES[code] * math.prod(self.shape)
+
+
+def export_hf(
+    source: Path,
+    output: Path,
+    *,
+    dtype: str = "fp32",
+    check: bool = True,
+    report: Report | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> dict[str, Any]:
+    """Export the checkpoint `source` as the Hugging Face folder `output`. `dtype` is fp32, bf16 or fp16. With `check`
+    the logits of both models are compared. `report` is called with bytes done and in all. `shard_bytes` limits the size
+    of a file with several tensors. Return the facts that the command prints, such as the largest difference.
+    """
+    reader = CheckpointReader(resolve_checkpoint(source))
+    settings, (torch_type, code) = reader.checked_model(), parse_dtype(dtype)
+    family, tokenizer = hf_family(settings), reader.read_file("tokenizer.json")
+    special = Tokenizer.from_bytes(tokenizer).special
+    targets = [target for mapping in weight_mappings(settings, family) for target in _hf_tensors(mapping)]
+    files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
+    files["config.json"] = json_bytes(hf_config(settings, special, str(torch_type).removeprefix("torch.")))
+    if settings.shape.causal:
+        files["generation_config.json"] = json_bytes({
+            "bos_token_id": special.get("eod"), "eos_token_id": special.get("eod"), "pad_token_id": special.get("pad")
+        })  # fmt: skip
+    facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
+    with new_folder(output) as folder:
+        facts["num_files"] = _write_weights(folder, reader, targets, torch_type, code, shard_bytes, report)
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        if check:
+            facts |= compare_scores(folder, settings, lambda name: reader.read(f"model.{name}"), exact=dtype == "fp32")
+    return facts
+
+
+def _hf_tensors(mapping: WeightMapping) -> Iterator[HFTensor]:
+    row = 0
+    for name, rows in mapping.hf_tensors:
+        yield HFTensor(name, mapping.hf_shape(rows), mapping, row)
+        row += rows
+
+
+def _write_weights(
+    folder: Path, reader: CheckpointReader, targets: Sequence[HFTensor], dtype: torch.dtype, code: str,
+    shard_bytes: int, report: Report | None,
+) -> int:  # fmt: skip
+    """Write the tensors `targets` of a checkpoint into one safetensors file, or into several and an index if they
+    exceed `shard_bytes`. `dtype` is their new type and `code` its safetensors name. Return the number of files.
+    """
+    shards: list[list[HFTensor]] = [[]]
+    for target in targets:
+        size = sum(t.num_bytes(code) for t in shards[-1])
+        if shards[-1] and size + target.num_bytes(code) > shard_bytes:
+            shards.append([])
+        shards[-1].append(target)
+    total, done = sum(target.num_bytes(code) for target in targets), 0
+    names = ["model.safetensors"]
+    if len(shards) > 1:
+        names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+        places = {target.name: name for name, shard in zip(names, shards, strict=True) for target in shard}
+        (folder / "model.safetensors.index.json").write_bytes(
+            json_bytes({"metadata": {"total_size": total}, "weight_map": places})
+        )
+    for name, shard in zip(names, shards, strict=True):
+        specs = [tensor_spec(target.name, code, target.shape) for target in shard]
+        parts = (tensor_bytes(part.to(dtype)) for target in shard for part in _read_parts(reader, target))
+        write_tensors(folder / name, specs, report_progress(parts, total, report, done))
+        done += sum(target.num_bytes(code) for target in shard)
+    return len(shards)
+
+
+def _read_parts(reader: CheckpointReader, target: HFTensor) -> Iterator[Tensor]:
+    """Yield the rows of an exported tensor in order, as parts of bounded size."""
+    name, shape = f"model.{target.mapping.name}", target.shape
+    for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
+        if target.mapping.transposed:
+            yield reader.read(name, (0, rows.start), (shape[1], len(rows))).T
+        else:
+            yield reader.read(name, (target.first_row + rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:]))
+
+
+def compare_scores(
+    folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool
+) -> dict[str, Any]:
+    """Compare the logits of random tokens: of lmtrain's model with the weights that `source` returns by name, of
+    lmtrain's model with the exported folder's, and of transformers' model, if it is installed and memory suffices.
+    Raise CheckpointError if they differ by more than rounding, or with `exact` if the first two differ. Return the
+    facts that the command prints.
+    """
+    batch = random_batch(settings)
+    expected = model_scores(settings, source, batch)
+    exported = model_scores(settings, HFFolder(folder).weight_reader(settings), batch)
+    rounding = largest_difference(expected, exported)
+    if exact and rounding:
+        raise CheckpointError(f"{folder} does not hold the source's weights: logits differ by {rounding:g}. Try again.")
+    facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
+    # transformers loads models whole: this one has to have room in half of the memory
+    fits = 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    answer = transformers_scores(folder, settings, batch) if fits else None
+    if answer is None:
+        return facts | {"compared_with": "lmtrain"}
+    version, scores = answer
+    difference = largest_difference(exported, scores)
+    allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in exported))
+    if not difference <= allowed:
+        raise CheckpointError(
+            f"transformers {version} computes logits that differ by {difference:g}, and at most {allowed:g} is "
+            "rounding. The export is not kept; please report this with the model's settings."
+        )
+    return facts | {
+        "compared_with": f"transformers {version}", "largest_difference": largest_difference(expected, scores)
+    }  # fmt: skip
+
+
+def random_batch(settings: ModelSettings) -> Batch:
+    """Return a batch of two rows of random tokens, longer than the model's sliding window if possible. For an encoder
+    the rows are sentence pairs, and the second is padded.
+    """
+    shape = settings.shape
+    length = min(shape.seq_len, max(_LENGTH, min(2 * (shape.window or 0), _LONGEST)))
+    tokens = torch.randint(shape.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+    if shape.causal:
+        return Batch(tokens, tokens)
+    at = torch.arange(length)
+    ends = torch.tensor([[length], [-(-3 * length // 4)]])
+    return Batch(tokens, tokens, segments_BT=(at >= length // 3).long().expand(2, -1), not_padding_BT=at < ends)
+
+
+@torch.no_grad()
+def model_scores(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
+    """Return the fp32 logits of lmtrain's model: [tokens without padding, vocabulary], and those of a pair head if it
+    has one. `weight` returns a weight, without rows of padding, by its name; one layer at a time is in memory.
+    """
+    with torch.device("meta"):
+        model = cast(Stack, settings.build()).eval()
+    first = {tie.second: tie.first for tie in settings.ties()}
+
+    def run(path: str, *inputs: Any) -> Tensor:
+        part = model.get_submodule(path).to_empty(device="cpu")
+        for name, parameter in part.named_parameters(prefix=path):
+            value = weight(first.get(name, name))
+            parameter.zero_()[: len(value)] = value
+        result: Tensor = part(*inputs)
+        part.to_empty(device="meta")
+        return result
+
+    x_BTD, context = run("embedding", batch), model.block_context(batch)
+    for layer in model.blocks:
+        x_BTD = run(f"blocks.{layer}", x_BTD, context)
+    if model.norm is not None:
+        x_BTD = run("norm", x_BTD)
+    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.not_padding_BT is None else batch.not_padding_BT
+    result = [run("head", x_BTD[real])[:, : settings.shape.vocab_size]]
+    pair: nn.Module | None = getattr(model, "pair", None)
+    return result if pair is None else [*result, run("pair", x_BTD)]
+
+
+def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(left, right, strict=True))
+
+
+@torch.no_grad()
+def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> tuple[str, list[Tensor]] | None:
+    """Return (version of transformers, logits of the model that it loads from the folder), with logits as
+    `model_scores` returns them. Return None if transformers is not installed.
+    """
+    try:
+        import transformers  # because: optional
+    except ImportError:
+        return None
+    encoder = isinstance(settings, BertSettings)
+    masked = isinstance(settings, BertSettings) and not settings.pair_head
+    name = "AutoModelForMaskedLM" if masked else "AutoModelForPreTraining" if encoder else "AutoModelForCausalLM"
+    bars, logger = transformers.utils.logging, transformers.utils.logging.get_logger("transformers")
+    bars_before, level_before = bars.is_progress_bar_enabled(), logger.level
+    bars.disable_progress_bar()
+    bars.set_verbosity_error()
+    try:
+        model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model = model.float().eval()
+        inputs = {"input_ids": batch.tokens_BT}
+        if encoder:
+            inputs |= {"attention_mask": batch.not_padding_BT.long(), "token_type_ids": batch.segments_BT}
+        output = model(**inputs)
+    finally:
+        if bars_before:
+            bars.enable_progress_bar()
+        logger.setLevel(level_before)
+    if not encoder:
+        return transformers.__version__, [output.logits.flatten(0, 1)]
+    if masked:
+        return transformers.__version__, [output.logits[batch.not_padding_BT]]
+    return transformers.__version__, [output.prediction_logits[batch.not_padding_BT], output.seq_relationship_logits]
+
+
+class HFWeights:
+    """The weights of a Hugging Face folder, read like those of a checkpoint for an evaluation."""
+    def __init__(self, path: Path) -> None:
+        self._folder = HFFolder(path)
+        self._mappings = {f"model.{mapping.name}": mapping for mapping in self._folder.check_weights()}
+        self.settings = self._folder.settings
+
+    @torch.no_grad()
+    def load_into(self, pieces: list[Piece]) -> None:
+        """Fill the data of the pieces (`Piece.block`, tensors) with the folder's weights, converted to the pieces'
+        types.
+        """
+        for piece in pieces:
+            mapping = self._mappings[piece.name]
+            for first, index, rows in _row_places(mapping, range(piece.offset[0], piece.offset[0] + len(piece.block))):
+                part = self._folder.read_part(mapping, index, rows)
+                if part.ndim > 1:
+                    part = part[:, piece.offset[1] : piece.offset[1] + piece.block.shape[1]]
+                at = first - piece.offset[0]
+                piece.block[at : at + len(rows)].copy_(part)
+
+
+def _row_places(mapping: WeightMapping, rows: range) -> list[tuple[int, int, range]]:
+    """Return where `rows` of an lmtrain weight lie in Hugging Face tensors, in parts of bounded size: (first row of the
+    part in the weight, index of the tensor in `mapping.hf_tensors`, rows within that tensor).
+    """
+    places, first_row = [], 0
+    for index, (_, num_rows) in enumerate(mapping.hf_tensors):
+        start, stop = max(rows.start - first_row, 0), min(rows.stop - first_row, num_rows)
+        for part in row_ranges(max(stop - start, 0), 4 * math.prod(mapping.shape[1:])):
+            places.append((first_row + start + part.start, index, range(start + part.start, start + part.stop)))
+        first_row += num_rows
+    return places
+
+
+def import_hf(
+    folder: Path,
+    output: Path,
+    *,
+    tokenizer: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Import the Hugging Face folder `folder` as the checkpoint step_00000000 in `output`. `tokenizer` is a path, by
+    default that of the folder. `overrides` are settings; only dropout can be set. `report` is called with bytes done
+    and in all. Return the facts that the command prints.
+    """
+    unknown_overrides = (overrides or {}).keys() - {"dropout"}
+    if unknown_overrides:
+        raise UsageError(
+            f"--set {min(unknown_overrides)}: config.json sets it already. With --from hf only dropout can be set."
+        )
+    source = HFFolder(folder, (overrides or {}).get("dropout"))
+    loaded_tokenizer = load_tokenizer(tokenizer or folder)
+    mappings = {mapping.name: mapping for mapping in source.check_weights()}
+
+    def parts(name: str) -> Iterator[Tensor]:
+        mapping = mappings[name]
+        return (
+            source.read_part(mapping, index, rows) for _, index, rows in _row_places(mapping, range(mapping.shape[0]))
+        )
+
+    origin = {"format": "huggingface", "model_type": source.family}
+    return save_imported(output, source.settings, parts, loaded_tokenizer, origin, report=report)

@@ -1,0 +1,217 @@
+"""Convert between Megatron-LM's arguments and our model settings. Torch-free; called by the Megatron import and export.
+
+Sizes are taken from the weights where these show them; the arguments give the rest. A model that lmtrain does not
+compute, or that Megatron-LM does not, is refused with everything that stands in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmtrain.config.settings_base import show
+from lmtrain.errors import CheckpointError, shorten
+from lmtrain.exchange.imported_settings import build_imported_settings
+from lmtrain.exchange.torch_files.safe_pickle import CallRecord, Global
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings, round_up
+
+GetArgument = Callable[..., Any]  # (name, default=None) -> the value of Megatron-LM's argument
+DIVISIBLE_BY = 128
+# Arguments that change what is computed, and the values with which (as without the argument) our models compute it.
+_REQUIRED_ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "apply_residual_connection_post_layernorm": (False,), "apply_layernorm_1p": (False,), "qk_layernorm": (False,),
+    "layernorm_zero_centered_gamma": (False,), "num_experts": (None, 0), "multi_latent_attention": (False,),
+    "squared_relu": (False,), "quick_geglu": (False,), "rotary_percent": (1, 1.0), "rotary_interleaved": (False,),
+    "use_rope_scaling": (False,), "rotary_seq_len_interpolation_factor": (None, 1), "mtp_num_layers": (None, 0),
+    "attention_output_gate": (False,), "softmax_type": ("vanilla",), "window_attn_skip_freq": (None,),
+    "no_rope_freq": (None,), "use_mup": (False,), "glu_linear_offset": (0, 0.0), "softmax_scale": (None,),
+    "activation_func_clamp_value": (None,), "experimental_attention_variant": (None,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """The facts about a model that its weights themselves show."""
+
+    num_layers: int
+    width: int
+    ffn_width: int
+    num_positions: int | None  # None if no position embedding is learned
+    is_encoder: bool
+    has_bias: bool  # whether linear layers have biases
+    norm_has_bias: bool
+    has_output: bool  # whether it has an output matrix besides the embedding
+    has_pair: bool  # whether it has a sentence-pair head
+
+
+def argument_getter(args: CallRecord) -> GetArgument:
+    """Return a function that returns a Megatron-LM argument by its name, or a default. Its results are numbers,
+    booleans, short texts, None and pairs of these; any other value becomes a text such as "<dict>".
+
+    because: what a pickle nests may take forever to compare or to write into a message
+    """
+
+    def get(name: str, default: Any = None) -> Any:
+        value = args.get(name, default)
+        if isinstance(value, (tuple, list)) and not isinstance(value, Global) and len(value) == 2:
+            return tuple(map(_plain_value, value))
+        return _plain_value(value)
+
+    return get
+
+
+def _plain_value(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return shorten(value) if isinstance(value, str) else f"<{type(value).__name__}>"
+
+
+def settings_from_arguments(
+    get_argument: GetArgument | None, facts: WeightFacts, vocab_size: int, overrides: Mapping[str, object],
+    where: object,
+) -> ModelSettings:
+    """Return lmtrain's settings of a Megatron-LM model. `get_argument` returns its arguments by name, and is None if a
+    checkpoint (of 2019) has none. `facts` come from its weights, `overrides` are settings that the user gives, `where`
+    is the folder. Raise CheckpointError for a model that lmtrain does not compute.
+    """
+    argument: GetArgument = get_argument or (lambda name, default=None: default)
+    problems = [
+        f"--{name.replace('_', '-')} {show(value)} would have to be {show(allowed[0])}"
+        for name, allowed in _REQUIRED_ARGUMENTS.items()
+        if (value := argument(name, allowed[0])) not in allowed
+    ]
+    values: dict[str, Any] = {
+        "num_layers": facts.num_layers, "width": facts.width, "num_heads": argument("num_attention_heads"),
+        "ffn_width": facts.ffn_width, "vocab_size": vocab_size, "dropout": argument("hidden_dropout", 0.0),
+        "seq_len": facts.num_positions or argument("max_position_embeddings") or argument("seq_length"),
+        "norm_eps": argument("layernorm_epsilon") or argument("norm_epsilon") or 1e-5,
+        "init_std": argument("init_method_std", 0.02),
+    }  # fmt: skip
+    # because: the fused kernel of bias and gelu, its default, computes gelu by tanh
+    by_tanh = (argument("bias_gelu_fusion", True) and facts.has_bias) or argument("openai_gelu", False)
+    if facts.is_encoder:
+        values |= {"kind": "bert", "norm_order": "pre", "pair_head": facts.has_pair}
+        # because: its head computes the exact gelu even where the fused kernel of its blocks does not
+        values |= {"activation": "gelu_tanh" if argument("bias_gelu_fusion") else "gelu", "head_activation": "gelu"}
+        problems += [
+            f"--{name} would have to be left out"
+            for name in ("swiglu", "openai-gelu")
+            if argument(name.replace("-", "_"))
+        ]
+    else:
+        window, rotary = argument("window_size"), facts.num_positions is None
+        is_pair = isinstance(window, (list, tuple)) and len(window) == 2 and all(type(n) is int for n in window)
+        if window is not None and not (is_pair and window[1] in (0, -1)):
+            problems.append("--window-size would have to be (tokens back, 0)")
+            window = None
+        if not facts.has_bias and argument("add_qkv_bias", False):
+            problems.append("--add-qkv-bias would have to go with biases in all linears")
+        is_layernorm = facts.norm_has_bias or str(argument("normalization", "LayerNorm")) == "LayerNorm"
+        values |= {
+            "kind": "gpt", "head_width": argument("kv_channels"), "positions": "rotary" if rotary else "learned",
+            "num_kv_heads": argument("num_query_groups") if argument("group_query_attention", False) else None,
+            "bias": facts.has_bias,
+            "norm": "layernorm" if is_layernorm else "rmsnorm",
+            "activation": "swiglu" if argument("swiglu", False) else "gelu_tanh" if by_tanh else "gelu",
+            "tied": not argument("untie_embeddings_and_output_weights", False)
+            and not (get_argument is None and facts.has_output),
+            "window": None if window is None or window[0] < 0 else window[0] + 1,
+        }  # fmt: skip
+        values |= {"rotary_base": argument("rotary_base", 10000)} if rotary else {}
+    hidden, attention = values["dropout"], argument("attention_dropout", values["dropout"])
+    if hidden != attention and "dropout" not in overrides:
+        problems.append(
+            f"--attention-dropout {show(attention)} would have to be --hidden-dropout {show(hidden)}, as lmtrain has "
+            "one dropout for both; choose it with --set dropout=SHARE"
+        )
+    if problems:
+        raise CheckpointError(
+            f"{where} holds a model that lmtrain does not compute: {'; '.join(problems)}. "
+            "Choose a model with such arguments: an import must compute exactly the same."
+        )
+    values |= overrides
+    if values["num_heads"] is None:
+        raise CheckpointError(
+            f"{where} does not give the number of heads, as files of 2019 do not. Set it: --set num_heads=16."
+        )
+    if facts.is_encoder and argument("bias_gelu_fusion") is None and "activation" not in overrides:
+        raise CheckpointError(
+            f"{where} does not give its kind of gelu, as files before --bias-gelu-fusion do not. "
+            "Set it: --set activation=gelu or --set activation=gelu_tanh."
+        )
+    return build_imported_settings(values, where, "Check the file, or --set.")
+
+
+def padded_rows(vocab_size: int, tp: int) -> int:
+    return round_up(vocab_size, DIVISIBLE_BY * tp)
+
+
+def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, Any]:
+    """Return the arguments, by name, that Megatron-LM reads from a checkpoint, for a model at `tp` x `pp` ranks with
+    weights of the type `dtype` (fp32, bf16 or fp16). Raise CheckpointError if Megatron-LM does not compute the model.
+    """
+    assert isinstance(settings, (GPTSettings, BertSettings))
+    _check_exportable(settings, tp, pp)
+    shape, causal = settings.shape, settings.shape.causal
+    gpt = settings if isinstance(settings, GPTSettings) else None
+    rotary = gpt is not None and gpt.positions == "rotary"
+    bias = gpt is None or gpt.bias
+    return {
+        "num_layers": shape.num_layers, "hidden_size": shape.width, "ffn_hidden_size": shape.ffn_width,
+        "num_attention_heads": shape.num_heads, "kv_channels": shape.head_width,
+        "group_query_attention": shape.num_kv_heads < shape.num_heads, "num_query_groups": shape.num_kv_heads,
+        "seq_length": shape.seq_len, "max_position_embeddings": shape.seq_len,
+        "position_embedding_type": "rope" if rotary else "learned_absolute", "add_position_embedding": not rotary,
+        "use_rotary_position_embeddings": rotary, "rotary_base": int(gpt.rotary_base) if gpt else 10000,
+        "rotary_percent": 1.0, "rotary_interleaved": False, "add_bias_linear": bias, "add_qkv_bias": bias,
+        "swiglu": shape.gated, "squared_relu": False,
+        "bias_gelu_fusion": settings.activation == "gelu_tanh",
+        "normalization": "RMSNorm" if gpt and gpt.norm == "rmsnorm" else "LayerNorm", "apply_layernorm_1p": False,
+        "layernorm_epsilon": settings.norm_eps, "norm_epsilon": settings.norm_eps, "qk_layernorm": False,
+        "untie_embeddings_and_output_weights": gpt is not None and not gpt.tied,
+        "window_size": None if shape.window is None else (shape.window - 1, 0),
+        "apply_query_key_layer_scaling": False, "hidden_dropout": settings.dropout,
+        "attention_dropout": settings.dropout, "init_method_std": settings.init_std, "num_experts": None,
+        "vocab_size": shape.vocab_size, "padded_vocab_size": padded_rows(shape.vocab_size, tp),
+        "make_vocab_size_divisible_by": DIVISIBLE_BY, "bert_binary_head": not causal,
+        "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp,
+        "virtual_pipeline_model_parallel_size": None, "expert_model_parallel_size": 1, "ckpt_format": "torch",
+        "bf16": dtype == "bf16", "fp16": dtype == "fp16", "tokenizer_type": "HuggingFaceTokenizer",
+    }  # fmt: skip
+
+
+def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
+    shape = settings.shape
+    if isinstance(settings, BertSettings):
+        rules = [
+            (settings.norm_order != "post", "model.norm_order=post would have to be pre"),
+            # because: without its second head its BERT has no segments either
+            (settings.pair_head, "model.pair_head=false would have to be true"),
+            (settings.head_activation == "gelu", "model.head_activation=gelu_tanh would have to be gelu"),
+        ]
+    else:
+        is_integer_base = settings.rotary_base == int(settings.rotary_base)
+        bias, by_tanh, layernorm = settings.bias, settings.activation == "gelu_tanh", settings.norm == "layernorm"
+        rules = [
+            (not settings.parallel_block, "model.parallel_block=true would have to be false"),
+            (bias or not by_tanh, "model.bias=false would have to be true, or model.activation gelu or swiglu"),
+            (is_integer_base, f"model.rotary_base={settings.rotary_base} would have to be a whole number"),
+            (bias or not layernorm, "model.bias=false would have to be true, since its LayerNorm has a bias"),
+        ]
+    rules += [
+        (value % count == 0, f"{axis}={count} does not divide model.{name}={value}")
+        for axis, count, name, value in (
+            ("tp", tp, "num_kv_heads", shape.num_kv_heads),
+            ("tp", tp, "ffn_width", shape.ffn_width),
+            ("pp", pp, "num_layers", shape.num_layers),
+        )
+    ]
+    problems = [text for holds, text in rules if not holds]
+    if problems:
+        raise CheckpointError(
+            f"Megatron-LM does not compute this model: {'; '.join(problems)}. Choose a tp and pp that divide it, or "
+            "another model."
+        )

@@ -1,0 +1,302 @@
+"""Export a checkpoint in Megatron-LM's format, and import a Megatron-LM checkpoint. One tensor is in memory at a time.
+
+Called by `lmtrain reshard --to megatron` and `--from megatron`. An export has a file for each tensor- and
+pipeline-parallel rank, in Megatron Core's names and layout: weights only, as a `release`, from which Megatron-LM starts
+without an optimizer. An import takes its settings from the arguments and weights of the checkpoint. Of its optimizer
+only the fp32 weights are read, where a distributed checkpoint names them: with its moments alone no run of ours could
+go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
+from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.errors import CheckpointError, UsageError, join_few
+from lmtrain.exchange.megatron.checkpoint_args import (
+    WeightFacts,
+    argument_getter,
+    megatron_arguments,
+    padded_rows,
+    settings_from_arguments,
+)
+from lmtrain.exchange.megatron.checkpoint_folder import (
+    RANK_FILE,
+    TRACKER,
+    MegatronCheckpoint,
+    WeightPart,
+    open_megatron,
+)
+from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
+from lmtrain.exchange.torch_files.writer import Namespace, TensorToWrite, write_torch_file
+from lmtrain.exchange.write_by_parts import Report, load_tokenizer, parse_dtype, save_imported, tensor_bytes
+from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.placements import Placement, parameter_names_of_stages, place_parameters, stages_of_rank
+from lmtrain.runtime.files.safe_files import new_folder
+from lmtrain.spec import Cut, Split
+
+_VERSION = 3.0  # of the layout: query, key and value of a group lie together
+_RELEASE = "release"
+_POSITIONS = "embedding.position.weight"
+_NO_OPTIMIZER = (
+    "not imported: a run goes on from its data's order, schedule and loss scale as well, which are not taken from "
+    "Megatron-LM. Begin a new run with checkpoint.init_from"
+)
+
+
+def export_megatron(
+    source: Path,
+    output: Path,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dtype: str = "fp32",
+    transformer_engine: bool = True,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks. `dtype` is fp32, bf16 or
+    fp16. Weights have the names that Megatron-LM gives them with Transformer Engine, or without it if
+    `transformer_engine` is False. `report` is called with bytes done and in all. Return the facts that the command
+    prints.
+    """
+    if min(tp, pp) < 1:
+        raise UsageError(f"tp={tp}, pp={pp} is not a layout. Use numbers from 1.")
+    reader = CheckpointReader(resolve_checkpoint(source))
+    settings = reader.checked_model()
+    kind, code = parse_dtype(dtype)
+    args = megatron_arguments(settings, tp, pp, dtype)
+    args["transformer_impl"] = "transformer_engine" if transformer_engine else "local"
+    export = _Export(reader, settings, ParallelSettings(tp=tp, pp=pp), kind, code, transformer_engine, report)
+    with new_folder(output) as folder:
+        for pipeline in range(pp):
+            for tensor in range(tp):
+                name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if pp > 1 else "")
+                (folder / _RELEASE / name).mkdir(parents=True)
+                write_torch_file(folder / _RELEASE / name / RANK_FILE, {
+                    "args": Namespace(args), "checkpoint_version": _VERSION, "iteration": reader.step,
+                    "model": export.model(tensor, pipeline),
+                })  # fmt: skip
+        (folder / TRACKER).write_text(_RELEASE)
+        if "tokenizer.json" in reader.manifest.files:
+            (folder / "tokenizer.json").write_bytes(reader.read_file("tokenizer.json"))
+    return {"from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp}
+
+
+class _Export:
+    """An export that is being written. Each rank gets what it would hold in a run of ours at this layout, with the
+    vocabulary padded as Megatron-LM pads it.
+    """
+
+    def __init__(
+        self, reader: CheckpointReader, settings: ModelSettings, parallel: ParallelSettings, dtype: torch.dtype,
+        code: str, engine: bool, report: Report | None,
+    ) -> None:  # fmt: skip
+        self.reader, self.settings, self.parallel = reader, settings, parallel
+        self.dtype, self.code, self.engine, self.report = dtype, code, engine, report
+        cuts, padded = settings.cuts(), padded_rows(settings.shape.vocab_size, parallel.tp)
+        shapes = {
+            name: (padded, *shape[1:]) if cuts[name].split is Split.VOCAB else shape
+            for name, shape in settings.weights().items()
+        }
+        layout, vocab = parallel.layout, settings.shape.vocab_size
+        self.places = [
+            place_parameters(shapes, cuts, layout, layout.coordinate(tensor), vocab) for tensor in range(parallel.tp)
+        ]
+        self.done = 0
+        self.total = parallel.tp * sum(
+            saved.num_bytes for stage in range(parallel.pp) for saved in self.model(0, stage).values()
+        )
+
+    def model(self, tensor: int, pipeline: int) -> dict[str, TensorToWrite]:
+        (stage,), causal = stages_of_rank(self.settings, self.parallel, pipeline), self.settings.shape.causal
+        result, copies = {}, {}
+        for name in parameter_names_of_stages(self.settings, [stage]):
+            saved = self._tensor_to_write(self.places[tensor][name])
+            if name.startswith("embedding.") and not stage.first:
+                copies["output_layer.weight"] = saved  # because: a tied model's last stage has it by this name
+            else:
+                result[megatron_core_name(name, stage.layers.start, causal=causal, engine=self.engine)] = saved
+        return result | copies
+
+    def _tensor_to_write(self, place: Placement) -> TensorToWrite:
+        def parts() -> Iterator[memoryview]:
+            part = self._read_part(place)
+            yield tensor_bytes(part)
+            self.done += part.numel() * ITEM_BYTES[self.code]
+            if self.report is not None:
+                self.report(self.done, self.total)
+
+        return TensorToWrite(self.code, place.part_shape, parts)
+
+    def _read_part(self, place: Placement) -> Tensor:
+        """Return a tensor-parallel rank's part of a weight, with the rows in Megatron-LM's order. `place` says which
+        weight it is and which rows and columns the rank holds.
+        """
+        part = torch.zeros(place.part_shape, dtype=self.dtype)
+        for region in place.regions:
+            part[region.local] = self.reader.read(f"model.{place.name}", region.offset, region.shape)
+        if ".attention.qkv." not in place.name:
+            return part
+        model, sections = self.settings.shape, torch.split(part, [region.shape[0] for region in place.regions])
+        return fuse_qkv(sections, model.num_heads // model.num_kv_heads, model.head_width)
+
+
+def import_megatron(
+    folder: Path,
+    output: Path,
+    *,
+    tokenizer: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Import the Megatron-LM folder `folder` as a checkpoint of the same step in `output`. `tokenizer` is a path, by
+    default the folder's tokenizer.json. `overrides` are settings that the folder does not contain. `report` is called
+    with bytes done and in all. Return the facts that the command prints.
+    """
+    if tokenizer is None and not (folder / "tokenizer.json").is_file():
+        raise UsageError(f"{folder} holds no tokenizer.json. Give the model's tokenizer with --tokenizer PATH.")
+    loaded_tokenizer = load_tokenizer(tokenizer or folder / "tokenizer.json")
+    source = open_megatron(folder)
+    facts = _weight_facts(source)
+    get = argument_getter(source.args) if source.args is not None else None
+    claimed_vocab = get("vocab_size") if get is not None else None
+    vocab_size = claimed_vocab if type(claimed_vocab) is int else loaded_tokenizer.vocab_size
+    settings = settings_from_arguments(get, facts, vocab_size, dict(overrides or {}), source.path)
+    if settings.shape.num_layers != facts.num_layers or settings.num_parameters > source.num_bytes:
+        # because: the weights of a model are listed by name before they are looked for
+        raise CheckpointError(
+            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, and its settings describe a "
+            f"model of {settings.shape.num_layers} layers and {settings.num_parameters} parameters. Get the folder "
+            "again, or check --set."
+        )
+    weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
+    _check_weights(source, settings, weights)
+    masters = _complete_masters(source, settings)
+
+    def parts(name: str) -> Iterator[Tensor]:
+        if name in masters:
+            yield _join_parts(name, masters[name], len(masters[name]) == 2, settings, source.version)
+        else:
+            yield _join_parts(name, weights[name], name in source.halves, settings, source.version)
+
+    origin = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
+    return save_imported(output, settings, parts, loaded_tokenizer, origin, step=source.iteration, report=report) | (
+        {"optimizer": _NO_OPTIMIZER} if source.has_optimizer else {}
+    )
+
+
+def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:
+    weights = source.weights
+    token, down = _matrix_parts(source, "embedding.token.weight"), _matrix_parts(source, "blocks.0.mlp.down.weight")
+    return WeightFacts(
+        num_layers=len({int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}),
+        width=token[0].shape[1],
+        ffn_width=sum(part.shape[1] for part in down),
+        num_positions=_matrix_parts(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None,
+        is_encoder="head.dense.weight" in weights,
+        has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
+        norm_has_bias="norm.bias" in weights,
+        has_output="head.weight" in weights,
+        has_pair="pair.scores.weight" in weights,
+    )
+
+
+def _matrix_parts(source: MegatronCheckpoint, name: str) -> list[WeightPart]:
+    parts = source.weights.get(name)
+    if not parts or any(len(part.shape) != 2 for part in parts):
+        raise CheckpointError(f"{source.path} lacks the matrix {name}, which all models have. Give a whole checkpoint.")
+    return parts
+
+
+def _check_weights(
+    source: MegatronCheckpoint, settings: ModelSettings, weights: Mapping[str, list[WeightPart]]
+) -> None:
+    """Raise CheckpointError unless `weights`, by lmtrain's names, are all weights of the model and no others, in parts
+    whose shapes join to the shapes in its settings.
+    """
+    problems, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
+    for name, shape in shapes.items():
+        parts = weights.get(name)
+        if parts is None:
+            problems.append(f"{name} is missing")
+        elif not _has_joined_shape(parts, shape, cuts[name], by_half=name in source.halves):
+            problems.append(
+                f"{name} has {len(parts)} parts of shape {list(parts[0].shape)}, which do not join to {list(shape)}"
+            )
+        elif len(cuts[name].sections) > 1 and not _holds_whole_sections(name, parts, settings, source):
+            problems.append(f"{name} cannot be split as version {source.version:g} orders the rows of each rank")
+    problems += [f"{name} is not a weight of the model" for name in weights.keys() - shapes.keys()]
+    if problems:
+        raise CheckpointError(
+            f"{source.path} does not hold the model of its arguments: {join_few(sorted(problems), '; ')}. "
+            "If it has other settings, give them with --set KEY=VALUE."
+        )
+
+
+def _has_joined_shape(parts: list[WeightPart], shape: Shape, placement: Cut, *, by_half: bool) -> bool:
+    axis = 1 if placement.split is Split.ROW else 0
+    joined = list(parts[0].shape)
+    if len(joined) != len(shape) or any(part.shape != parts[0].shape for part in parts):
+        return False
+    if by_half or placement.split is not Split.NONE:
+        joined[axis] = sum(part.shape[axis] for part in parts)
+    if placement.split is Split.VOCAB:
+        return joined[0] >= shape[0] and joined[1:] == list(shape[1:])
+    return joined == list(shape)
+
+
+def _holds_whole_sections(
+    name: str, parts: list[WeightPart], settings: ModelSettings, source: MegatronCheckpoint
+) -> bool:
+    """Return whether every rank's rows of the fused weight `name` can be split into queries, keys and values, or into
+    gate and up projection.
+    """
+    rows, shape = parts[0].shape[0], settings.shape
+    if ".attention.qkv." not in name:
+        return name in source.halves or rows % 2 == 0
+    return source.version >= 2 or (shape.num_kv_heads == shape.num_heads and rows % (3 * shape.head_width) == 0)
+
+
+def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
+    """Return a whole weight, joined from its parts, with the rows in lmtrain's order. The parts are those of the ranks,
+    or with `by_half` the gate and the up projection. `version` is the checkpoint's version, which decides the order of
+    its rows.
+    """
+    placement, shape = settings.cuts()[name], settings.shape
+    if placement.split is Split.NONE:
+        return parts[0].read()
+    tensors = [part.read() for part in parts]
+    if placement.split is Split.ROW:
+        return torch.cat(tensors, 1)
+    if placement.split is Split.VOCAB:
+        return torch.cat(tensors)[: shape.vocab_size]
+    if ".attention.qkv." in name:
+        # because: with more ranks than keys a group lies across ranks, so the newer layout is joined before it is split
+        tensors = [torch.cat(tensors)] if version >= 2 else tensors
+        queries = shape.num_heads // shape.num_kv_heads
+        sections = zip(*(split_qkv(rows, version, queries, shape.head_width) for rows in tensors), strict=True)
+        return torch.cat([section for ranks in sections for section in ranks])
+    if len(placement.sections) > 1 and not by_half:
+        return torch.cat([half for halves in zip(*(t.chunk(2) for t in tensors), strict=True) for half in halves])
+    return torch.cat(tensors)
+
+
+def _complete_masters(source: MegatronCheckpoint, settings: ModelSettings) -> dict[str, list[WeightPart]]:
+    """Return the fp32 weights that the checkpoint's optimizer holds, by name, or an empty dict unless all weights of
+    the model are among them.
+    """
+    shapes, cuts = unpadded_shapes(settings), settings.cuts()
+    is_complete = all(
+        (parts := source.masters.get(name)) is not None
+        and _has_joined_shape(parts, shape, cuts[name], by_half=len(parts) == 2)
+        for name, shape in shapes.items()
+    )
+    return source.masters if is_complete else {}

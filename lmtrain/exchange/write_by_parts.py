@@ -1,0 +1,129 @@
+"""Write tensors part by part, so that no model is ever in memory as a whole, and save imported weights as a checkpoint.
+
+Called by the exchanges with Hugging Face and Megatron-LM. A checkpoint made of another program's weights can be
+evaluated, generated from, resharded and exported, and a new run can begin from it. It says where they come from and has
+no run's settings, so there is no run to go on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header
+from lmtrain.checkpoint.disk.tensor_boxes import full_box
+from lmtrain.checkpoint.find_and_prune import latest_checkpoint
+from lmtrain.checkpoint.save.commit import save_checkpoint
+from lmtrain.errors import CheckpointError, MissingInputError, OutputError, UsageError
+from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
+from lmtrain.tokenizer.base import Tokenizer
+
+PART_BYTES = 64 << 20  # of a tensor in memory at once
+Report = Callable[[int, int], None]  # bytes done, bytes in all
+DTYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp16": (torch.float16, "F16")}
+
+
+def parse_dtype(word: str) -> tuple[torch.dtype, str]:
+    if word not in DTYPES:
+        raise UsageError(f"--dtype={word} is not a type to write. Use {', '.join(DTYPES)}.")
+    return DTYPES[word]
+
+
+def row_ranges(num_rows: int, row_bytes: int) -> Iterator[range]:
+    """Yield ranges of row numbers that together are the `num_rows` rows of a tensor, in order. A range has as many rows
+    of `row_bytes` bytes as fit into PART_BYTES.
+    """
+    step = max(1, PART_BYTES // max(1, row_bytes))
+    for start in range(0, num_rows, step):
+        yield range(start, min(start + step, num_rows))
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def tensor_spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:
+    return PieceSpec(name, code, shape, full_box(shape))
+
+
+def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview]) -> None:
+    """Write a new safetensors file. `specs` describe its tensors, and `parts` are the tensors' bytes in the same order.
+    """
+    with open(path, "xb") as file:
+        file.write(encode_header(specs))
+        file.writelines(parts)
+
+
+def report_progress(
+    parts: Iterable[memoryview], total: int, report: Report | None, done: int = 0
+) -> Iterator[memoryview]:
+    """Yield the parts unchanged. After each part call `report` with the number of bytes that were yielded, in addition
+    to `done`, and with `total`.
+    """
+    for part in parts:
+        yield part
+        done += len(part)
+        if report is not None:
+            report(done, total)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.load(path)
+    except MissingInputError as error:
+        raise MissingInputError(f"{error} Give the model's with --tokenizer PATH.") from error
+
+
+def save_imported(
+    output: Path,
+    settings: ModelSettings,
+    read_parts: Callable[[str], Iterable[Tensor]],
+    tokenizer: Tokenizer,
+    origin: Mapping[str, Any],
+    *,
+    step: int = 0,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Save an imported model as a checkpoint in the folder `output`. `read_parts` returns a weight in parts of some
+    rows, by its name in settings.weights(). `origin` says where the weights come from. Return the facts that the
+    command prints: the checkpoint's path, its numbers of parameters and bytes, and `origin`.
+    """
+    vocab_size = settings.shape.vocab_size
+    if tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(
+            f"The tokenizer has {tokenizer.vocab_size} tokens and the model knows {vocab_size}. Give the tokenizer "
+            "that the model was trained with."
+        )
+    if latest_checkpoint(output) is not None:
+        raise OutputError(f"{output} holds a checkpoint already. Choose a new --output.")
+    specs = [tensor_spec(f"model.{name}", "F32", shape) for name, shape in unpadded_shapes(settings).items()]
+    total = sum(spec.num_bytes for spec in specs)
+
+    def rows() -> Iterator[memoryview]:
+        for spec in specs:
+            expected = spec.num_bytes
+            for part in read_parts(spec.name.split(".", 1)[1]):
+                expected -= 4 * part.numel()
+                yield tensor_bytes(part.to(torch.float32))
+            assert expected == 0, f"{spec.name} came in another size than its settings have"
+
+    state = {
+        "step": step,
+        "samples": 0,
+        "tokens": 0,
+        "seq_len": settings.shape.seq_len,
+        "model": settings.to_dict(),
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "eod_id": tokenizer.eod_id,
+            "vocab_size": tokenizer.vocab_size,
+        },
+        "imported": dict(origin),
+    }
+    data = RankData(specs, report_progress(rows(), total, report))
+    path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()})
+    return {"checkpoint": str(path), "parameters": settings.num_parameters, "bytes": total, **origin}

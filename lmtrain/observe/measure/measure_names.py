@@ -1,0 +1,95 @@
+"""The measures of a run by the names that TensorBoard shows, and the value of each step by one of them.
+
+Called by training as rows are written and when a run resumes, and by code that looks for a run's best checkpoint. The
+text of a step's line is made in screen/metrics_row_text.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_LOWEST, _HIGHEST = -80, 32  # powers of sqrt(2): 2^-40 (1e-12) to 2^16 (65,536)
+_UPWARD = [2 ** (half / 2) for half in range(_LOWEST, _HIGHEST + 1)]
+EDGES = (*(-edge for edge in reversed(_UPWARD)), *_UPWARD)  # values within +-1e-12 share one bucket
+_QUALITY = ("ppl", "accuracy")
+RESERVED_DOMAINS = ("loss", *_QUALITY)  # because: a domain of this name would be ambiguous
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A histogram of the finite elements of a tensor."""
+
+    low: float
+    high: float
+    total: float
+    total_of_squares: float
+    counts: Sequence[int]  # below the first of EDGES, between two neighbours, above the last
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def buckets(self) -> list[tuple[float, float, int]]:
+        """Return (lower edge, upper edge, number of elements) for each bucket from the lowest to the highest that is
+        not empty.
+        """
+        edges = [min(self.low, EDGES[0]), *EDGES, max(self.high, EDGES[-1])]
+        filled = [i for i, count in enumerate(self.counts) if count]
+        return [(edges[i], edges[i + 1], self.counts[i]) for i in range(filled[0], filled[-1] + 1)]
+
+
+def row_measures(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return measure name -> value for a validation or evaluation row of metrics.jsonl. Names are `loss/valid`,
+    `valid/ppl`, `loss/valid/DOMAIN` or `eval/NAME/MEASURE`.
+
+    Rows of other events have none. Values that are not numbers are left out.
+    """
+    measures: dict[str, Any] = {}
+    if row["event"] == "eval":
+        measures = {f"eval/{row.get('name')}/{measure}": value for measure, value in _items(row.get("measures"))}
+    elif row["event"] == "valid":
+        for domain, values in [("", row), *_items(row.get("domains"))]:
+            suffix = f"/{domain}" if domain else ""
+            measures |= {f"loss/valid{suffix}": value for key, value in _items(values) if key == "loss"}
+            quality = {key: value for key, value in _items(values) if "/" in key or key in _QUALITY}
+            measures |= {f"valid{suffix}/{key}": value for key, value in quality.items()}
+    return {name: float(value) for name, value in measures.items() if type(value) in (int, float)}
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
+
+
+def validation_measure_names(terms: Sequence[str], domains: Iterable[str]) -> list[str]:
+    """Return the names of the measures in a validation row, for a model with these loss terms and these domains."""
+    row = dict.fromkeys(["loss", *_QUALITY, *term_measure_names(terms)], 0.0)
+    return list(row_measures({"event": "valid", **row, "domains": dict.fromkeys(domains, row)}))
+
+
+def term_measure_names(terms: Sequence[str]) -> list[str]:
+    """Return the row keys of the terms of a loss (`loss/TERM`) and of the accuracies of all terms but the first
+    (`accuracy/TERM`); empty for a loss of one term.
+    """
+    return [f"loss/{term}" for term in terms if len(terms) > 1] + [f"accuracy/{term}" for term in terms[1:]]
+
+
+def larger_is_better(name: str) -> bool:
+    """Return True if the measure `name` is an accuracy. All other measures are losses or perplexities, of which smaller
+    ones are better.
+    """
+    first, *_, last = words = name.split("/")
+    return "accuracy" in last if first == "eval" else "accuracy" in words
+
+
+def score_by_step(rows: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
+    """Return step -> value of the measure `name`, such as "loss/valid", for all metrics rows that have it. Values are
+    negated if smaller is better, so that the largest value is the best.
+
+    Rows without the measure and NaN values are left out.
+    """
+    sign = 1 if larger_is_better(name) else -1
+    values = {row["step"]: measures[name] for row in rows if name in (measures := row_measures(row))}
+    return {step: sign * value for step, value in values.items() if not math.isnan(value)}

@@ -1,0 +1,41 @@
+"""The names of the files in a run folder, each defined only here. Torch-free.
+
+Imported by every reader and writer. Imports little itself, because each rank's companion process has to start in
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+METRICS = "metrics.jsonl"  # one row per event: metrics_rows.py
+STOP = "stop.json"  # why the newest start ended: run_ends.py
+CONFIG = "config.json"  # the settings of the newest start
+ENVIRONMENT = "environment.json"  # versions and machine of the newest start
+WORKING_DIRECTORY = "folder"  # key of environment.json: the start's working directory, for its relative paths
+TOKENIZER = "tokenizer.json"
+FAILED_STARTS = "starts.json"  # record of the failed starts since the newest checkpoint: train/in_loop/lost_starts.py
+PHASE_TIMES = "phase_times.json"  # the longest time seen per phase, in seconds, for the watchdog of the next start
+LOG = "log.txt"
+CHECKPOINTS, TENSORBOARD, TRACES, HANGS = "checkpoints", "tensorboard", "trace", "hangs"  # folders
+SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # a user creates the file as a request
+
+_STEP = re.compile(r"step_([0-9]{8,18})")
+
+
+def step_folder_name(step: int) -> str:
+    """Return the folder name of a step's checkpoint."""
+    return f"step_{step:08d}"
+
+
+def step_from_name(name: str) -> int | None:
+    """Return the step of a checkpoint folder's name, or None if it is not the name of a checkpoint."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match and step_folder_name(int(match[1])) == name else None
+
+
+def checkpoint_names(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the checkpoints in a folder, oldest first; an empty list if the folder does not exist."""
+    steps = {step_from_name(name): name for name in os.listdir(folder)} if os.path.isdir(folder) else {}
+    return [steps[step] for step in sorted(step for step in steps if step is not None)]

@@ -1,0 +1,174 @@
+"""Readers of a run folder: its files, and whether the run is still running. Torch-free.
+
+Used by every command that shows a run. `see` accepts a folder in any state (running, killed, damaged) and reports which
+parts are missing; the other readers raise on damaged files.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, shorten
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP, WORKING_DIRECTORY
+from lmtrain.runfolder.run_ends import read_stop
+from lmtrain.runfolder.stop_file import DONE
+from lmtrain.runtime.files.safe_files import lock_holder, read_json
+
+_RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
+_MAX_DEPTH = 4  # levels of folders that are searched for runs
+
+
+@contextmanager
+def record_errors(run: Path) -> Iterator[None]:
+    """Context manager that turns errors caused by missing keys or wrong types in a run's files into a DataError that
+    names the run folder.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{run} holds files with content that no run writes ({type(error).__name__}: {error}). "
+            f"Look at its {CONFIG}, {STOP} and {METRICS}; --debug shows where reading failed."
+        ) from error
+
+
+def read_settings(run: Path) -> Any:
+    """Return the settings of the run's newest start, as the start wrote them to config.json."""
+    return read_json(run / CONFIG)
+
+
+def read_working_directory(run: Path) -> Path | None:
+    """Return the working directory of the run's newest start, or None if it was not recorded."""
+    environment = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else None
+    folder = environment.get(WORKING_DIRECTORY) if isinstance(environment, dict) else None
+    return Path(folder) if isinstance(folder, str) else None
+
+
+def run_state(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a run's `state` (running, finished, stopped, failed, killed or "out of sight") and the `process` that
+    holds the folder's lock, or None. `stop` is the content of stop.json, None if there is no file.
+
+    "out of sight" means that the lock belongs to a process of another machine, which cannot be checked from here.
+    """
+    if stop is not None:
+        on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
+        state = "finished" if stop.get("cause") == DONE else "stopped" if on_request else "failed"
+        return {"state": state, "process": None}
+    holder, is_held = lock_holder(run) or (None, False)
+    if holder is None:
+        return {"state": "killed", "process": None}
+    is_here = holder.endswith(f" on {socket.gethostname()}")
+    return {"state": "running" if is_held else "killed" if is_here else "out of sight", "process": holder}
+
+
+def read_run_state(run: Path) -> dict[str, Any]:
+    """Read stop.json and return the run's state as `run_state` does, with the file's content as `stopped`."""
+    stop = read_stop(run)
+    return run_state(run, stop) | {"stopped": stop}
+
+
+def is_run(path: Path) -> bool:
+    """Return True if the folder holds files of a run."""
+    return (path / METRICS).is_file() or (
+        (path / CONFIG).is_file() and any((path / name).exists() for name in _RUN_FILES)
+    )
+
+
+def find_runs(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
+    """Yield all run folders at or below a folder, sorted, down to `max_depth` levels. Folders inside a run are not
+    searched.
+    """
+    if is_run(folder):
+        yield folder
+        return
+    subfolders: list[Path] = []
+    with suppress(OSError):
+        subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    for subfolder in subfolders if max_depth else ():
+        if not subfolder.name.startswith("."):
+            yield from find_runs(subfolder, max_depth - 1)
+
+
+def expand_runs(paths: Iterable[Path]) -> list[Path]:
+    """Return each run once, with a folder of runs (such as a sweep's) replaced by its runs.
+
+    A path without runs is kept, so that the caller can refuse it.
+    """
+    runs = [run for path in paths for run in ([*find_runs(path)] or [path])]
+    return [*{run.resolve(): run for run in runs}.values()]
+
+
+@dataclass
+class RunFolder:
+    """A run as read from its folder. `problems` are sentences about files that could not be read."""
+
+    path: Path
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    stop: dict[str, Any] | None = None
+    state: str = "killed"
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    @property
+    def end_reason(self) -> str:
+        """The cause of the run's end, by stop.json or its absence; empty if the run finished or is running."""
+        if self.stop is None:
+            return f"left no {STOP}" if self.state == "killed" else ""
+        return "" if self.state == "finished" else str(self.stop.get("cause", "?"))
+
+    def read(self, name: str, consequence: str) -> dict[str, Any] | None:
+        """Return the object in the JSON file `name` of the run folder. If it cannot be read, return None and add a
+        sentence to `problems`; it ends with `consequence`, such as "its settings are not known".
+
+        If it cannot be read, return None and add a problem that ends with `consequence`, a clause.
+        """
+        path = self.path / name
+        try:
+            content = read_json(path)
+            if isinstance(content, dict):
+                return content
+            problem = "holds no object of JSON"
+        except (LmtrainError, OSError) as error:
+            problem = "is not there" if not path.exists() else f"cannot be read ({shorten(error, 120)})"
+        self.problems.append(f"{name} {problem}: {consequence}")
+        return None
+
+
+def read_run(path: Path, name: str) -> RunFolder:
+    """Read a run folder in any state, also a damaged one; `name` is the run's name in output. Raise MissingInputError
+    if it is not a run folder.
+    """
+    if not is_run(path):
+        raise MissingInputError(
+            f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with other files of a run. "
+            "Give a folder that `lmtrain pretrain` has written, its run.dir."
+        )
+    run = RunFolder(path, name)
+    run.settings = run.read(CONFIG, "its settings, layout and model are not known") or {}
+    run.environment = run.read(ENVIRONMENT, "versions and machine are not known") or {}
+    run.stop = run.read(STOP, "why it stopped is not known") if (path / STOP).exists() else None
+    try:
+        run.state = str(run_state(path, run.stop)["state"])
+    except (LmtrainError, OSError) as error:
+        run.problems.append(f"whether it still runs is not known: {shorten(error)}")
+    return run
+
+
+def read_runs(paths: list[Path]) -> list[RunFolder]:
+    """Read run folders. Each run is named by the end of its path, with as few parts as make all names different."""
+    paths_parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, paths_parts), default=1) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths_parts]
+        if len(set(names)) == len(names):
+            break
+    return [read_run(path, name) for path, name in zip(paths, names, strict=True)] if paths else []

@@ -1,0 +1,152 @@
+"""Writers and readers of stop.json, the record of how a run ended. Torch-free.
+
+The command line's `attempt` writes the file when a run ends, and the launcher when one of its processes fails; the hub
+of the watchdog writes it for a rank that cannot. All write through stop_file.py. Readers are the next start, the
+launcher, commands that show runs, sweeps, and the script of a Slurm job. If the file cannot be written, the problem is
+reported, and the run ends in the same way as otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace as copy_with
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, shorten
+from lmtrain.runfolder import stop_file
+from lmtrain.runfolder.file_names import CHECKPOINTS, STOP, checkpoint_names, step_from_name
+from lmtrain.runtime.files.safe_files import folder_lock, fsync_dir, read_json, refuse_special_file, storage_errors
+
+if TYPE_CHECKING:
+    from lmtrain.runtime.processes.launcher import Outcome
+    from lmtrain.runtime.processes.process_environment import ProcessEnv
+
+_KEYS_FOR_NEXT_START = ("cause", "exit_code", "rank", "lost", "hang")
+_MAX_CHARS = 300  # of a text that is kept for the next start
+
+
+def request_file_cause(name: str) -> str:
+    """Return the stop cause for a request file (SAVE, STOP or TRACE) found in the run folder."""
+    return f"the file {name}"
+
+
+def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **extra_facts: Any) -> str | None:
+    """Write stop.json (see `stop.write`) if the run folder exists, and fsync the folder. Return an error text, or None
+    if it was written. With `replace` False, an existing file stays.
+    """
+    path = folder / STOP
+    if not folder.is_dir():
+        return None
+    try:
+        with storage_errors(path, "Writing"):
+            refuse_special_file(path)
+            stop_file.write(folder, cause, exit_code, replace=replace, **extra_facts)
+            fsync_dir(folder)
+    except LmtrainError as error:
+        return f"The reason could not be written to {STOP}: {error}"
+    return None
+
+
+def write_failure(folder: Path, error: LmtrainError, env: ProcessEnv) -> None:
+    """Write the error of a failing process to stop.json. With several ranks, the first one that writes wins, since its
+    peers fail because of it.
+
+    A failure to write becomes a note of `error`, which is printed below the message.
+    """
+    if isinstance(error, OutputError):
+        return  # because: the folder belongs to another run, or cannot be written
+    extra_facts: dict[str, Any] = {"rank": env.rank} if env.world_size > 1 else {}
+    if isinstance(error, PeerLostError) and error.rank is not None:
+        extra_facts = {"rank": error.rank, **({"hang": error.stacks} if error.stacks else {"lost": error.rank})}
+    if problem := write_stop(folder, str(error), error.exit_code, replace=env.world_size == 1, **extra_facts):
+        error.add_note(problem)
+
+
+def write_unsaved_stop(folder: Path, cause: str) -> str | None:
+    """Write to stop.json that the run was stopped on request before this start had saved anything. `cause` names the
+    request, such as a signal.
+
+    The caller may not hold the folder's lock: it is taken here. Return an error text, or None on success.
+    """
+    try:
+        with folder_lock(folder):
+            names = checkpoint_names(folder / CHECKPOINTS)
+            return write_stop(folder, cause, StoppedEarly.exit_code, step=step_from_name(names[-1]) if names else 0)
+    except (LmtrainError, OSError) as error:
+        return f"The reason could not be written to {STOP}: {error}"
+
+
+def write_process_failure(folder: Path, outcome: Outcome) -> str | None:
+    """Write to stop.json how a launcher's processes ended after one of them failed. Return an error text, or None on
+    success.
+    """
+    if outcome.exit_code == OutputError.exit_code:
+        return None  # because: an output error can mean that the folder belongs to another run
+    lost_rank: dict[str, Any] = {"lost": outcome.rank} if outcome.signal else {}
+    return write_stop(folder, str(outcome.cause), outcome.exit_code, rank=outcome.rank, **lost_rank)
+
+
+def remove_stop(folder: Path) -> None:
+    """Remove the previous start's stop.json, because a run that resumes has not stopped."""
+    (folder / STOP).unlink(missing_ok=True)
+
+
+def read_stop(folder: Path) -> Any:
+    """Return the content of stop.json, or None if there is no such file. Raise if the file is damaged."""
+    return read_json(folder / STOP) if (folder / STOP).is_file() else None
+
+
+def read_stop_or_empty(folder: Path) -> dict[str, Any]:
+    """Return the content of stop.json, or an empty dict if the file is missing or cannot be read."""
+    return read_object_or_empty(folder / STOP)
+
+
+def read_object_or_empty(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Return an empty dict if the file is missing, damaged or holds something else.
+    """
+    try:
+        facts = read_json(path)
+    except LmtrainError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def read_last_stop(folder: Path) -> dict[str, Any]:
+    """Return cause, exit code and ranks to blame from stop.json, for the start row of the next start; long texts are
+    cut. Return {} if the file is missing or damaged.
+    """
+    facts = read_stop_or_empty(folder)
+    short_facts = {key: facts[key] for key in _KEYS_FOR_NEXT_START if key in facts}
+    return {key: shorten(value, _MAX_CHARS) if isinstance(value, str) else value for key, value in short_facts.items()}
+
+
+def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int] | None) -> Outcome | None:
+    """Return a launcher's `outcome` with the rank and cause that the watchdog wrote to stop.json, if it found a hung or
+    lost process; else None.
+
+    `stamp_before` is the stamp of stop.json when the processes started: with the same stamp, the file is from an
+    earlier start. An outcome other than a lost peer gives None as well.
+    """
+    if not is_stop_written_since(folder, stamp_before) or outcome.exit_code != PeerLostError.exit_code:
+        return None
+    facts = read_stop_or_empty(folder)
+    if not {"hang", "lost"} & facts.keys():
+        return None
+    return copy_with(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
+
+
+def stop_stamp(folder: Path) -> list[int] | None:
+    """Return a list that differs after stop.json is rewritten: inode, size and mtime in nanoseconds. Return None if
+    there is no file.
+    """
+    try:
+        stat = os.stat(folder / STOP)
+    except OSError:
+        return None
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+
+
+def is_stop_written_since(folder: Path, stamp_before: list[int] | None) -> bool:
+    """Return True if stop.json was written after `stamp_before` was taken; False if it was only removed."""
+    return stop_stamp(folder) not in (None, stamp_before)

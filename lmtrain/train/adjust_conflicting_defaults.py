@@ -1,0 +1,115 @@
+"""Adjustment of defaults that conflict with settings typed on the command line. Torch-free.
+
+Called through RunConfig by code that composes the settings of a run, before they are checked. A default suits most
+runs; a user who types `train.steps=20` has not asked for a hundred steps of warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lmtrain.config.settings_base import AdjustedDefault, show
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.errors import LmtrainError
+from lmtrain.layout import divisors
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.optim.schedule_settings import ScheduleSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.train.train_settings import TrainSettings, count_steps
+
+
+def adjust_defaults(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
+    """Change defaults in `tree`, in place, that conflict with settings typed on the command line, and yield each
+    change. `tree` holds all settings as nested dicts; `typed_values` maps each typed key to its text. Other wrong
+    settings are left for the later checks.
+    """
+    train = tree.get("train")
+    if not isinstance(train, dict):
+        return
+    for key, rival in (("steps", "tokens"), ("tokens", "steps")):
+        is_chosen = _is_typed(f"train.{key}", typed_values) and not _is_typed(f"train.{rival}", typed_values)
+        if is_chosen and train.get(key) is not None:
+            value = typed_values.get(f"train.{key}", show(train[key]))
+            yield from _adjust(train, f"train.{rival}", None, f"train.{key}={value}")
+    yield from _adjust_samples(tree, typed_values)
+    yield from _adjust_micro_batch(tree, train, typed_values)
+    yield from _adjust_warm_up(tree, typed_values)
+
+
+def _adjust_samples(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
+    """Set `data.kind=masked` for a BERT model, which can only learn from masked samples; keep `data` if the user typed
+    `data` or `data.kind`. `typed_values` maps each key typed on the command line to its text.
+    """
+    data, model = tree.get("data"), tree.get("model")
+    if not isinstance(data, dict) or not isinstance(model, dict) or {"data", "data.kind"} & typed_values.keys():
+        return
+    if (model.get("kind"), data.get("kind")) == ("bert", "dataset"):
+        tree["data"] = {"kind": "masked"} | {key: value for key, value in data.items() if f"data.{key}" in typed_values}
+        yield AdjustedDefault("data", "masked", "dataset", f"model={typed_values.get('model', 'bert')}")
+
+
+def _adjust_micro_batch(
+    tree: dict[str, Any], train: dict[str, Any], typed_values: Mapping[str, str]
+) -> Iterator[AdjustedDefault]:
+    """Lower the default `train.micro_batch` so that it divides the number of samples of a step per data-parallel
+    replica. `train` is the `train` group of `tree`; `typed_values` maps each key typed on the command line to its text.
+    """
+    settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
+    parallel: ParallelSettings | None = _build_section(ParallelSettings, tree, "parallel")
+    if settings is None or parallel is None or _is_typed("train.micro_batch", typed_values):
+        return
+    rampup, replicas = settings.rampup, parallel.layout.dp
+    share, rest = divmod(
+        math.gcd(settings.global_batch, *((rampup.start, rampup.increment) if rampup else ())), replicas
+    )
+    if rest == 0 and share % settings.micro_batch:
+        cause = f"train.global_batch={settings.global_batch}" + f" on {replicas} copies of the model" * (replicas > 1)
+        largest = divisors(share, settings.micro_batch)[-1]
+        yield from _adjust(train, "train.micro_batch", largest, cause)
+
+
+def _adjust_warm_up(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
+    """Shorten the learning-rate warm-up to a tenth of the steps if the schedule's check refuses the default for so
+    short a run; keep it if the user typed `schedule.warmup_steps`, a key of `typed_values`.
+    """
+    schedule: ScheduleSettings | None = _build_section(ScheduleSettings, tree, "schedule")
+    settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
+    model: ModelSettings | None = _build_section(ModelSettings, tree, "model")
+    if schedule is None or settings is None or model is None or _is_typed("schedule.warmup_steps", typed_values):
+        return
+    if settings.rampup is not None and settings.steps is None:
+        return  # because: the ramp-up is not checked yet and may never reach the full batch
+    steps = count_steps(settings, model.shape.seq_len)
+    cause = f"train.steps={steps}" if settings.steps else f"train.tokens={settings.tokens}, {steps} steps"
+    if any(problem.key == "warmup_steps" for problem in schedule.problems_in_run(steps)):
+        yield from _adjust(tree["schedule"], "schedule.warmup_steps", steps // 10, cause)
+
+
+def _adjust(section: dict[str, Any], key: str, value: Any, cause: str) -> Iterator[AdjustedDefault]:
+    """Set the dotted `key` in `section`, the dict of its group, and yield an AdjustedDefault if the value differs from
+    the old one. `cause` names the typed settings, as `key=value`, that made the change necessary.
+    """
+    name = key.rpartition(".")[2]
+    previous, section[name] = section.get(name), value
+    if previous != value:
+        yield AdjustedDefault(key, value, previous, cause)
+
+
+def _build_section(cls: Any, tree: dict[str, Any], name: str) -> Any:
+    """Build the settings class `cls` from the group `name` of `tree`; return None if the group is missing or has a
+    wrong value.
+    """
+    try:
+        return build_settings(cls, tree.get(name), name)
+    except LmtrainError:
+        return None
+
+
+def _is_typed(key: str, typed_values: Mapping[str, str]) -> bool:
+    """Return whether the user typed this dotted key, by itself or within its group as in `train={steps: 20}`.
+    `typed_values` maps each key typed on the command line to its text.
+    """
+    group, _, name = key.partition(".")
+    return key in typed_values or f"{name}:" in typed_values.get(group, "")

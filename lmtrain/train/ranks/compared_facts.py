@@ -1,0 +1,131 @@
+"""Facts that must be equal on all ranks: settings, data, tokenizer, checkpoint, code and libraries. Torch-free.
+
+Called by compare_ranks, on every rank. Content is compared, never its place: nodes may have their own copies of the
+data. The cost is milliseconds, because only this package is read in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, MAX_MANIFEST_BYTES
+from lmtrain.config.settings_base import plugins, show
+from lmtrain.data.store.dataset_format import dataset_file
+from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.data.training_data import open_datasets
+from lmtrain.runfolder.settings_differences import flatten
+from lmtrain.runtime.files.safe_files import read_bytes, read_errors
+from lmtrain.runtime.processes.process_environment import version_of
+from lmtrain.train.before.preflight import Inputs, with_final_model
+from lmtrain.train.run_config import RunConfig
+
+PACKAGE = Path(__file__).resolve().parents[2]
+_LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
+_DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
+_TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
+_OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
+_PAGES, _PAGE = 64, 4096  # number and bytes of the pages read from a .bin without a sidecar
+_DIGEST_CHARACTERS = 12  # characters of a digest
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A value that must be equal on all ranks, and the text that shows it in a message."""
+
+    value: str
+    text: str
+
+
+def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
+    """Return, for this rank, everything that must be equal on all ranks, as name -> Fact: settings, digests of data,
+    tokenizer and checkpoint, versions of code and libraries. An error message lists differences in this order.
+    """
+    # because: an empty data.valid_paths names no dataset, and is no setting to compare
+    settings = {key: value for key, value in flatten(with_final_model(config, inputs).to_dict()) if value != {}}
+    facts = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
+    paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
+    paths.sort(key=lambda key: key.startswith("data.valid"))  # because: training datasets are opened first
+    for key, dataset in zip(paths, open_datasets(config.data).datasets, strict=True):
+        facts[key] = _digest_fact(_dataset_digest(dataset), dataset.prefix)
+    facts |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.sample_identity.items()}
+    facts["data.tokenizer"] = _digest_fact(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
+    facts["checkpoint"] = checkpoint_fact(inputs.resume_from)
+    facts["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
+    for task in inputs.evaluations:
+        facts[f"the text of eval.tasks, {task.name}"] = _digest_fact(
+            f"{task.text_sha256} {task.num_targets}", task.data
+        )
+    return facts | program_facts()
+
+
+def program_facts() -> dict[str, Fact]:
+    """Return the versions of Python and of the libraries, and a digest of each source file of lmtrain and of each
+    plugin, as name -> Fact.
+    """
+    versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
+    versions = {"python": platform.python_version()} | versions
+    facts = {name: Fact(version, version) for name, version in versions.items()}
+    facts |= {f"lmtrain/{name}": _digest_fact(digest) for name, digest in code_digests(PACKAGE)}
+    for name, (package, *_) in plugins.items():
+        plugin_digest = hashlib.sha256()
+        for folder in map(Path, getattr(package, "__path__", None) or [str(package.__file__)]):
+            for file, digest in code_digests(folder):
+                plugin_digest.update(f"{file} {digest}\n".encode())
+        facts[f"--plugin={name}"] = _digest_fact(plugin_digest.hexdigest())
+    return facts
+
+
+def _is_place(key: str) -> bool:
+    """Return whether a setting is the path of a file, whose content is compared instead of the path."""
+    return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
+
+
+def _digest_fact(value: str, place: object = None) -> Fact:
+    """Return a Fact with a digest as its value. Its text is the start of the digest, followed by `place`, the path of
+    the content, if given.
+    """
+    short = value[:_DIGEST_CHARACTERS]
+    return Fact(value, short if place is None else f"{short} ({place})")
+
+
+def _dataset_digest(dataset: IndexedDataset) -> str:
+    """Return the content digest stored in the dataset's sidecar file; without a sidecar, compute a digest of the whole
+    .idx file and of sampled pages of the .bin file.
+    """
+    if dataset.info is not None:
+        return dataset.info.content_sha256
+    path = dataset_file(dataset.prefix, ".bin")
+    with read_errors(path), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(f"{dataset.index_crc} {size}".encode())
+        for i in range(_PAGES + 1):
+            digest.update(os.pread(file.fileno(), _PAGE, max(size - _PAGE, 0) * i // _PAGES))
+    return digest.hexdigest()
+
+
+def checkpoint_fact(path: Path | None) -> Fact:
+    """Return a Fact with the digest of the manifest of the checkpoint at `path`, or with the value "none" if `path` is
+    None.
+    """
+    if path is None:
+        return Fact("none", "none")
+    manifest = read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False)
+    return _digest_fact(hashlib.sha256(manifest).hexdigest(), path)
+
+
+@cache
+def code_digests(place: Path) -> tuple[tuple[str, str], ...]:
+    """Return (file name, SHA-256 digest) for each .py file of the package folder `place`, or for the single file
+    `place`. The result is cached, so that later edits do not change it.
+
+    The compiled helper is left out, because its results equal those of the Python code.
+    """
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    names = [file.relative_to(place).as_posix() if place.is_dir() else file.name for file in files]
+    return tuple((name, hashlib.sha256(file.read_bytes()).hexdigest()) for name, file in zip(names, files, strict=True))

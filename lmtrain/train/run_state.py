@@ -1,0 +1,195 @@
+"""The parts of a running run, the state that a resumed run needs, and the resume itself.
+
+Built by setup, used by the loop and by the modules it calls. No random state is saved: weights, order and dropout are
+pure functions of the seed, the step and the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from lmtrain.checkpoint.save.background_writer import CheckpointWriter
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.data.loader import Loader
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError
+from lmtrain.layout import Piece
+from lmtrain.observe.measure import phases
+from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.throughput import Throughput
+from lmtrain.observe.metrics import MetricsLog
+from lmtrain.observe.screen.training_view import RunView
+from lmtrain.observe.sinks.queued_sink import QueuedSink
+from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.model import ParallelModel
+from lmtrain.runfolder.file_names import CHECKPOINTS
+from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
+from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
+from lmtrain.train.before.resume_checks import check_same_run, set_aside_damaged
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.step_durations import Durations
+
+
+@dataclass
+class Progress:
+    """The position of a run. `step` is the number of steps done; `skipped` counts those without an update because of an
+    fp16 overflow.
+    """
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    attempt: int = 1  # number of this start of the run, from 1; correct on rank 0, which alone writes it
+    skipped: int = 0
+    pending: tuple[str, ...] = ()  # pending measurements of this step
+
+    def is_over(self, total_steps: int) -> bool:
+        """Return whether no step and no measurement is left to do."""
+        return self.step == total_steps and not self.pending
+
+    def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
+        """Add a finished step with its samples and tokens; `skipped` is True if the step changed no weight because of
+        an fp16 overflow.
+        """
+        self.step += 1
+        self.samples += num_samples
+        self.tokens += num_tokens
+        self.skipped += skipped
+
+
+def held_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    """Return all pieces of weights and optimizer state that this process holds, including copies that another rank
+    saves.
+    """
+    return model.pieces() + optimizer_pieces(model, optimizer)
+
+
+def optimizer_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    """Return the pieces of the optimizer's state that this process holds."""
+    return model.pieces_of(state_tensors(optimizer, model.parameters), "optim")
+
+
+def checkpoint_state(
+    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
+) -> dict[str, Any]:
+    """Return the part of a checkpoint that is not tensors: progress, settings, identity of tokenizer and data, the
+    optimizer's update count and the loss scale. It is stored as JSON.
+    """
+    return {
+        "step": progress.step,
+        "samples": progress.samples,
+        "tokens": progress.tokens,
+        "attempt": progress.attempt,
+        "skipped": progress.skipped,
+        "seq_len": config.seq_len,
+        "seed": config.train.seed,
+        "settings": config.to_dict(),
+        "model": inputs.model.to_dict(),
+        "tokenizer": {
+            "fingerprint": inputs.tokenizer.fingerprint,
+            "eod_id": inputs.tokenizer.eod_id,
+            "vocab_size": inputs.tokenizer.vocab_size,
+        },
+        "data": inputs.data.sample_identity | {"content_sha256": inputs.data.content_sha256},
+        "optimizer": {"kind": config.optim.kind, "num_updates": num_updates(optimizer)},
+        "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
+    } | ({"owed": list(progress.pending)} if progress.pending else {})
+
+
+def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
+    """Load weights and optimizer state into `model` and `optimizer` from a checkpoint, which may have another layout,
+    and return the saved progress with `attempt` raised by one.
+
+    Each process reads its own parts; no collective takes place.
+    """
+    fault_point("start.load")
+    state = reader.state
+    model.load(reader.load_into, extra_pieces=optimizer_pieces(model, optimizer))
+    apply_num_updates(optimizer, state["optimizer"]["num_updates"])
+    model.loss_scale.load(state["precision"])
+    return Progress(
+        state["step"], state["samples"], state["tokens"], attempt=state["attempt"] + 1, skipped=state["skipped"],
+        pending=tuple(state.get("owed", ())),
+    )  # fmt: skip
+
+
+def resume(
+    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
+    skip_messages: list[str],
+) -> tuple[Inputs, Progress]:  # fmt: skip
+    """Load the checkpoint `inputs.resume_from` into `model` and `optimizer`, and return the inputs, with the path of
+    the checkpoint that was used, and the saved progress. With checkpoint.fallback, a damaged checkpoint is replaced by
+    the newest intact one before it.
+
+    A damaged checkpoint is renamed and a message on it appended to `skip_messages`. All ranks take part.
+    """
+    phases.enter("load")
+    while True:
+        path = inputs.resume_from
+        assert path is not None
+        with collective_phase(peers):
+            reader = CheckpointReader(path)
+            check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
+        try:
+            with collective_phase(peers):
+                return inputs, restore(reader, model, optimizer)
+        except LmtrainError as error:
+            if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
+                raise
+            folder = Path(config.run.dir)
+            with collective_phase(peers):
+                if peers.rank == 0:
+                    set_aside_damaged(path, folder / CHECKPOINTS, error)
+            skip_messages.append(f"{path} is set aside: {error}")
+            inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
+
+
+def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+    """Find the checkpoint to resume from on each rank and return it, None for a new run. Raise OutputError on every
+    rank if the ranks find different ones, as they do if `folder`, the run's, is not on a shared disk. All ranks take
+    part.
+    """
+    fault_point("start.folder")
+    with collective_phase(peers, 1) as exchange:
+        if not folder.is_dir():
+            raise OutputError(
+                f"run.dir={folder} does not exist on rank {peers.rank}. Use a folder that all nodes share."
+            )
+        path = find_resume_checkpoint(config)
+        exchange.own_numbers = (crc32(str(path).encode()),)
+    if len({number for (number,) in exchange.all_numbers}) > 1:
+        raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
+    return path
+
+
+@dataclass
+class Run:
+    """All that the loop needs; lives as long as the `open_run` block."""
+
+    config: RunConfig
+    inputs: Inputs
+    folder: Path
+    mesh: Mesh
+    model: ParallelModel
+    optimizer: torch.optim.Optimizer
+    progress: Progress
+    loader: Loader
+    writer: CheckpointWriter
+    metrics: MetricsLog | None  # on rank 0 only
+    sinks: Sequence[QueuedSink]
+    view: RunView
+    throughput: Throughput
+    durations: Durations
+    memory: Memory
+    previous_end: Mapping[str, object]  # how the previous start ended
+    changed_settings: Mapping[str, list[Any]]  # settings that differ from the previous start: [old, new]
+    skipped_checkpoints: tuple[str, ...] = ()  # messages on damaged checkpoints that the resume skipped
+    reported_save: int | None = None  # step of the newest checkpoint reported to metrics and view
+    failed_saves: int = 0  # failed saves since that checkpoint
