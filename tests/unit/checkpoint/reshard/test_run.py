@@ -196,9 +196,10 @@ from lmtrain.checkpoint.reshard import reshard_tensors, target_files
 from lmtrain.checkpoint.reshard.target_files import Limits
 from lmtrain.runtime.processes.fault_injection import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
-for module in (hashed_file, tensor_file, contents, targets, run):
+for module in (hashed_file, safetensors_file, verified_contents, target_files, reshard_tensors):
     module.BLOCK_BYTES = 4096
-run.SEGMENT_BYTES, targets.PART_BYTES, targets.MIN_PART_BYTES = 64 << 10, 10 << 10, 10 << 10
+reshard_tensors.SEGMENT_BYTES = 64 << 10
+target_files.PART_BYTES, target_files.MIN_PART_BYTES = 10 << 10, 10 << 10
 for fault in sys.argv[3:]:
     if not (child := os.fork()):
         arm(parse_fault(fault))
