@@ -66,7 +66,7 @@ def test_an_older_run_goes_on_with_the_samples_that_it_had(
 ) -> None:
     given = {"data__split": "[60,40]", "train__steps": 8}
     with monkeypatch.context() as older:
-        older.setattr(preflight, "shares_of", lambda resumed: READ_SHARES)
+        older.setattr(preflight, "split_rule_of", lambda checkpoint: READ_SHARES)
         lmtrain("pretrain", *toy.settings(tmp_path / "run", **given))
     whole = steps(tmp_path / "run")
     checkpoint = tmp_path / "run/checkpoints/step_00000004"

@@ -114,7 +114,7 @@ def test_two_ranks_that_differ_in_one_thing_are_both_named(pool: Pool, world: Wo
     assert "on rank 0" in first["said"]
     assert "on rank 1" in first["said"]
     assert first["code"] == second["code"] == 2
-    assert "rank 0 has said" in second["said"]
+    assert "rank 0 has reported" in second["said"]
 
 
 def test_twelve_ways_among_four_ranks(pool: Pool, world: World) -> None:
