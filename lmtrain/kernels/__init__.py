@@ -1,1 +1,1 @@
-"""Fused GPU operations as functions on tensors, each with a fallback (`..._twin`) in torch that defines its result."""
+"""Fused GPU operations as functions on tensors, each with a twin in torch (`..._in_torch`) that defines its result."""

@@ -51,10 +51,10 @@ class ParallelSettings(Settings):
             yield from () if unknown else self._schedule_problems()
             zero, shard = self.zero, self.dp_shard
             yield from self.checked(
-                (zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
+                (zero == 0 and shard > 1, "zero", f"shards nothing, but dp_shard={shard} asks for {shard} shards",
                  f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}."),
                 (zero in (2, 3) and shard == 1, "zero",
-                 "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
+                 "has nothing to shard over, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
             )  # fmt: skip
         sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
         yield from self.checked(
@@ -67,7 +67,7 @@ class ParallelSettings(Settings):
 
     def _schedule_problems(self) -> Iterator[Problem]:
         if self.pp == 1:
-            yield from self.problem_if(self.vp > 1, "vp", "needs stages, and pp=1 has none", "Use vp=1 or pp=2.")
+            yield from self.problem_if(self.vp > 1, "vp", "needs a pipeline, and pp=1 has none", "Use vp=1 or pp=2.")
             return
         schedule = self.pipeline
         yield from self.checked(
@@ -107,7 +107,7 @@ def _problems_of(
     for key, given, usual in (("schedule", parallel.schedule, "1f1b"), ("balance", parallel.balance, "layers")):
         yield from problem_if(
             parallel.pp == 1 and given != usual, f"parallel.{key}", given,
-            "is about the stages of a pipeline, and parallel.pp=1 has none", "Use parallel.pp=2 or leave it out.",
+            "only applies to a pipeline, and parallel.pp=1 has none", "Use parallel.pp=2 or leave it out.",
         )
     yield from problem_if(
         stages > shape.num_layers, "parallel.pp", parallel.pp,
@@ -126,8 +126,8 @@ def _problems_of(
         )
     yield from problem_if(
         parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
-        f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel cuts",
-        f"Use a multiple of {tp}, or parallel.sequence_parallel=false.",
+        f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel splits",
+        f"Use a model.seq_len that is a multiple of {tp}, or parallel.sequence_parallel=false.",
     )
 
 
@@ -138,7 +138,7 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
     if parallel.splits_backward:
         return Problem(
             "parallel.schedule", parallel.schedule,
-            "takes a block's backward apart, which compute.compile makes one piece of",
+            "runs a block's backward in two halves, which a compiled block cannot do",
             "Use parallel.schedule=1f1b or compute.compile=false.",
         )
     if parallel.tp > 1 and uses_dropout and not parallel.sequence_parallel:

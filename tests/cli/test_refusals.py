@@ -35,7 +35,7 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
     [
         ("model=gtp2_small", "Did you mean gpt2_small?"),
         ("train.micro_batch=3", "train.micro_batch=3 x 1 data-parallel copies does not divide train.global_batch=4"),
-        ("parallel.vp=2", "parallel.vp=2 needs stages, and pp=1 has none"),
+        ("parallel.vp=2", "parallel.vp=2 needs a pipeline, and pp=1 has none"),
         ("train.steps=null", "Set train.steps=1000 or train.tokens=300B."),
         ("train.tokens=1B", "exactly one of them must be set"),
         *wide(("schedule.warmup_steps=100", "schedule.warmup_steps=100")),
@@ -163,7 +163,7 @@ def test_every_problem_of_a_layout_is_reported_at_once(toy: Toy, tmp_path: Path)
     assert "parallel.sequence_parallel=false leaves attention's dropout" in output
     assert "train.micro_batch=4 x 2 data-parallel copies does not divide train.global_batch=4. Use 1 or 2." in output
     output = lmtrain("pretrain", *toy.settings(tmp_path / "run"), "parallel.dp_shard=2", "parallel.zero=0", code=2)
-    assert "parallel.zero=0 shares nothing and dp_shard=2 shares it among 2" in output
+    assert "parallel.zero=0 shards nothing, but dp_shard=2 asks for 2 shards" in output
 
 
 def test_too_little_text_for_a_sample(toy: Toy, tmp_path: Path) -> None:

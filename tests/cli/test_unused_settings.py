@@ -11,7 +11,7 @@ from tests.marks import wide
 
 # what is typed, what is said, and what is typed instead
 UNUSED = {
-    "schedule": (["parallel.schedule=gpipe"], "parallel.schedule=gpipe is about the stages", ["parallel.pp=2"]),
+    "schedule": (["parallel.schedule=gpipe"], "parallel.schedule=gpipe only applies to a pipeline", ["parallel.pp=2"]),
     "rotary_base": (["model.rotary_base=500000"], "Leave it out, which is 10000", ["model.positions=rotary"]),
     "keep": (["checkpoint.keep_every_steps=7", "checkpoint.interval_steps=null"], "Add checkpoint.interval_steps=7, or",
              ["checkpoint.interval_steps=7"]),
@@ -40,6 +40,6 @@ def test_a_blend_to_validate_on(toy: Toy, tmp_path: Path) -> None:
 def test_a_layout_to_reshard_for_is_judged_likewise(toy: Toy, tmp_path: Path) -> None:
     lmtrain("pretrain", *toy.settings(tmp_path / "run", train__steps=1, schedule__warmup_steps=0))
     to = ["reshard", tmp_path / "run", "--output", tmp_path / "out", "--to"]
-    assert "parallel.balance=cost is about the stages" in lmtrain(*to, "tp=2,balance=cost", code=78)
+    assert "parallel.balance=cost only applies to a pipeline" in lmtrain(*to, "tp=2,balance=cost", code=78)
     assert "--set only has an effect with --from" in lmtrain(*to, "tp=2", "--set", "dropout=0.1", code=2)
     lmtrain(*to, "pp=2,balance=cost")

@@ -25,7 +25,7 @@ NOISY = ParallelSettings(tp=2, sequence_parallel=False)
     [
         (PLAIN, True, True, True, "each block, and the loss"),
         (PLAIN, True, False, False, "nothing, since no GPU"),
-        (TAKEN_APART, False, True, False, "nothing: parallel.schedule=zb_h1 takes a block's backward apart"),
+        (TAKEN_APART, False, True, False, "nothing: parallel.schedule=zb_h1 runs a block's backward in two halves"),
         (NOISY, True, True, False, "nothing: parallel.sequence_parallel=false leaves attention's dropout"),
         (NOISY, False, True, True, "each block, and the loss"),
     ],

@@ -24,8 +24,8 @@ MODEL = GPTSettings(num_layers=5, width=24, num_heads=4, vocab_size=67, seq_len=
         ("tp=2,tp=2", "twice"),
         ("dp=2,dp_shard=2", "twice"),
         ("tp=0", "must be at least 1"),
-        ("zero=0,dp=2", "shares nothing"),
-        ("vp=2", "needs stages"),
+        ("zero=0,dp=2", "shards nothing"),
+        ("vp=2", "needs a pipeline"),
     ],
 )
 def test_layouts_that_are_refused(text: str, said: str) -> None:

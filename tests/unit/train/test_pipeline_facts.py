@@ -49,7 +49,7 @@ def test_many_numbers_are_few_words() -> None:
         (1, True, ("compute.compile=false",), "nothing"),
         (0, True, ("compute.compile=true",), "each block, and the loss"),
         (0, False, ("hardware=h100",), "each block, and the loss"),
-        (1, True, ("parallel.pp=2", "parallel.schedule=zb_h1"), "nothing: parallel.schedule=zb_h1 takes a block's"),
+        (1, True, ("parallel.pp=2", "parallel.schedule=zb_h1"), "nothing: parallel.schedule=zb_h1 runs a block's"),
     ],
 )
 def test_what_is_compiled_is_told(
