@@ -54,7 +54,7 @@ def facts(folder: Path) -> dict[str, Any]:
     ("fault", "rank", "place", "layout"),
     [
         ("gil:point=forward:step=7:rank=1", 1, "forward of step 8, microbatch 0, stage 1, ", PP),
-        ("skip:point=collective:step=7:rank=1", 1, "collective .* left out a collective: in step 8 came ", DP),
+        ("skip:point=collective:step=7:rank=1", 1, "collective .* left out a collective: in step 8 it went on to ", DP),
         *slow(
             ("loop:point=ckpt.mid_write:rank=1", 1, "save of step 4, ", DP),
             ("stop:point=backward:step=7:rank=0", 0, "backward of step 8, microbatch 0, stage 0, .* is stopped by", DP),

@@ -30,7 +30,7 @@ MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
     (("--sbatch=-c four", *TWO), 2, "--sbatch=-c four is not a number of CPUs"),
     (("--srun=--gpu-bind=single:1", *TWO), 2, "--srun=--gpu-bind=single:1 applies to each Slurm task"),
     (("--srun=--cpu-bind=verbose,map_cpu:0,1", *TWO), 2, "map_cpu:0,1 applies to each Slurm task"),
-    (("--env", "A B=3"), 2, "--env=A B=3 is not NAME=VALUE"),
+    (("--env", "A B=3"), 2, "--env=A B=3 is not of the form NAME=VALUE"),
     (("--container-image", "a", "--container-command", "b"), 2, "both start a container"),
     (("--array", "parallel.dp_shard=1,2"), 78, "runs of this array take 1 to 2 processes"),
 ]

@@ -243,7 +243,7 @@ def _verdict_text(suspects: list[RankRow], live: list[RankRow], limits: Limits, 
         text += f" and {problem}"
         if row.misordered and shows_order:
             step, expected, actual = row.misordered
-            text += f": in step {step} it ran {actual} where it ran {expected} in the step before"
+            text += f": in step {step} it went on to {actual}, where the step before had {expected}"
     elif problem:
         text += f" and {problem}"
     if len(suspects) > 1:
