@@ -148,7 +148,7 @@ class SomeRecomputeSettings(RecomputeSettings):
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
         yield from problem_if(
             parallel.splits_backward, "parallel.schedule", parallel.schedule,
-            "takes backward apart, and what is computed again belongs to the whole of it",
+            "runs backward in two halves, and recomputed activations would be needed by both",
             "Use parallel.schedule=1f1b or recompute=none.",
         )  # fmt: skip
 
