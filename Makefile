@@ -171,7 +171,7 @@ bench-plan: $(VENV)/.tested  ## time every schedule, with and without sharding, 
 
 .PHONY: package
 package: $(VENV)/.installed  ## build a wheel, install it into an empty folder and use it from there
-	rm -rf dist build/installed
+	rm -rf dist build/installed build/lib* build/bdist*  # because: setuptools would pack modules that are gone
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/installed dist/*.whl
 	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -m lmtrain.cli.main pretrain data.path=x --print-config > config.yaml
