@@ -1,4 +1,4 @@
-"""Every error that a user can see, and the exit code of each.
+"""The errors that a user can see, and the exit code of each.
 
     LmtrainError                70  an error inside lmtrain
     |-- UsageError               2  a wrong command line

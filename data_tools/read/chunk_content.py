@@ -421,7 +421,7 @@ def _reject_line(chunk: Chunk, line: int, bad_line: BadLine) -> bytes:
 
 
 class SourceTexts:
-    """All texts of the sources, iterable repeatedly. `report` receives the bytes read so far, then ALL_READ."""
+    """The texts of the sources, iterable repeatedly. `report` receives the bytes read so far, then ALL_READ."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _PART_ITEMS = 4 << 20
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """How much the values of a tensor differ between two checkpoints."""
+    """The differences between the values of a tensor in two checkpoints."""
 
     num_different: int  # elements whose bits differ
     num_values: int

@@ -55,7 +55,7 @@ class OpenDatasets:
 
 @dataclass(frozen=True)
 class DataRequirements:
-    """What a run requires of its data beyond the data settings: sample length, seed, number of samples."""
+    """The requirements of a run on its data, beyond the data settings: sample length, seed, number of samples."""
 
     seq_len: int
     vocab_size: int

@@ -92,7 +92,7 @@ def _grouped_rows(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models in a comparison: its result and its values per item."""
+    """A model in a comparison of two: its result and its values per item."""
 
     name: str  # results file or checkpoint
     result: Result

@@ -119,7 +119,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a figure: measured values of a run."""
+    """A curve of a figure: measured values of a run."""
 
     run: int  # index into Charts.runs
     name: str
@@ -157,7 +157,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Charts:
-    """All figures of a page, with the names of its runs and the marks on the axis."""
+    """The figures of a page, with the names of its runs and the marks on the axis."""
 
     runs: Sequence[str]
     figures: Sequence[Figure]

@@ -115,7 +115,7 @@ def _ranks_along(layout: Layout, coordinate: Coordinate, *names: str) -> tuple[i
 
 
 class GroupPeers:
-    """All processes of the run, over a separate gloo group. Every process creates it at the same point."""
+    """The processes of the run, over a separate gloo group. Every process creates it at the same point."""
 
     def __init__(self, mesh: Mesh, place: phases.ThreadPosition, wait_name: str = "an agreement") -> None:
         """Create the group. `place` is the thread in whose trace a wait appears, `wait_name` the wait's name there."""
@@ -157,7 +157,7 @@ def saver_thread_peers(mesh: Mesh) -> Peers:
 
 
 class DefaultGroupPeers:
-    """All processes of the run over torch's default group, before a mesh exists; for their main threads.
+    """The processes of the run over torch's default group, before a mesh exists; for their main threads.
 
     because: the messages of gloo's all-gather grow as n^2, those of an exchange through rank 0 as n
     """

@@ -129,8 +129,6 @@ class RunFolder:
     def read(self, name: str, consequence: str) -> dict[str, Any] | None:
         """Return the object in the JSON file `name` of the run folder. If it cannot be read, return None and add a
         sentence to `problems`; it ends with `consequence`, such as "its settings are not known".
-
-        If it cannot be read, return None and add a problem that ends with `consequence`, a clause.
         """
         path = self.path / name
         try:

@@ -1,1 +1,1 @@
-"""What surrounds a run: processes, devices, seeds, signals and files."""
+"""The surroundings of a run: processes, devices, seeds, signals and files."""

@@ -53,7 +53,7 @@ class PipelineSchedule(Choice):
 
 
 class GPipe(PipelineSchedule):
-    """All forwards, then all backwards: simple, but the activations of every micro-batch are held at once."""
+    """GPipe, all forwards and then all backwards: simple, but the activations of every micro-batch are held at once."""
 
     kind: ClassVar[str] = "gpipe"
 

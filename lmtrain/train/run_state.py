@@ -171,7 +171,7 @@ def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | Non
 
 @dataclass
 class Run:
-    """All that the loop needs; lives as long as the `open_run` block."""
+    """The objects that the loop needs; lives as long as the `open_run` block."""
 
     config: RunConfig
     inputs: Inputs

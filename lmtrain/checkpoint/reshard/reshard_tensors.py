@@ -131,7 +131,7 @@ class ReshardResult:
 
 
 class Attempt:
-    """One attempt at a reshard, in a locked work folder; continues an earlier attempt if its journal is there."""
+    """An attempt at a reshard, in a locked work folder; continues an earlier attempt if its journal is there."""
 
     def __init__(
         self, contents: Contents, work: WorkFolder, targets: Mapping[str, TargetFile], key: str, limits: Limits,

@@ -1,1 +1,1 @@
-"""How a run writes its checkpoints: snapshot, writing threads, agreement of ranks, commit."""
+"""The saving of a run's checkpoints: snapshot, writing threads, agreement of ranks, commit."""

@@ -212,8 +212,6 @@ def _build_jobs(
 ) -> list[Job]:
     """Return (task, function that reads its data) for each --task and its --data, whose values are `task_ids` and
     `data_options`. Raise on wrong ones, before any model is loaded.
-
-    `names` and `sources` are the values of --task and --data.
     """
     from lmtrain.eval.recipes.text_facts import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task

@@ -1,4 +1,4 @@
-"""All settings of a run with type, default and meaning, and the reference page about them. Torch-free.
+"""The settings of a run with type, default and meaning, and the reference page about them. Torch-free.
 
 Used by `reference.py`, `lmtrain config` and shell completion. Keys and types are read from the dataclasses, meanings
 from the comments of conf/*.yaml, so that each is written only once.

@@ -128,8 +128,9 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
     translation = translate_options(options)
     translation.notes += [f"{script}: Settings are no program here; give those in it as words." for script in scripts]
     settings = [f"{key}={value}" for key, value in translation.settings.items()]
-    is_alone = ProcessEnv.detect().world_size == 1
-    count = translation.processes or (_layout_process_count(translation.settings) if is_alone else "")
+    count = translation.processes
+    if not count and ProcessEnv.detect().world_size == 1:
+        count = _layout_process_count(translation.settings)
     processes = ["--nproc", count] if count and "--nproc" in own_options and "--nproc" not in kept_words else []
     if translation.processes and "--nproc" not in own_options:
         count = translation.processes

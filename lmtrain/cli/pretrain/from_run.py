@@ -133,8 +133,8 @@ def compose_run(
         messages = []
         base = source.base_settings(overrides, is_branch=is_branch)
         config = _compose_over(base, overrides, config_dir, messages.append)
-    has_checkpoint = latest_checkpoint(source.run / CHECKPOINTS) is not None
-    if is_branch and config.checkpoint.resume == str(source.run) and not has_checkpoint:
+    resumes_source = is_branch and config.checkpoint.resume == str(source.run)
+    if resumes_source and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint that run.dir={config.run.dir} could branch off from. "
             "Add checkpoint.resume=none to begin anew with its settings."

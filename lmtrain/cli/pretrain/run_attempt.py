@@ -1,4 +1,4 @@
-"""One start of a run: what this process must do when it ends, whatever the reason: inform peers, write stop.json.
+"""The duties of a process that starts a run, whatever ends it: inform peers, write stop.json, count the start.
 
 `run_attempt` surrounds everything that pretrain does, on every rank and in the launcher. The duties grow with progress:
 `accept_settings`, `count_start`, `join_peers` and `record_result` mark the progress, and the end of the block fulfils
@@ -66,8 +66,7 @@ def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
 
 
 class Attempt:
-    """One start of a run in this process, a rank or a launcher: how far it has come, and what must happen when it ends.
-    """
+    """A start of a run in this process, a rank or a launcher: the progress made, and what must happen when it ends."""
 
     def __init__(self, env: ProcessEnv, stop: StopRequest) -> None:
         self.env, self.stop = env, stop
@@ -122,8 +121,6 @@ class Attempt:
     def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
         """Context manager that opens the device, the process group and the watchdog. Yield the device, and the host
         name of each rank (on rank 0 only).
-
-        Yield the device and, on rank 0, the host of each rank.
         """
         from lmtrain.observe.measure import phases
         from lmtrain.observe.watch.rank_guard import watch_run

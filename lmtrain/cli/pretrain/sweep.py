@@ -42,7 +42,7 @@ _LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's 
 
 @dataclass
 class SweepRun:
-    """One combination of a sweep: the settings that vary, its run folder, and its state."""
+    """A combination of a sweep: the settings that vary, its run folder, and its state."""
 
     changed: dict[str, str]
     folder: Path

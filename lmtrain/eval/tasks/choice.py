@@ -33,7 +33,7 @@ SECOND_ACCURACY = {"characters": "per_character_accuracy", "bytes": "per_byte_ac
 
 @dataclass(frozen=True)
 class ChoiceRequest(Request):
-    """One choice of a question, to be scored as the text after the question. The request's item is the question."""
+    """A choice of a question, to be scored as the text after the question. The request's item is the question."""
 
     length: float = 1.0  # of the choice, in the unit by which the second accuracy divides
 

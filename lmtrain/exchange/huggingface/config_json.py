@@ -321,7 +321,7 @@ def json_bytes(value: object) -> bytes:
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """One of our weights and the Hugging Face tensors that hold it: several that are its rows one below the other, or a
+    """A weight of ours and the Hugging Face tensors that hold it: several that are its rows one below the other, or a
     single tensor, which may be transposed.
     """
 

@@ -1,16 +1,16 @@
-"""How Megatron-LM names its weights and orders their rows, in all the layouts it has had, and which of our weights each
-is.
+"""Names and row orders of Megatron-LM's weights, in all the layouts it has had, and which of our weights each is.
 
-Called by the Megatron import and export.
+Called by the Megatron import and export. The names of one weight:
 
-GPT-2 345M (2019) language_model.transformer.layers.0.attention.query_key_value.weight later
-language_model.encoder.layers.0.self_attention.query_key_value.weight core
-decoder.layers.0.self_attention.linear_qkv.weight (BERT: encoder.layers...)
+    GPT-2 345M (2019)   language_model.transformer.layers.0.attention.query_key_value.weight
+    later               language_model.encoder.layers.0.self_attention.query_key_value.weight
+    core                decoder.layers.0.self_attention.linear_qkv.weight          (BERT: encoder.layers...)
 
-Its query-key-value rows are, on each tensor-parallel rank,
+Its rows, on each tensor-parallel rank:
 
-checkpoint version 0 [3, heads, head width] all queries, then all keys, then all values version 1 [heads, head width, 3]
-version 2 and later [groups, queries a group + 2, head width] each group: its queries, its key, its value
+    checkpoint version 0    [3, heads, head width]                all queries, then all keys, then all values
+    version 1               [heads, head width, 3]
+    version 2 and later     [groups, queries a group + 2, head width]     each group: its queries, its key, its value
 """
 
 from __future__ import annotations

@@ -148,10 +148,11 @@ class TensorBoardSink:
         events.write_text("settings", f"```json\n{json.dumps(settings, indent=2)}\n```")
         events.write_plugin_data("custom_scalars__config__", _LAYOUT, text=_layout())
         compared = {key: value for key, value in settings.items() if key not in _EXCLUDED_GROUPS}
+        # because: a protobuf map is a list of pairs
         values = b"".join(
             field_bytes(1, field_text(1, name) + field_bytes(2, _sortable_value(value)))
             for name, value in flatten(compared)
-        )  # because: a protobuf map is a list of pairs
+        )
         events.write_plugin_data(
             "_hparams_/session_start_info", _HPARAMS,
             content=field_varint(1, 0) + field_bytes(3, values + field_double(5, start_time_s)),

@@ -262,7 +262,7 @@ def critical_path(segment: Segment, step: int) -> list[Hop]:
 
 @dataclass(frozen=True)
 class Bar:
-    """One activity of a rank in the drawing of a step."""
+    """An activity of a rank in the drawing of a step."""
 
     begin_s: float  # seconds from the step's beginning on the first rank
     end_s: float
@@ -308,7 +308,7 @@ def timeline_rows(segment: Segment, step: int) -> list[TimelineRow]:
 
 @dataclass(frozen=True)
 class Heat:
-    """How long a rank's own work takes, alone and compared with its peers."""
+    """The duration of a rank's own work, alone and compared with its peers."""
 
     rank: int
     at: Coordinate

@@ -315,9 +315,8 @@ def makespan(
     passage = num_others * (forward + backward) + last_stage
     one_f_one_b = np.maximum(num * pace + (passage - pace) / vp, passage + (num - 1) * pace / vp)
     early_passage = passage - num_others * weight_half  # the passage if the weight halves are deferred
-    deferred = np.where(
-        last_stage > fullest_stage, last_weight_half, weight_half
-    )  # deferred seconds of the slowest stage
+    # of the slowest stage
+    deferred = np.where(last_stage > fullest_stage, last_weight_half, weight_half)
     zb_h1 = np.maximum(
         num * pace + num_others * (forward + np.maximum(backward - weight_half - deferred, 0.0)),
         early_passage + (num - 1) * (pace - deferred),
@@ -486,9 +485,7 @@ def _accumulate_seconds(cases: Cases, factors: FittedFactors, num_weights: PerCa
     Gradients have the compute precision; their sum has its own number of bytes, four in our runs. A shard's sum is
     short, and its traffic is neglected.
     """
-    has_no_sum = ((cases.zero == 2) & (cases.reduce_each > 0)) | (
-        (cases.zero == 3) & (cases.each_microbatch > 0)
-    )  # without a sum
+    has_no_sum = ((cases.zero == 2) & (cases.reduce_each > 0)) | ((cases.zero == 3) & (cases.each_microbatch > 0))
     fused = (cases.fused_gradients > 0) & (cases.num_microbatches >= cases.fused_gradients) & ~has_no_sum
     sums = np.where((cases.zero == 3) & (cases.each_microbatch > 0), 0.0, 2 * cases.sum_bytes)
     return (

@@ -90,9 +90,8 @@ def _stage_memory(cases: Cases, factors: FittedFactors, position: int) -> RankMe
     buffers = np.where(
         cases.group_buffers > 0, _group_buffer_bytes(cases, largest, block + num_tables * table), gathering
     )
-    is_single = (cases.group_buffers > 0) & (
-        cases.num_microbatches == 1
-    )  # gradients are reduced as soon as they are computed
+    # gradients are reduced as soon as they are computed
+    is_single = (cases.group_buffers > 0) & (cases.num_microbatches == 1)
     is_reduced_early = (
         (sharded & (cases.each_microbatch > 0)) | ((cases.zero == 2) & (cases.reduce_each > 0)) | is_single
     )
@@ -122,9 +121,8 @@ def _activation_bytes(cases: Cases, factors: FittedFactors) -> tuple[PerCase, Pe
     residual_bytes = 8 + 2 * cases.dropout + cases.eager_norm * 2 * factors["norm_kept"]
     residual = factors["kept_residual"] * residual_bytes * cases.width / seq_shards + gathered * cases.width
     attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(cases.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
-    fused = np.where(
-        cases.attention == Attention.FUSED, factors["fused_kept"], 0.0
-    )  # because: flash kernels never write scores
+    # because: flash kernels never write scores
+    fused = np.where(cases.attention == Attention.FUSED, factors["fused_kept"], 0.0)
     scores = (
         np.where(cases.attention == Attention.SCORES, factors["scores_kept"], fused)
         * cases.num_heads
@@ -169,9 +167,8 @@ def _logits_bytes(cases: Cases, factors: FittedFactors, num_held: PerCase) -> Pe
     """
     num_logits = cases.microbatch * cases.seq_len * cases.scored_share * cases.vocab
     split = np.where(cases.whole_logits > 0, 1.0, cases.tp)
-    gathered_pieces = np.where(
-        (cases.whole_logits > 0) & (cases.tp > 1), 2 + 2 / cases.tp, 0.0
-    )  # gathered pieces before they are joined
+    # before they are joined
+    gathered_pieces = np.where((cases.whole_logits > 0) & (cases.tp > 1), 2 + 2 / cases.tp, 0.0)
     at_once_bytes = num_logits * (
         factors.by_index(("logit_eager", "logit_fused", "logit_compiled"), cases.pointwise) / split + gathered_pieces
     )
@@ -203,9 +200,8 @@ def _micro_batches_in_flight(cases: Cases, position: int) -> list[tuple[PerCase,
     if position == LAST:
         one_f_one_b, doubled = np.ones(len(cases)), pp
     else:  # each further stage holds one micro-batch fewer, or two chunks fewer if vp > 1
-        group = np.ceil(
-            num_microbatches / np.maximum(num_microbatches // pp, 1)
-        )  # micro-batches that pass a chunk in a row
+        # micro-batches that pass a chunk in a row
+        group = np.ceil(num_microbatches / np.maximum(num_microbatches // pp, 1))
         one_f_one_b = np.where(vp > 1, (2 * (pp - 1 - index) + (vp - 1) * group + 1) / vp, pp - index)
         doubled = 2 * (pp - index) - 1
     is_zb_1, is_zb_v = cases.schedule == Schedule.ZB_1, cases.schedule == Schedule.ZB_V

@@ -117,7 +117,7 @@ class SettingsTable:
 
 
 class LayoutSpace:
-    """All layouts of a search. A layout combines a row of each settings table.
+    """The layouts of a search. A layout combines a row of each settings table.
 
     A combination has a list of rows for each table and stands for all layouts that pick a row from each list.
     """

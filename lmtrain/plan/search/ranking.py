@@ -80,9 +80,7 @@ class RankedLayouts:
     joules: PerCase  # of a device, per step
     is_below_switch: NDArray[np.bool_]  # True if the layout respects `limits.switch`
     # index -> counted bytes of the fullest rank
-    _counted_bytes: dict[int, float] = field(
-        default_factory=dict, init=False
-    )
+    _counted_bytes: dict[int, float] = field(default_factory=dict, init=False)
     # values of _MEMORY_COLUMNS -> counted bytes / closed form, from the layout counted last
     _count_ratios: dict[tuple[float, ...], float] = field(default_factory=dict, init=False)
 
@@ -186,9 +184,8 @@ class RankedLayouts:
                 return
             time, _ = price_runs([self.run_at(index) for index in indices], self.hardware, self.cost_model.time)
             replayed |= dict(zip(indices, time.total.tolist(), strict=True))
-            ratios[pipeline_numbers[indices[::-1]]] = (
-                time.total[::-1] / closed_form[indices[::-1]]
-            )  # each pipeline's fastest
+            # backwards, so that each pipeline's fastest is written last
+            ratios[pipeline_numbers[indices[::-1]]] = time.total[::-1] / closed_form[indices[::-1]]
             self.seconds[candidates] = closed_form[candidates] * ratios[pipeline_numbers[candidates]]
             self.seconds[list(replayed)] = list(replayed.values())
             self.joules[candidates] = joules[candidates] * (self.seconds[candidates] / closed_form[candidates])

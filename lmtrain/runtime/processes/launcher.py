@@ -81,7 +81,7 @@ class RankOutputs:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: the exit code and rank of the process that failed first, and the cause for a message."""
+    """The end of a job: the exit code and rank of the process that failed first, and the cause for a message."""
 
     exit_code: int
     rank: int | None = None

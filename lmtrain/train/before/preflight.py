@@ -173,8 +173,6 @@ def _check_processes(config: RunConfig, env: ProcessEnv, starts_run: bool) -> No
 def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
     """Yield an error message if the number of started processes, `env.world_size`, differs from the number that the
     layout needs. With `train`, the message also names the batch settings that would have to change with the layout.
-
-    With `train`, the way out also names the batch settings that have to change.
     """
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
@@ -406,8 +404,6 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
     """Raise an error if run.dir cannot be written or its disk is too full for the checkpoints that the run needs at
     once. Return a warning, in a list, if the disk is too full for all checkpoints that the settings may keep.
     `check_lock`: also raise if another run uses the folder now.
-
-    `lock`: also check whether another run holds the folder.
     """
     folder, settings = Path(config.run.dir), config.checkpoint
     check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=check_lock)
@@ -455,9 +451,7 @@ def _fewer_checkpoints_hint(config: RunConfig, num_fitting: int, num_existing: i
 
 def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
     """Return the size of a checkpoint in bytes. Raise LayoutError if the checkpoint's manifest would exceed its limits
-    at this layout; return 0 instead if the run saves no checkpoints.
-
-    Return 0 instead of raising if the run saves none.
+    at this layout; if the run saves no checkpoints, return 0 instead of raising.
     """
     slots = config.optim.num_slots
     try:

@@ -40,10 +40,8 @@ NO_TIME_FOR = {VALIDATION: 4, EVALUATION: 8}
 TRACE = 16
 _REQUEST_BITS, _RANK_BITS = 8, 20  # because: both, and memory up to 32 TiB in KiB, fit in 63 bits
 _CHECK_INTERVAL_S = 1.0  # between looks at the folder, which may be on a slow disk
-_MARGIN_SHARE, _MAX_MARGIN_S = (
-    0.05,
-    15.0,
-)  # share of the initial time left, and its limit: for ending processes and delays
+# share of the initial time left, and its limit: for ending processes and delays
+_MARGIN_SHARE, _MAX_MARGIN_S = 0.05, 15.0
 _QUERY_INTERVAL_S = 300.0  # because: a job's limit seldom changes, and every query loads Slurm's single controller
 _SCONTROL_TIMEOUT_S = 30.0  # timeout of scontrol
 
@@ -164,9 +162,8 @@ class FullestMemory(RequestSource):
 
     def requested(self) -> int:
         if self._clock() >= self._next_check_s:
-            self._next_check_s = (
-                self._clock() + _CHECK_INTERVAL_S
-            )  # because: reading the memory in use takes as long as a short step
+            # because: reading the memory in use takes as long as a short step
+            self._next_check_s = self._clock() + _CHECK_INTERVAL_S
             num_bytes, rank = self._memory.measure()
             self._number = (num_bytes // 1024 << _RANK_BITS | rank) << _REQUEST_BITS
         return self._number
@@ -180,8 +177,8 @@ class Vote:
     """An exchange of numbers between all ranks that runs while a step computes. Each rank gets the same result, the
     maximum of each number over all ranks, after the same step.
 
-    The exchange runs while the step computes, so nothing waits for it. With several processes, a number counts after
-    the step that follows it; with a single process, after the step in which it arose.
+    Nothing waits for the exchange. With several processes, a number counts after the step that follows it; with a
+    single process, after the step in which it arose.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -219,7 +216,7 @@ class Vote:
 
 
 class Requests:
-    """All requests to a run (save, stop, trace, skip a measurement) and their effect. Each rank acts on the same
+    """The requests to a run (save, stop, trace, skip a measurement) and their effect. Each rank acts on the same
     results of the vote.
     """
 
@@ -418,9 +415,8 @@ class Allocation:
         if self._reported_end is None or self._deadline_s is None:
             seconds_left = end_unix_s - self._wall_clock()
             if self._job is not None and self._job.began is not None:
-                seconds_left = min(
-                    seconds_left, end_unix_s - self._job.began
-                )  # because: a slow wall clock must not extend the time left
+                # because: a slow wall clock must not extend the time left
+                seconds_left = min(seconds_left, end_unix_s - self._job.began)
             if seconds_left <= 0:
                 return  # because: the job is running, so either the clock is wrong or the end belongs to another job
             self._deadline_s = self._clock() + seconds_left

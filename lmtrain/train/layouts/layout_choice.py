@@ -58,8 +58,6 @@ def previous_layout(config: RunConfig, fixed_settings: Mapping[str, Any]) -> Run
     """Return `config` with the layout that the run's last start used, so that a resumed run keeps it. Return None if
     the run has no checkpoint yet, or if that layout contradicts `fixed_settings`, which maps keys to the values the
     user typed.
-
-    Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`.
     """
     folder = Path(config.run.dir)
     if latest_checkpoint(folder / CHECKPOINTS) is None:

@@ -77,9 +77,8 @@ def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Placement]) 
     work_bytes = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
     numbers = count_elements(places, layout, config.optim.num_slots)
     sizes = rank_bytes(numbers, layout, zero=config.parallel.zero, work_bytes=work_bytes)
-    is_unsharded = (
-        layout.dp == 1 and sizes.work == 0
-    )  # because: unsharded fp32 weights serve as both weights and masters
+    # because: unsharded fp32 weights serve as both weights and masters
+    is_unsharded = layout.dp == 1 and sizes.work == 0
     return {
         "parameters": numbers.parts,
         "weights_bytes": sizes.masters if is_unsharded else sizes.work,

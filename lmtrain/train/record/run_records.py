@@ -67,11 +67,8 @@ _MAX_FILE_BYTES = 1 << 18  # bytes of settings; because: readers of rows refuse 
 _CHUNK = 1 << 22  # numbers; because: their bucket indices take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
 _WARN_RATIO = 1.5  # ratio of learning rates between two steps above which a warning is shown
-_LEARNING_RATE_KEYS = (
-    "schedule.",
-    "train.steps",
-    "train.tokens",
-)  # settings that decide the shape of the learning rate
+# settings that decide the shape of the learning rate
+_LEARNING_RATE_KEYS = ("schedule.", "train.steps", "train.tokens")
 MAX_FAILED_SAVES = 3  # failed checkpoints in a row that end the run
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -82,8 +79,6 @@ def open_records(
     """Write the run's settings, environment and tokenizer to its folder, and return (log of metrics rows, sinks such as
     TensorBoard, text log) for writing during training. `stack` closes them. Other ranks than 0 get (None, (), None) and
     write nothing.
-
-    The files are the settings, the environment and the tokenizer.
     """
     if not is_rank_0:
         return None, (), None
