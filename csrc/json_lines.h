@@ -1,4 +1,4 @@
-// JSON lines: the text under a key. Twin: lmtrain/tokenizer/json_lines.py, which also says what is wrong with a line.
+// JSON lines: the text under a key. Twin: lmtrain/tokenizer/text_from_json_lines.py, which also says what is wrong with a line.
 #pragma once
 
 #include <cstdint>

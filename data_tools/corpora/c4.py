@@ -1,4 +1,6 @@
-"""Recipe for C4 and corpora of its form: compressed JSON lines with text, url and timestamp. Found by recipe.py.
+"""Recipe for C4 and corpora of its form: compressed JSON lines with text, url and timestamp.
+
+Found by corpus_definition.py.
 
 There are thousands of shards and many variants, so nothing is fetched by name. The url becomes the id; other keys are
 kept.
@@ -8,9 +10,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_from_name
-from data_tools.corpus.flow.step_runner import ReadOptions, Tally, find_step_sources, read_documents
-from data_tools.read.chunk_content import OnError
+from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe, split_from_name
+from data_tools.corpus.flow.corpus_step_runner import ReadOptions, Tally, find_step_sources, read_documents
+from data_tools.read.parse_documents import OnError
 
 
 def read(path: Path, tally: Tally) -> DocumentsBySplit:

@@ -1,4 +1,4 @@
-"""Recipes of evaluation texts; training on them invalidates the evaluation. Found by recipe.py.
+"""Recipes of evaluation texts; training on them invalidates the evaluation. Found by corpus_definition.py.
 
 LAMBADA (Paperno and others, 2016): passages whose last word needs the whole passage. WikiText (Merity and others,
 2016): articles of Wikipedia; to train on them, use wikitext103_raw.
@@ -6,8 +6,8 @@ LAMBADA (Paperno and others, 2016): passages whose last word needs the whole pas
 
 from __future__ import annotations
 
+from data_tools.corpora.corpus_definition import PublishedTexts
 from data_tools.corpora.download import RemoteFile
-from data_tools.corpora.recipe import PublishedTexts
 
 _OPEN_COPY = "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/900124bf3b8235c6daf21033af9948b3f07346c4"
 # because: the archive also has 2,662 novels (334 MB), and this copy has just the two files, unchanged

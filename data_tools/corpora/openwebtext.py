@@ -1,7 +1,7 @@
 """Recipe for OpenWebText (Gokaslan and Cohen, 2019): web pages linked from Reddit, like GPT-2's corpus.
 
 The archive is a tar of tars, which are read as streams, page by page: nothing is unpacked to disk, and no name in the
-archive becomes a path. Found by recipe.py.
+archive becomes a path. Found by corpus_definition.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe
 from data_tools.corpora.download import RemoteFile
-from data_tools.corpora.recipe import DocumentsBySplit, Recipe
-from data_tools.corpus.flow.step_runner import Tally
+from data_tools.corpus.flow.corpus_step_runner import Tally
 from data_tools.read.input_chunks import MAX_DOC_BYTES
 from data_tools.read.stream_readers import as_file, open_decompressed, read_stream
 from lmtrain.errors import DataError

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.corpus.flow.word_hashes import Hashes, shingles
+from data_tools.corpus.flow.word_ngram_hashes import Hashes, shingles
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.safe_files import atomic_file
 

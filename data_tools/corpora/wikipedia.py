@@ -1,4 +1,4 @@
-"""Recipe for a Wikipedia dump (pages-articles.xml.bz2), read as a stream of plain texts. Found by recipe.py.
+"""Recipe for a Wikipedia dump (pages-articles.xml.bz2), read as a stream of plain texts. Found by corpus_definition.py.
 
 expat parses the XML in pieces, without a tree; a document type or an entity declaration, which no dump has, is an
 error. Redirects and pages that are not articles are dropped and counted.
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from data_tools.corpora.recipe import DocumentsBySplit, Recipe
-from data_tools.corpus.flow.step_runner import Tally
+from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe
+from data_tools.corpus.flow.corpus_step_runner import Tally
 from data_tools.read.input_chunks import MAX_DOC_BYTES
 from data_tools.read.stream_readers import open_decompressed
 from lmtrain.errors import DataError

@@ -1,4 +1,6 @@
-"""Recipe for WikiText-103 (Merity and others, 2016), raw, for training: articles of Wikipedia. Found by recipe.py.
+"""Recipe for WikiText-103 (Merity and others, 2016), raw, for training: articles of Wikipedia.
+
+Found by corpus_definition.py.
 
 An article begins at a first-level heading between two blank lines. Texts are unchanged, including the blank line before
 the heading: concatenated they are the published file.
@@ -11,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe, split_from_name
 from data_tools.corpora.download import RemoteFile
-from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_from_name
-from data_tools.corpus.flow.step_runner import Tally
+from data_tools.corpus.flow.corpus_step_runner import Tally
 from data_tools.read.stream_readers import archive_contents
 from lmtrain.errors import DataError
 

@@ -19,11 +19,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.step_runner import Documents, SelectionStep, Tally
-from data_tools.corpus.flow.word_hashes import Hashes, hash_runs, mix
+from data_tools.corpus.flow.corpus_step_runner import Documents, SelectionStep, Tally
+from data_tools.corpus.flow.word_ngram_hashes import Hashes, hash_runs, mix
 from data_tools.writing_systems import check_script, script_shares
 from lmtrain.errors import UsageError, spelling_hint
-from lmtrain.tokenizer.json_lines import Document
+from lmtrain.tokenizer.text_from_json_lines import Document
 
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _BULLETS = ("•", "‣", "▪", "●", "◦", "-", "*", "·")

@@ -19,8 +19,7 @@ from typing import IO, ClassVar
 import numpy as np
 
 from data_tools.corpus.copies.dedupe import content_hash
-from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
-from data_tools.corpus.flow.step_runner import (
+from data_tools.corpus.flow.corpus_step_runner import (
     Documents,
     Report,
     SelectionStep,
@@ -33,11 +32,12 @@ from data_tools.corpus.flow.step_runner import (
     run_step,
     to_line,
 )
+from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
 from data_tools.read.find_input_files import Inputs
 from data_tools.read.input_chunks import WHOLE_PART
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files.safe_files import atomic_file, storage_errors
-from lmtrain.tokenizer.json_lines import Document
+from lmtrain.tokenizer.text_from_json_lines import Document
 
 SPLITS = ("train", "valid", "test")
 _HEAD = struct.Struct("<QI")  # random number and byte length of a line

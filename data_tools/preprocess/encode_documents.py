@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_tools.read.chunk_content import Content
+from data_tools.read.parse_documents import Content
 from lmtrain import native
 from lmtrain.tokenizer.bulk_encoding import Encoder
-from lmtrain.tokenizer.json_lines import Reject
+from lmtrain.tokenizer.text_from_json_lines import Reject
 
 
 def _word_set(text: str) -> frozenset[str]:

@@ -21,7 +21,7 @@ from data_tools.read.find_input_files import Source
 from data_tools.read.stream_readers import DamagedArchiveError, Rows, open_source, read_rows, read_stream
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files import safe_files
-from lmtrain.tokenizer.json_lines import BOM
+from lmtrain.tokenizer.text_from_json_lines import BOM
 
 SLICE_BYTES = 4 << 20
 MAX_DOC_BYTES = 256 << 20

@@ -15,9 +15,9 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES
 from lmtrain.checkpoint.disk.safetensors_file import Array
-from lmtrain.checkpoint.disk.tensor_boxes import full_box, split_box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box, split_box
 from lmtrain.checkpoint.find_and_prune import list_broken, list_checkpoints, resolve_checkpoint
-from lmtrain.checkpoint.verified_contents import Contents, checked_model
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.errors import CheckpointError
 from lmtrain.runfolder.file_names import CHECKPOINTS
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, dtype_code
 from lmtrain.checkpoint.disk.safetensors_file import Array, piece_box
-from lmtrain.checkpoint.disk.tensor_boxes import Box
-from lmtrain.checkpoint.verified_contents import Contents, checked_model, suggest_name
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, suggest_name
 from lmtrain.errors import CheckpointError, join_few
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings

@@ -20,7 +20,7 @@ def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
 
-    from lmtrain.runtime.machine.device import device_name, memory_stats, pick_device
+    from lmtrain.runtime.machine.choose_device import device_name, memory_stats, pick_device
 
     device = pick_device("auto")
     report = environment_report() | {
@@ -45,7 +45,7 @@ def _describe_rank_start() -> str:
     its own, with the reason why it cannot be forked. Starts and stops such a server to find out.
     """
     from lmtrain.cli.ranks.launch_ranks import TRAINING_IMPORTS
-    from lmtrain.runtime.processes.rank_starter import Program, RankStarter
+    from lmtrain.runtime.processes.start_rank_processes import Program, RankStarter
 
     reasons: list[str] = []
     environment, host = NodeRanks(1).shared_environment(), ProcessEnv.detect().host

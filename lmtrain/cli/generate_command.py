@@ -49,7 +49,7 @@ def generate(
 
     from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load_model import load_for_eval
-    from lmtrain.runtime.machine.device import pick_device
+    from lmtrain.runtime.machine.choose_device import pick_device
 
     samplings = [
         Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)

@@ -44,7 +44,7 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
         if takes_settings:
-            from lmtrain.cli.keys.translate_foreign import foreign_line_message
+            from lmtrain.cli.keys.translate_foreign_flags import foreign_line_message
 
             if rule := foreign_line_message(command, error, argv):
                 return UsageError(rule)
@@ -106,7 +106,7 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
     name = option.lstrip("-").lower().replace("-", "_")
     closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
     if takes_settings and not closest:
-        from lmtrain.cli.keys.translate_foreign import PROCESS_COUNT_NAMES
+        from lmtrain.cli.keys.translate_foreign_flags import PROCESS_COUNT_NAMES
         from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
 
         if name in PROCESS_COUNT_NAMES and any("--nproc" in param.opts for param in error.ctx.command.params):

@@ -21,7 +21,7 @@ from lmtrain.batch import StepBatches
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset, SampleOrder, labels_per_term
 from lmtrain.errors import SettingsError
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 
@@ -73,7 +73,7 @@ class Loader:
         prefetcher = self._prefetcher = _Prefetcher(self, start, stop) if self.prefetch_steps else None
         try:
             for step in range(start, stop):
-                phases.enter("data", step + 1)
+                current_phase.enter("data", step + 1)
                 yield self._wait_for_step(prefetcher.get if prefetcher else partial(self.read, step))
         finally:
             if prefetcher:
@@ -93,7 +93,7 @@ class Loader:
         fault_point("data.next")
         step = read()
         self.data_wait_s = time.perf_counter() - began
-        phases.leave()
+        current_phase.leave()
         return step
 
     def _to_torch(self, array: NDArray[Any]) -> torch.Tensor:

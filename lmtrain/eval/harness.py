@@ -24,7 +24,7 @@ from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.scoring import Scorer, TargetScores
 from lmtrain.eval.task import eod_id
 from lmtrain.eval.windows import Request
-from lmtrain.runtime.machine.device import pick_device
+from lmtrain.runtime.machine.choose_device import pick_device
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 MAX_NEW_TOKENS = 256  # the harness's default if a task sets none

@@ -18,7 +18,7 @@ from lmtrain.errors import OutOfMemoryError
 from lmtrain.eval.run_task import Subject, score
 from lmtrain.eval.scoring import Scorable
 from lmtrain.eval.task import Answers, Prepared, Task, choose_window, sum_columns
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
 
 _ROW_KEYS = (

@@ -16,10 +16,10 @@ from lmtrain.config.settings_builder import build_settings
 from lmtrain.eval.model_source import ModelSource, check_causal, checkpoint_source
 from lmtrain.eval.run_task import Subject, check_vocabulary
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, PrecisionSettings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.machine.device import device_name
+from lmtrain.runtime.machine.choose_device import device_name
 
 
 @dataclass(frozen=True, kw_only=True)

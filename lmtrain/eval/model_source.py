@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-from lmtrain.checkpoint.verified_contents import Contents, checked_model
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.eval.task import Task, all_tasks
 from lmtrain.layout import Piece

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
 from lmtrain.kernels.kernel_support import can_run_kernel
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lmtrain.kernels import adamw
-from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
 from lmtrain.kernels.kernel_support import uses_fused_kernels
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.kernels import adamw as kernel
-from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
 from lmtrain.kernels.kernel_support import uses_fused_kernels
 from lmtrain.optim.adam_moments import (
     SLOTS,

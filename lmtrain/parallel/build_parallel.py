@@ -20,7 +20,7 @@ from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.blocks.attention_masks import apply_block_masks
 from lmtrain.parallel.blocks.dropout import DropoutSeeds, apply_rank_dropout
 from lmtrain.parallel.blocks.recompute import apply_compile, apply_recompute, compile_loss
-from lmtrain.parallel.compute_settings import (
+from lmtrain.parallel.device_and_precision_settings import (
     ComputeSettings,
     NoRecomputeSettings,
     PrecisionSettings,
@@ -29,14 +29,14 @@ from lmtrain.parallel.compute_settings import (
 )
 from lmtrain.parallel.matrix_products import apply_summing_linears, can_sum_products, summing_modules
 from lmtrain.parallel.mesh import Mesh, build_mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
 from lmtrain.parallel.tensor_parallel import apply_tensor_parallel, count_hits, cross_entropy_sum
 from lmtrain.parallel.weight_shards import draw_initial_values
-from lmtrain.parallel.weights.gradient_sums import TiedSums, tied_copies
 from lmtrain.parallel.weights.master_weights import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
+from lmtrain.parallel.weights.reduce_and_clip_gradients import TiedSums, tied_copies
+from lmtrain.placement.layers_and_shards_of_ranks import Stage, placements_of_rank, stages_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import Stage, placements_of_rank, stages_of_rank
 from lmtrain.runtime.machine.gpus import has_kernel_compiler
 from lmtrain.spec import LanguageModel, Start
 

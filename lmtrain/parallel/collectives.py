@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.matrix_products import weight_gradient
 from lmtrain.parallel.mesh import Axis
 from lmtrain.runtime.processes.fault_injection import fault_point
@@ -197,7 +197,7 @@ def all_reduce(
         # collective: as below
         dist.all_reduce(x, op, group=axis.group)
     elif not fault_point("collective"):
-        with phases.within("collective", wait_name, axis=axis, tensor=x):
+        with current_phase.within("collective", wait_name, axis=axis, tensor=x):
             # collective: the caller's tensor, over the caller's axis
             dist.all_reduce(x, op, group=axis.group)
     return x
@@ -208,7 +208,7 @@ def broadcast(x: Tensor, axis: Axis, source_index: int, wait_name: str) -> Tenso
     the wait.
     """
     if axis.size > 1:
-        with phases.within("collective", wait_name, axis=axis, tensor=x):
+        with current_phase.within("collective", wait_name, axis=axis, tensor=x):
             # collective: broadcasts a rank's tensor to the axis, without a sum
             dist.broadcast(x, axis.ranks[source_index], group=axis.group)
     return x
@@ -289,5 +289,5 @@ def _wait(work: dist.Work | None, axis: Axis, tensor: Tensor, wait_name: str = "
     `wait_name`, with the size of `tensor`, which is summed or gathered.
     """
     if work is not None:
-        with phases.within("collective", wait_name, axis=axis, tensor=tensor, early=True):
+        with current_phase.within("collective", wait_name, axis=axis, tensor=tensor, early=True):
             work.wait()

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Coordinate, Layout
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.runtime.processes.process_group import collective_timeout, new_group
 from lmtrain.runtime.processes.rank_agreement import SINGLE_PROCESS, Peers
 
@@ -117,7 +117,7 @@ def _ranks_along(layout: Layout, coordinate: Coordinate, *names: str) -> tuple[i
 class GroupPeers:
     """The processes of the run, over a separate gloo group. Every process creates it at the same point."""
 
-    def __init__(self, mesh: Mesh, place: phases.ThreadPosition, wait_name: str = "an agreement") -> None:
+    def __init__(self, mesh: Mesh, place: current_phase.ThreadPosition, wait_name: str = "an agreement") -> None:
         """Create the group. `place` is the thread in whose trace a wait appears, `wait_name` the wait's name there."""
         self.rank, self.num_ranks, self.world = mesh.rank, mesh.world.size, mesh.world
         self.place, self.wait_name = place, wait_name
@@ -134,7 +134,7 @@ class GroupPeers:
         work = dist.all_gather(list(rows), own_row, group=self.group, async_op=True)
 
         def wait_for_rows() -> NDArray[np.int64]:
-            with phases.within("collective", self.wait_name, self.place, self.world, own_row, early=early):
+            with current_phase.within("collective", self.wait_name, self.place, self.world, own_row, early=early):
                 work.wait()
             return rows.numpy()
 
@@ -148,12 +148,12 @@ class GroupPeers:
 
 def main_thread_peers(mesh: Mesh) -> Peers:
     """Return the peers for the processes' main threads."""
-    return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else SINGLE_PROCESS
+    return GroupPeers(mesh, current_phase.main) if mesh.world.size > 1 else SINGLE_PROCESS
 
 
 def saver_thread_peers(mesh: Mesh) -> Peers:
     """Return the peers for the threads that write checkpoints."""
-    return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else SINGLE_PROCESS
+    return GroupPeers(mesh, current_phase.saver) if mesh.world.size > 1 else SINGLE_PROCESS
 
 
 class DefaultGroupPeers:
@@ -169,7 +169,7 @@ class DefaultGroupPeers:
         """Gather `numbers` from every rank, equally many on each, and return a list of them per rank, in rank order."""
         own_row = torch.tensor(list(numbers), dtype=torch.int64)
         rows = torch.empty(self.num_ranks, len(own_row), dtype=torch.int64)
-        with phases.within("collective", self.wait_name):
+        with current_phase.within("collective", self.wait_name):
             # collective: gathers a row per process to rank 0 and broadcasts all rows to the world, on the host
             dist.gather(own_row, list(rows) if self.rank == 0 else None)
             dist.broadcast(rows, 0)

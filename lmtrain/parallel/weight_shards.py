@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtrain.layout import Piece
 from lmtrain.models.init import draw_parameter
-from lmtrain.placement.placements import Placement, Region
+from lmtrain.placement.layers_and_shards_of_ranks import Placement, Region
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.spec import Start
 

@@ -10,12 +10,12 @@ import os
 import re
 
 METRICS = "metrics.jsonl"  # one row per event: metrics_rows.py
-STOP = "stop.json"  # why the newest start ended: run_ends.py
+STOP = "stop.json"  # why the newest start ended: how_runs_ended.py
 CONFIG = "config.json"  # the settings of the newest start
 ENVIRONMENT = "environment.json"  # versions and machine of the newest start
 WORKING_DIRECTORY = "folder"  # key of environment.json: the start's working directory, for its relative paths
 TOKENIZER = "tokenizer.json"
-FAILED_STARTS = "starts.json"  # record of the failed starts since the newest checkpoint: train/in_loop/lost_starts.py
+FAILED_STARTS = "starts.json"  # failed starts since the newest checkpoint: train/in_loop/failed_start_counter.py
 PHASE_TIMES = "phase_times.json"  # the longest time seen per phase, in seconds, for the watchdog of the next start
 LOG = "log.txt"
 CHECKPOINTS, TENSORBOARD, TRACES, HANGS = "checkpoints", "tensorboard", "trace", "hangs"  # folders

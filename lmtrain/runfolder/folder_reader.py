@@ -15,7 +15,7 @@ from typing import Any
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, shorten
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP, WORKING_DIRECTORY
-from lmtrain.runfolder.run_ends import read_stop
+from lmtrain.runfolder.how_runs_ended import read_stop
 from lmtrain.runfolder.stop_file import DONE
 from lmtrain.runtime.files.safe_files import lock_holder, read_json
 

@@ -4,7 +4,7 @@ Used by a run that resumes, and by commands that show a run. Every row has `even
 row also the `name` of the evaluation; the other keys depend on the event. Numbers round-trip exactly; nan, inf and
 -inf, which JSON lacks, are the strings "nan", "inf" and "-inf". The one writer is lmtrain/observe/metrics.py.
 `read_metrics` raises on a damaged line and names its number; the readers of the newest rows (for `runs` and `watch`)
-skip a damaged line. Reports, which need whole columns, read with lmtrain/observe/history/metrics_columns.py.
+skip a damaged line. Reports, which need whole columns, read with lmtrain/observe/history/read_metrics_columns.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.tokenizer import vocabularies
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.json_lines import (
+from lmtrain.tokenizer.text_from_json_lines import (
     BadTextError,
     Reject,
     Text,

@@ -24,7 +24,12 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.measure.measure_names import validation_measure_names
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
-from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettings, PrecisionSettings, RecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import (
+    ComputeSettings,
+    NoRecomputeSettings,
+    PrecisionSettings,
+    RecomputeSettings,
+)
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder_reader import read_settings, read_working_directory

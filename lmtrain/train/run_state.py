@@ -19,7 +19,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.loader import Loader
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
 from lmtrain.layout import Piece
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput
 from lmtrain.observe.metrics import MetricsLog
@@ -27,7 +27,7 @@ from lmtrain.observe.screen.training_view import RunView
 from lmtrain.observe.sinks.queued_sink import QueuedSink
 from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
@@ -130,7 +130,7 @@ def resume(
 
     A damaged checkpoint is renamed and a message on it appended to `skip_messages`. All ranks take part.
     """
-    phases.enter("load")
+    current_phase.enter("load")
     while True:
         path = inputs.resume_from
         assert path is not None

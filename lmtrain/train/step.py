@@ -13,9 +13,9 @@ import torch
 
 from lmtrain.batch import StepBatches
 from lmtrain.errors import NonFiniteLossError
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.optim.groups import apply_learning_rate
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 
@@ -42,7 +42,7 @@ def train_step(
     """
     shares = model.forward_backward(batches)
     norm = model.finish_gradients(clip_norm)
-    with phases.within("collective", phases.DEVICE_WAIT):
+    with current_phase.within("collective", current_phase.DEVICE_WAIT):
         *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
     num_terms = len(model.terms)
     losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), num_terms)]
@@ -66,7 +66,7 @@ def train_step(
         apply_learning_rate(optimizer, lr)
         model.update(optimizer)
     model.loss_scale.update(overflow)
-    phases.leave()
+    current_phase.leave()
     return StepResult(math.fsum(losses), grad_norm, overflow, terms)
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
+from lmtrain.observe.measure.current_phase import MESSAGES, PHASES, main
 from lmtrain.observe.measure.memory import Memory
-from lmtrain.observe.measure.phases import MESSAGES, PHASES, main
 from lmtrain.observe.stragglers.find_slow_ranks import (
     MIN_EXCESS,
     MIN_EXCESS_S,
@@ -33,7 +33,7 @@ from lmtrain.observe.stragglers.find_slow_ranks import (
     rank_message,
 )
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.placement.placements import stages_of_rank
+from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
 from lmtrain.runtime.processes.process_group import gather_to_rank0
 from lmtrain.train.run_config import RunConfig
 
@@ -213,7 +213,7 @@ def build_straggler_watch(config: RunConfig, model: ModelSettings, mesh: Mesh, m
     """
     if mesh.world.size == 1:
         return None
-    with phases.within("collective", "an agreement"):
+    with current_phase.within("collective", "an agreement"):
         hosts = [name.decode(errors="replace") for name in gather_to_rank0(socket.gethostname().encode()[:64], 64)]
     return StragglerWatch(
         mesh.layout, mesh.rank, hosts, stage_work_keys(config, model), memory, on_host=mesh.device_type == "cpu"

@@ -154,7 +154,7 @@ def build(folder: Path, vocab: Path) -> None:
     import torch
 
     from lmtrain.exchange.huggingface.import_and_export import export_hf
-    from lmtrain.exchange.write_by_parts import save_imported
+    from lmtrain.exchange.stream_tensors_to_disk import save_imported
     from lmtrain.models.gpt_settings import GPTSettings
     from lmtrain.models.model_settings import unpadded_shapes
     from lmtrain.tokenizer.base import Tokenizer

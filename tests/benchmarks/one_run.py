@@ -25,7 +25,7 @@ from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.profile.kernel_times import read_tables
 from lmtrain.plan.run_model.run_memory import NEED_A_GPU, count_rank_bytes
 from lmtrain.train.before.preflight import load_data
-from lmtrain.train.layouts.dry_run import planned_run
+from lmtrain.train.layouts.dry_run_estimates import planned_run
 from lmtrain.train.run_config import RunConfig
 from tests.benchmarks.switches import ATTENTION, only_attention, turn_off
 from tests.benchmarks.workloads import WORKLOADS, Workload

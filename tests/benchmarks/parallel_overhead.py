@@ -39,10 +39,10 @@ from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.tensor_parallel import apply_tensor_parallel
-from lmtrain.placement.placements import place_parameters
+from lmtrain.placement.layers_and_shards_of_ranks import place_parameters
 from tests.layouts.workers import Pool
 from tests.unit.models.first_weights import start
 

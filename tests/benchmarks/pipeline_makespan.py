@@ -24,10 +24,10 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.schedule_simulator import Costs, simulate

@@ -29,14 +29,14 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline import messages
+from lmtrain.parallel.pipeline import stage_to_stage_messages
 from lmtrain.parallel.weights import fsdp_sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, replay_step
-from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 
@@ -129,12 +129,14 @@ def slow_links(seconds: OperationSeconds) -> Iterator[None]:
     """A message arrives a while after it was sent, in order; a collective of FSDP's takes a while longer."""
     with ThreadPoolExecutor(1) as lane, ExitStack() as stack:
 
-        def send(self: messages.Outbox, needed: int, tensor: Tensor, tag: int, letter: Any = None) -> None:
+        def send(
+            self: stage_to_stage_messages.Outbox, needed: int, tensor: Tensor, tag: int, letter: Any = None
+        ) -> None:
             ready = time.perf_counter() + (0.0 if tag else seconds.send)
             late: Any = Late(lane.submit(_send_at, ready, self, tensor, tag))
             self.in_flight.append((needed, late, tensor))
 
-        stack.enter_context(replaced(messages.Outbox, "_send", send))
+        stack.enter_context(replaced(stage_to_stage_messages.Outbox, "_send", send))
         for owner, each in ((fsdp_sharding._AllGather, seconds.gather), (fsdp_sharding._ReduceScatter, seconds.reduce)):
             stack.enter_context(replaced(owner, "__call__", _later(owner.__call__, each)))
         yield
@@ -153,7 +155,7 @@ class Late:
         return self.begun.done() and self.begun.result().is_completed()
 
 
-def _send_at(ready: float, box: messages.Outbox, tensor: Tensor, tag: int) -> dist.Work:
+def _send_at(ready: float, box: stage_to_stage_messages.Outbox, tensor: Tensor, tag: int) -> dist.Work:
     time.sleep(max(ready - time.perf_counter(), 0.0))
     work = dist.isend(tensor, box.receiver, group=box.group, tag=tag)
     assert work is not None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
-from lmtrain.plan.price.workload import stack_cases
+from lmtrain.plan.price.workload_description import stack_cases
 from lmtrain.plan.run_model.closed_form_memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import PROGRAMS, Row, build_case, read_rows, why_not

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import TIME_FACTORS, FittedFactors
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import stack_cases
+from lmtrain.plan.price.workload_description import stack_cases
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import Published, published, read_rows, seconds_of, why_not
 from tests.unit.plan.machines import nominal

@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, Program, RecomputedShares, Schedule
+from lmtrain.plan.price.workload_description import (
+    Attention,
+    Case,
+    Overlap,
+    Pointwise,
+    Program,
+    RecomputedShares,
+    Schedule,
+)
 from tests.unit.plan.machines import hardware_named
 
 CONF = Path(__file__).parents[2] / "conf" / "hardware"

@@ -27,11 +27,11 @@ from lmtrain.layout import Piece
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.files.safe_files import drop_from_page_cache
 from lmtrain.train import run_state
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 
 MOST_PAUSE, LEAST_SPEED = 1.3, 0.7
 _DD_BYTES = 4 << 20

@@ -30,11 +30,11 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline import messages
+from lmtrain.parallel.pipeline import stage_to_stage_messages
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.train.in_loop.requests import Requests, Vote
+from lmtrain.train.in_loop.save_and_stop_requests import Requests, Vote
 from lmtrain.train.step import train_step
 from lmtrain.train.step_durations import Durations
 from lmtrain.train.straggler_watch import StragglerWatch
@@ -136,13 +136,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         if now == case.get("since"):
             pause.slow_down(case.get("span") if case.get("rank") == rank else None)
             if case.get("link") == rank % 2:
-                setattr(messages, "dist", _SlowLink())  # noqa: B010  # because: to mypy a module's name is no attribute
+                setattr(stage_to_stage_messages, "dist", _SlowLink())  # noqa: B010  # because: to mypy a module's name is no attribute
         requests.start_vote()
         costs.begin_step()
         train_step(model, optimizer, batches, 0.0, 1.0)
         costs.end_step(0.0)
         requests.finish_vote()
-    setattr(messages, "dist", dist)  # noqa: B010
+    setattr(stage_to_stage_messages, "dist", dist)  # noqa: B010
     return {"said": said, "step_s": (time.perf_counter() - began) / case["steps"]}
 
 

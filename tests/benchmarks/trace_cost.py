@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans.recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
 from lmtrain.observe.spans.span_file import Header, SpanFile
 
@@ -43,25 +43,25 @@ TP, WORLD, SENT = Axis("tp"), Axis("world"), np.zeros(1024, np.float32)
 
 def one_step(step: int) -> None:
     """As executor, collectives, messages and loop mark it."""
-    phases.enter("data", step)
-    phases.leave()
+    current_phase.enter("data", step)
+    current_phase.leave()
     for phase in ("forward", "backward"):
         for index in range(MICROBATCHES):
-            phases.enter(phase, microbatch=index, stage=1)
-            began = phases.span_start(SENT)
-            with phases.within("collective", "a message from another stage"):
+            current_phase.enter(phase, microbatch=index, stage=1)
+            began = current_phase.span_start(SENT)
+            with current_phase.within("collective", "a message from another stage"):
                 pass
-            phases.record_message(began, "receive", 0, SENT, MessageKey(False, 1, index))
+            current_phase.record_message(began, "receive", 0, SENT, MessageKey(False, 1, index))
             for _ in range(SUMS):
-                with phases.within("collective", "a sum of activations", axis=TP, tensor=SENT):
+                with current_phase.within("collective", "a sum of activations", axis=TP, tensor=SENT):
                     pass
-            began = phases.span_start(SENT)
-            phases.record_message(began, "send", 2, SENT, MessageKey(False, 2, index))
-            phases.leave()
-    phases.enter("optimizer")
-    with phases.within("collective", "the gradient norm", axis=WORLD, tensor=SENT):
+            began = current_phase.span_start(SENT)
+            current_phase.record_message(began, "send", 2, SENT, MessageKey(False, 2, index))
+            current_phase.leave()
+    current_phase.enter("optimizer")
+    with current_phase.within("collective", "the gradient norm", axis=WORLD, tensor=SENT):
         pass
-    phases.leave()
+    current_phase.leave()
 
 
 def measured(which: str, folder: Path) -> tuple[float, int]:
@@ -73,7 +73,7 @@ def measured(which: str, folder: Path) -> tuple[float, int]:
 
     began = time.thread_time()
     tracer = Tracer(which, open_recorder, print)
-    phases.set_step_callback(tracer.begin_step)
+    current_phase.set_step_callback(tracer.begin_step)
     for step in range(1, STEPS + 1):
         one_step(step)
     seconds, recorder = time.thread_time() - began, tracer.recorder

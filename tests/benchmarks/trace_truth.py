@@ -30,17 +30,17 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans import recorder as recording
 from lmtrain.observe.spans.span_file import Header, SpanFile, read_spans, span_file_name
 from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
 from lmtrain.observe.timeline.step_breakdown import step_times
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.trace_comparison import compare_with_replay
+from lmtrain.plan.compare_trace_to_schedule import compare_with_replay
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.schedule_simulator import Costs, simulate
 from lmtrain.schedules.table import Action, Kind
@@ -213,21 +213,21 @@ def work(folder: str, start: int, since_ns: int, parallel: dict[str, Any]) -> di
     slept.clear()
     dist.barrier()
     vars(recording)["time"] = clock
-    phases.set_recorder(recorder)
+    current_phase.set_recorder(recorder)
     try:
         for step in STEPS:
             recorder.begin_step(step)
-            phases.enter("data", step)
+            current_phase.enter("data", step)
             told["data_s"] += _sleep(DATA_S) / len(STEPS)
-            phases.leave()
+            current_phase.leave()
             model.forward_backward(StepBatches(step, batch, MICROBATCHES, (64,), numbers, 64))
             told["blocks"].append([*slept])
             slept.clear()
             model.finish_gradients(1.0)
             told["update_s"] += _sleep(UPDATE_S) / len(STEPS)
-            phases.leave()
+            current_phase.leave()
     finally:
-        phases.set_recorder(None)
+        current_phase.set_recorder(None)
         recorder.close()
         vars(recording)["time"] = time
     return told

@@ -15,7 +15,7 @@ from typing import Any
 
 import lmtrain.__main__
 from lmtrain.cli.ranks import launch_ranks
-from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter
+from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 
 MODULE = "tests.cli.forking"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.cli.demo_command import LAYOUT, check_same_scores, read_result
 from lmtrain.errors import LmtrainError
 from tests.cli.harness import start

@@ -14,10 +14,10 @@ import torch
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.runtime.processes.launcher import launch
 from lmtrain.runtime.processes.process_environment import NodeRanks
-from lmtrain.runtime.processes.rank_starter import Program
+from lmtrain.runtime.processes.start_rank_processes import Program
 from lmtrain.tokenizer.train import train_bpe
 
 TEXT = "A process holds its share of the model, and a text is scored by all of them. " * 4

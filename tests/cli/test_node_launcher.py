@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from lmtrain.cli.pretrain.run_attempt import run_attempt
+from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
 from lmtrain.cli.ranks.launch_ranks import launch_training
 from lmtrain.config.compose import compose
 from lmtrain.errors import StoppedEarly
@@ -94,8 +94,8 @@ def test_rank_0_that_is_asked_to_stop_leaves_the_reason_of_another_node(
 ) -> None:
     """srun asks all tasks to stop once one of them has failed."""
     for name in ("end_now", "ignore_stops"):
-        monkeypatch.setattr(f"lmtrain.cli.pretrain.run_attempt.{name}", lambda *_: None)
-    monkeypatch.setattr("lmtrain.train.in_loop.lost_starts.count_start", lambda *_: None)
+        monkeypatch.setattr(f"lmtrain.cli.pretrain.run_attempt_bookkeeping.{name}", lambda *_: None)
+    monkeypatch.setattr("lmtrain.train.in_loop.failed_start_counter.count_start", lambda *_: None)
     write(tmp_path, EARLIER)
     end(config, lambda: write(tmp_path, OTHERS) if is_written else None)
     assert (cause(tmp_path) == OTHERS["cause"]) == is_written

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain, start
 

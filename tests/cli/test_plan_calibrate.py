@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.plan import calibrate
-from lmtrain.plan.calibrate import Calibration, MeasuredRun
+from lmtrain.plan import calibrate_to_measured_steps
+from lmtrain.plan.calibrate_to_measured_steps import Calibration, MeasuredRun
 from lmtrain.plan.price.hardware import Hardware
 from tests.cli.harness import Toy, lmtrain
 
@@ -19,13 +19,13 @@ from tests.cli.harness import Toy, lmtrain
 @pytest.mark.wide
 def test_runs_make_a_machine_that_can_be_chosen(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[MeasuredRun] = []
-    fit = calibrate.calibrate
+    fit = calibrate_to_measured_steps.calibrate
 
     def seen(machine: Hardware, runs: Sequence[MeasuredRun]) -> Calibration:
         measured.extend(runs)
         return fit(machine, runs)
 
-    monkeypatch.setattr(calibrate, "calibrate", seen)
+    monkeypatch.setattr(calibrate_to_measured_steps, "calibrate", seen)
     runs = [tmp_path / f"width_{width}" for width in (16, 32, 64)]
     for width, run in zip((16, 32, 64), runs, strict=True):
         lmtrain("pretrain", *toy.settings(run, model__width=width), "checkpoint.interval_steps=null")
@@ -94,7 +94,9 @@ def test_rows_without_a_time_are_refused(tmp_path: Path, damage: dict[str, Any])
 
 
 def test_what_is_done_between_steps_is_no_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "calibrate", lambda machine, runs: Calibration(machine, [0.0, 0.0], [0.0, 0.0]))
+    monkeypatch.setattr(
+        calibrate_to_measured_steps, "calibrate", lambda machine, runs: Calibration(machine, [0.0, 0.0], [0.0, 0.0])
+    )
     runs = _run(tmp_path / "plain", _rows()), _run(tmp_path / "validates", _rows_between_others())
     facts = json.loads(lmtrain("plan", "--calibrate", *runs, "hardware=cpu", "--json"))
     assert [row["measured_step_s"] for row in facts["runs"]] == pytest.approx([0.1, 0.1])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.history.metrics_columns import read_record
+from lmtrain.observe.history.read_metrics_columns import read_record
 from lmtrain.observe.profile.kernel_times import TABLE_SUFFIX, Kernel, KernelTable, write_table
 from lmtrain.observe.spans.span_file import COUNTER, COUNTER_AT, HEADER_BYTES, SPAN, Kind, span_file_name
 from tests.benchmarks.report_page import write_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lmtrain.cli.report.figures import build_charts
-from lmtrain.observe.history.metrics_columns import read_record
+from lmtrain.cli.report.draw_curves import build_charts
+from lmtrain.observe.history.read_metrics_columns import read_record
 from tests.cli.harness import Toy, lmtrain
 from tests.cli.test_report import figures
 

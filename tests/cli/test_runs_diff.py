@@ -16,9 +16,9 @@ from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train import loop, setup
-from lmtrain.train.record import run_records
-from lmtrain.train.record.run_records import report_step
+from lmtrain.train import loop, set_up_run
+from lmtrain.train.record import write_records
+from lmtrain.train.record.write_records import report_step
 from lmtrain.train.step import train_step
 from tests.cli.harness import Toy, lmtrain
 
@@ -112,7 +112,7 @@ def changed(toy: Toy, samples: list[NDArray[Any]], folder: Path) -> Path:
 def test_one_weight_bit(
     which: int, bit: int, toy: Toy, base: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = setup.build_optimizer
+    keep = set_up_run.build_optimizer
 
     def flip(settings: Any, model: Any) -> Any:
         weights = [one for one in model.parameters.values() if one.dim() == 2]  # because: others begin as 0 or 1
@@ -120,7 +120,7 @@ def test_one_weight_bit(
         weight[weight.numel() // 2] ^= 1 << bit
         return keep(settings, model)
 
-    monkeypatch.setattr(setup, "build_optimizer", flip)
+    monkeypatch.setattr(set_up_run, "build_optimizer", flip)
     lmtrain("pretrain", *toy.settings(tmp_path / "b", **SHARED))
     facts = compared(base[0], tmp_path / "b")
     assert facts["causes"] == ["the first weights are not the same"]
@@ -141,7 +141,7 @@ def test_a_library(
 
     monkeypatch.setattr(loop, "train_step", other)
     changed = (found := report()) | {"packages": found["packages"] | {name: version}}
-    monkeypatch.setattr(run_records, "environment_report", lambda: changed)
+    monkeypatch.setattr(write_records, "environment_report", lambda: changed)
     lmtrain("pretrain", *toy.settings(tmp_path / "b", **SHARED))
     facts = compared(base[0], tmp_path / "b")
     assert facts["first_step"] == begins + 1  # because: a step's loss comes before its update

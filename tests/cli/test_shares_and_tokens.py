@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, encode_manifest
-from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.checkpoint.read_verified_contents import Contents
+from lmtrain.data.assemble_training_data import READ_SHARES
 from lmtrain.data.samples.packing import Packing
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.data.training_data import READ_SHARES
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before import preflight
 from tests.cli.harness import Toy, lmtrain

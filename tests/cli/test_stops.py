@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.run_attempt import run_attempt
+from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
 from lmtrain.errors import StoppedEarly
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import Stopped
-from lmtrain.train.in_loop import requests
-from lmtrain.train.in_loop.requests import Allocation
+from lmtrain.train.in_loop import save_and_stop_requests
+from lmtrain.train.in_loop.save_and_stop_requests import Allocation
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import slow, wide
 
@@ -156,7 +156,7 @@ def test_the_end_of_an_allocation_needs_no_signal(toy: Toy, tmp_path: Path) -> N
     folder = tmp_path / "run"
     env = {"SLURM_JOB_ID": "1", "SLURM_JOB_START_TIME": "1000", "SLURM_JOB_END_TIME": "1001", "PATH": ""}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(requests, "Allocation", partial(Allocation, wall_clock=lambda: 1000.999))
+        patch.setattr(save_and_stop_requests, "Allocation", partial(Allocation, wall_clock=lambda: 1000.999))
         lmtrain("pretrain", *toy.settings(folder), code=75, env=env)
     assert (stop_of(folder)["cause"], stop_of(folder)["step"]) == ("the end of the allocation", 1)
 
@@ -173,7 +173,7 @@ def test_a_file_saves_and_another_stops(
         return False
 
     monkeypatch.setattr("lmtrain.train.loop.fault_point", at)
-    monkeypatch.setattr(requests, "_CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(save_and_stop_requests, "_CHECK_INTERVAL_S", 0.0)
     typed = toy.settings(folder, checkpoint__interval_steps=0)
     said = lmtrain("pretrain", *typed, code=79)
     assert "the file STOP at step 7 of 12: a checkpoint is saved" in said

@@ -17,7 +17,7 @@ from torch import nn
 from lmtrain.config.compose import compose
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.placements import Stage, parameter_names_of_stages
+from lmtrain.placement.layers_and_shards_of_ranks import Stage, parameter_names_of_stages
 from lmtrain.spec import LanguageModel, Split
 from lmtrain.train.run_config import RunConfig
 from tests.contracts.plugin import choices, config_file

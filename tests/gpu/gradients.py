@@ -25,9 +25,9 @@ from lmtrain.objectives import objective
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.objectives.objective import build_objective
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings
 from lmtrain.parallel.weights.master_weights import WORK_DTYPE
-from lmtrain.placement.placements import placements_of_rank
+from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case
 from tests.layouts.outcome import HALF, distance

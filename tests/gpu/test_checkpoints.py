@@ -13,8 +13,8 @@ import torch
 from lmtrain.layout import Layout
 from lmtrain.models.init import draw_parameter
 from lmtrain.parallel.weight_shards import draw_initial_values
+from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import placements_of_rank
 from tests.cli.harness import lmtrain
 from tests.layouts.cases import MODELS, Case
 from tests.layouts.outcome import FP32_LOSS

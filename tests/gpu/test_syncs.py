@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans.recorder import DeviceClock, Recorder
 from lmtrain.observe.spans.span_file import Header, SpanFile, read_spans
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.model import ParallelModel
-from lmtrain.train.setup import build_optimizer
+from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
 from tests.layouts.toy_data import loader_of
@@ -91,12 +91,12 @@ def waits(device: torch.device, folder: Path, kind: type[Recorder] | None) -> li
     spans = recorder(device, folder, kind) if kind else None
     if spans is not None:
         spans.begin_step(1)
-        phases.set_recorder(spans)
+        current_phase.set_recorder(spans)
     try:
         with counted(device) as found:
             train_step(model, optimizer, batches, OPTIM.lr, OPTIM.clip_norm)
     finally:
-        phases.set_recorder(None)
+        current_phase.set_recorder(None)
     if spans is not None:
         spans.close()
         assert len(read_spans(spans.file.path).spans) > 2 * CASE.microbatches  # it did record

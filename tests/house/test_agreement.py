@@ -14,9 +14,9 @@ TALK = {
     AGREE: "what processes agree on",
     "lmtrain/runtime/processes/process_group.py": "names of hosts, bytes of rank 0, and the last meeting of all",
     "lmtrain/parallel/collectives.py": "numbers of the model",
-    "lmtrain/parallel/pipeline/messages.py": "what stages hand to each other",
-    "lmtrain/parallel/weights/gradient_sums.py": "gradients of tied weights",
-    "lmtrain/train/record/run_records.py": "the sum that is a digest of the first weights",
+    "lmtrain/parallel/pipeline/stage_to_stage_messages.py": "what stages hand to each other",
+    "lmtrain/parallel/weights/reduce_and_clip_gradients.py": "gradients of tied weights",
+    "lmtrain/train/record/write_records.py": "the sum that is a digest of the first weights",
 }
 VERBS = {
     "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",

@@ -45,8 +45,8 @@ def stop_problems(house: Any) -> list[str]:
         inside = module.name.startswith(f"{ROOM}.")
         if not inside:
             problems += [
-                f"{module.shown}:{node.lineno} handles stop.json itself. Read it by lmtrain/runfolder/run_ends.py, and "
-                "write it by that or by stop_file.py."
+                f"{module.shown}:{node.lineno} handles stop.json itself. Read it by "
+                "lmtrain/runfolder/how_runs_ended.py, and write it by that or by stop_file.py."
                 for node in module.nodes
                 if _is_stop(node)
             ]
@@ -138,8 +138,8 @@ METRICS, STOP = (f"from lmtrain.runfolder.file_names import {name}\n" for name i
             stop_problems, "lmtrain/cli/a.py", "from lmtrain.runfolder import file_names\nx = file_names.STOP\n",
             "a.py:2 handles stop.json itself",
         ),
-        (stop_problems, "lmtrain/runfolder/run_ends.py", 'open("a", "x")\n', "ends.py:1 writes by open"),
-        (stop_problems, "lmtrain/runfolder/run_ends.py", 'open("a", mode="w")\n', "ends.py:1 writes by open"),
+        (stop_problems, "lmtrain/runfolder/how_runs_ended.py", 'open("a", "x")\n', "ended.py:1 writes by open"),
+        (stop_problems, "lmtrain/runfolder/how_runs_ended.py", 'open("a", mode="w")\n', "ended.py:1 writes by open"),
         (stop_problems, "lmtrain/runfolder/a.py", "import os\nos.replace(a, b)\n", "a.py:2 writes by replace"),
         (stop_problems, "lmtrain/runfolder/a.py", "write_json(path, {})\n", "a.py:1 writes by write_json"),
         (row_problems, "lmtrain/cli/a.py", f"{METRICS}open(run / METRICS)\n", "a.py:2 opens metrics.jsonl by open"),
@@ -166,7 +166,7 @@ def test_what_is_allowed_passes(planted: Any) -> None:
             "lmtrain/cli/a.py": f"{METRICS}path = run / METRICS\nrows = read_metrics(path) if path.is_file() else []\n"
             "record = read_record(run / METRICS)\nfollowed = Followed(run / METRICS)\n",
             "lmtrain/train/a.py": f"{METRICS}log = MetricsLog(run / METRICS, warn)\nlist(read_last_rows(METRICS))\n",
-            "lmtrain/runfolder/run_ends.py": STOP + 'x = open(run / STOP)\ny = "a".replace("a", "b")\n',
+            "lmtrain/runfolder/how_runs_ended.py": STOP + 'x = open(run / STOP)\ny = "a".replace("a", "b")\n',
             "lmtrain/runfolder/stop_file.py": 'import os\nopen("a", "xb")\nos.link("a", "b")\n',
         }
     )

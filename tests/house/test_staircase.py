@@ -9,11 +9,11 @@ from typing import Any
 # each step: the file, and the functions on the path; what follows the last of them need not be read
 STAIRCASE = {
     "lmtrain/cli/pretrain/pretrain_command.py": ("pretrain", "_train"),
-    "lmtrain/train/setup.py": ("open_run",),
+    "lmtrain/train/set_up_run.py": ("open_run",),
     "lmtrain/parallel/build_parallel.py": ("build_parallel",),
     "lmtrain/train/loop.py": ("train",),
     "lmtrain/train/step.py": ("train_step",),
-    "lmtrain/parallel/model.py": ("forward_backward", "finish_gradients"),
+    "lmtrain/parallel/parallel_model.py": ("forward_backward", "finish_gradients"),
 }
 MOST_LINES_ON_THE_PATH = 600
 MOST_FILES = 6

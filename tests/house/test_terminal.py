@@ -18,7 +18,7 @@ ALLOWED = {
     "lmtrain.cli.reference",  # writes pages, and is no verb
     "lmtrain.runtime.processes.launcher",  # passes on what verbs have printed
     "lmtrain.runtime.processes.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
-    "lmtrain.observe.watch.companion_process",  # a program of its own, which says in ASCII why its rank was ended
+    "lmtrain.observe.watch.companion_process_main",  # a program of its own, which says in ASCII why its rank was ended
 }  # fmt: skip
 TABLES_OF_THEIR_OWN = {
     "lmtrain.cli.screen.console",  # the printer

@@ -20,7 +20,7 @@ ALLOWED = {
     "lmtrain.cli.subcommands.get_command": "called by typer",
     "lmtrain.cli.subcommands.list_commands": "called by typer",
     "lmtrain.cli.subcommands.resolve_command": "called by typer",
-    "lmtrain.observe.watch.rank_guard.send_stop": "passed by the command line to the signal handlers",
+    "lmtrain.observe.watch.rank_watchdog_client.send_stop": "passed by the command line to the signal handlers",
     "lmtrain.config.hydra_source.load_config": "called by hydra",
     "lmtrain.config.hydra_source.is_group": "called by hydra",
     "lmtrain.config.hydra_source.is_config": "called by hydra",
@@ -35,8 +35,8 @@ ALLOWED = {
     "lmtrain.eval.harness.loglikelihood_rolling": "called by lm_eval",
     "lmtrain.eval.harness.generate_until": "called by lm_eval",
     "lmtrain.cli.screen.console.render": "called by rich",
-    "lmtrain.cli.pretrain.from_run.prepare_ranks": "called by the server that forks ranks, by its name",
-    "lmtrain.observe.watch.companion_process.main_of_fork": "called by the server that forks ranks, by its name",
+    "lmtrain.cli.pretrain.settings_from_run.prepare_ranks": "called by the server that forks ranks, by its name",
+    "lmtrain.observe.watch.companion_process_main.main_of_fork": "called by the server that forks ranks, by its name",
     "lmtrain.parallel.weights.fsdp_sharding.allocate": "called by FSDP",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}

@@ -19,12 +19,12 @@ from lmtrain.models.block_stack import Stack
 from lmtrain.models.layers import block_masks, embedding
 from lmtrain.models.model_settings import TransformerSettings
 from lmtrain.objectives.objective import MaskedLM
-from lmtrain.parallel import collectives, matrix_products, model, tensor_parallel
+from lmtrain.parallel import collectives, matrix_products, parallel_model, tensor_parallel
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.tensor_parallel import VocabHead
-from lmtrain.parallel.weights import gradient_sums
+from lmtrain.parallel.weights import reduce_and_clip_gradients
 from lmtrain.parallel.weights.fsdp_sharding import ShardedWeights
 from lmtrain.spec import Cut, Cuts, Split
 from tests.layouts import pipeline_bugs
@@ -93,16 +93,16 @@ def _mean_instead_of_sum() -> Iterator[Patch]:
 
 
 def _replicated_weight_counted_for_each_rank() -> Iterator[Patch]:
-    right = gradient_sums.gradient_norm
+    right = reduce_and_clip_gradients.gradient_norm
 
     def norm(gradients: Any, places: Any, *rest: Any) -> Tensor:
         return right(gradients, {name: replace(place, num_holders=1) for name, place in places.items()}, *rest)
 
-    yield model, "gradient_norm", norm
+    yield parallel_model, "gradient_norm", norm
 
 
 def _sequence_gradients_not_summed() -> Iterator[Patch]:
-    yield model, "sum_partial_gradients", lambda *_: None
+    yield parallel_model, "sum_partial_gradients", lambda *_: None
 
 
 def _loss_scale_left_in_clipping() -> Iterator[Patch]:
@@ -110,7 +110,7 @@ def _loss_scale_left_in_clipping() -> Iterator[Patch]:
         factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0) / loss_scale
         torch._foreach_mul_(gradients, factor)
 
-    yield model, "apply_clip", clip
+    yield parallel_model, "apply_clip", clip
 
 
 def _dropout_repeated_across_dp() -> Iterator[Patch]:

@@ -23,8 +23,13 @@ from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LmtrainError
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings, PrecisionSettings, RecomputeSettings
-from lmtrain.placement.memory import needs_mask
+from lmtrain.parallel.device_and_precision_settings import (
+    ComputeSettings,
+    Fp16Settings,
+    PrecisionSettings,
+    RecomputeSettings,
+)
+from lmtrain.placement.memory_estimate import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.train.run_config import RunConfig

@@ -22,13 +22,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.pipeline import executor
-from lmtrain.parallel.pipeline.messages import Mailbox
+from lmtrain.parallel.pipeline.stage_to_stage_messages import Mailbox
 from lmtrain.parallel.weights import fsdp_sharding
 from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.schedules.table import Action
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case

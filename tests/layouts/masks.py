@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.models.layers.attention import DotProduct
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.schedules.table import Action
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.bugs import planted
 from tests.layouts.cases import Case

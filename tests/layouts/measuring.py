@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
 from tests.layouts.memory import Between, living_tensors, storages, weight_bytes

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lmtrain.batch import Batch
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 
 # because: losses and their scale are single numbers, and no weight is that small
 SMALLEST_BYTES = 64

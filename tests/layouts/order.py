@@ -17,13 +17,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from lmtrain.parallel import collectives
-from lmtrain.parallel import model as parallel_model
+from lmtrain.parallel import parallel_model as parallel_model
 from lmtrain.parallel.pipeline.executor import Pipeline, TrainingObserver
-from lmtrain.parallel.pipeline.messages import Inbox, Mailbox, MessageKey, Outbox
+from lmtrain.parallel.pipeline.stage_to_stage_messages import Inbox, Mailbox, MessageKey, Outbox
 from lmtrain.parallel.weights import fsdp_sharding
-from lmtrain.parallel.weights.gradient_sums import TiedSums
+from lmtrain.parallel.weights.reduce_and_clip_gradients import TiedSums
 from lmtrain.schedules.table import Action
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
 from tests.layouts.toy_data import loader_of

@@ -17,9 +17,9 @@ from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.optim.state import apply_num_updates, num_updates
 from lmtrain.parallel.mesh import saver_thread_peers
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.train.run_state import held_pieces, optimizer_pieces
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
 from tests.layouts.toy_data import loader_of

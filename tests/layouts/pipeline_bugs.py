@@ -19,8 +19,8 @@ from lmtrain.objectives.objective import CausalLM
 from lmtrain.parallel import build_parallel
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.pipeline.executor import Pipeline
-from lmtrain.parallel.weights import gradient_sums
-from lmtrain.placement import placements
+from lmtrain.parallel.weights import reduce_and_clip_gradients
+from lmtrain.placement import layers_and_shards_of_ranks
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
 CASES = {
@@ -38,11 +38,11 @@ DROPOUT = ("dropout_repeated_under_recompute", "dropout_repeated_over_microbatch
 
 
 def _tied_copies_not_summed() -> Iterator[Patch]:
-    yield gradient_sums.TiedSums, "start", lambda *_: None
+    yield reduce_and_clip_gradients.TiedSums, "start", lambda *_: None
 
 
 def _tied_weight_counted_twice() -> Iterator[Patch]:
-    yield gradient_sums, "is_copy", lambda name, place: False
+    yield reduce_and_clip_gradients, "is_copy", lambda name, place: False
 
 
 def _labels_shifted_at_the_last_stage() -> Iterator[Patch]:
@@ -65,9 +65,9 @@ def _pipeline_drops_the_last_microbatch() -> Iterator[Patch]:
 
 
 def _virtual_stages_swapped() -> Iterator[Patch]:
-    right = placements.stages_of_rank
+    right = layers_and_shards_of_ranks.stages_of_rank
 
-    def stages_of_rank(*args: Any) -> list[placements.Stage]:
+    def stages_of_rank(*args: Any) -> list[layers_and_shards_of_ranks.Stage]:
         one, other = right(*args)
         return [replace(one, layers=other.layers), replace(other, layers=one.layers)]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lmtrain.errors import LayoutError
 from lmtrain.parallel.pipeline.executor import StageForward
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
 from tests.layouts.toy_data import loader_of

@@ -18,10 +18,10 @@ from lmtrain.batch import Batch
 from lmtrain.optim.state import apply_empty_state
 from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.mesh import Mesh, build_mesh
-from lmtrain.parallel.model import ParallelModel
-from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.spec import LanguageModel
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from tests.layouts.bugs import replaced
 from tests.layouts.held import Ledger, sizes_of
 from tests.unit.plan.planned_runs import planned_on_cpu

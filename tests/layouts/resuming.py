@@ -13,19 +13,19 @@ from typing import Any
 from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
+from lmtrain.data.assemble_training_data import TrainingData
 from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
 from lmtrain.data.dataset import ShuffledOrder
-from lmtrain.data.training_data import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train import run_state
 from lmtrain.train.before.preflight import Inputs
-from lmtrain.train.record.run_records import save
+from lmtrain.train.record.write_records import save
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Run
-from lmtrain.train.setup import open_run
+from lmtrain.train.set_up_run import open_run
 from lmtrain.train.step import train_step
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import Case

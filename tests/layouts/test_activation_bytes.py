@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.placement.memory import ActivationSizes
+from lmtrain.placement.memory_estimate import ActivationSizes
 from tests.layouts.cases import MODELS, RECOMPUTE, Case
 from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool

@@ -24,8 +24,8 @@ from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel import matrix_products
 from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.model import ParallelModel
-from lmtrain.train.setup import build_optimizer
+from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.flex_on_cpu import block_masks_everywhere
 from tests.layouts.bugs import planted, replaced

@@ -11,7 +11,7 @@ from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.spec import Start
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from tests.layouts.cases import Case
 from tests.layouts.training import build, write_pieces
 from tests.unit.models.first_weights import whole

@@ -23,7 +23,7 @@ from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train.before.preflight import preflight
 from lmtrain.train.loop import train
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.setup import open_run
+from lmtrain.train.set_up_run import open_run
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 _CPU = torch.device("cpu")

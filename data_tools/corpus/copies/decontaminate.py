@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.step_runner import (
+from data_tools.corpus.flow.corpus_step_runner import (
     Documents,
     ReadOptions,
     SelectionStep,
@@ -28,11 +28,11 @@ from data_tools.corpus.flow.step_runner import (
     find_step_sources,
     read_documents,
 )
-from data_tools.corpus.flow.word_hashes import UNSPACED, Hashes, hash_runs, hash_words
+from data_tools.corpus.flow.word_ngram_hashes import UNSPACED, Hashes, hash_runs, hash_words
 from data_tools.read.find_input_files import SUFFIXES
 from data_tools.read.stream_readers import open_decompressed
 from lmtrain.errors import DataError, UsageError
-from lmtrain.tokenizer.json_lines import Document
+from lmtrain.tokenizer.text_from_json_lines import Document
 
 NUM_WORDS, MIN_WORDS = 13, 8
 SIDE_CHARS, MIN_CHARS, MAX_PIECES = 200, 200, 10

@@ -24,15 +24,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from data_tools.corpus.flow.corpus_step_runner import Documents, SelectionStep, Tally, find_step_sources
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
-from data_tools.corpus.flow.step_runner import Documents, SelectionStep, Tally, find_step_sources
-from data_tools.corpus.flow.word_hashes import Hashes, mix, shingles
+from data_tools.corpus.flow.word_ngram_hashes import Hashes, mix, shingles
 from data_tools.read.find_input_files import Inputs
 from data_tools.read.input_chunks import WHOLE_PART, TaskPart
 from lmtrain import native
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.safe_files import atomic_file, open_output, read_json, storage_errors, write_json
-from lmtrain.tokenizer.json_lines import Document
+from lmtrain.tokenizer.text_from_json_lines import Document
 
 Signature = npt.NDArray[np.uint16]
 ROW_COLUMNS = ("position", "hash_high", "hash_low", "length")

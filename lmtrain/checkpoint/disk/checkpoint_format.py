@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from reprlib import repr as brief_repr  # because: a value in a message may be of any length
 from typing import Any
 
-from lmtrain.checkpoint.disk.tensor_boxes import Box, cover_problem
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem
 from lmtrain.errors import CheckpointError
 from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, is_safe_name, json_size_problem
 

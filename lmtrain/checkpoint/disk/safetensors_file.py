@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.checkpoint.disk.block_hashed_file import HashedFile
 from lmtrain.checkpoint.disk.checkpoint_format import (
     BLOCK_BYTES,
     DTYPES,
@@ -24,8 +25,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     TensorEntry,
     dtype_code,
 )
-from lmtrain.checkpoint.disk.hashed_file import HashedFile
-from lmtrain.checkpoint.disk.tensor_boxes import Box, cover_problem, is_contiguous
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, is_contiguous
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.layout import Piece
 from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, parse_json

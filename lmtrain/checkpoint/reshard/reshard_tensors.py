@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.checkpoint.disk.block_hashed_file import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.checkpoint_format import (
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -29,9 +30,8 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     blocks_file,
     encode_manifest,
 )
-from lmtrain.checkpoint.disk.hashed_file import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, merge_pieces
-from lmtrain.checkpoint.disk.tensor_boxes import (
+from lmtrain.checkpoint.disk.tensor_slice_geometry import (
     Box,
     contiguous_runs,
     first_and_last_offset,
@@ -40,8 +40,15 @@ from lmtrain.checkpoint.disk.tensor_boxes import (
     split_box,
 )
 from lmtrain.checkpoint.find_and_prune import check_free_space
-from lmtrain.checkpoint.reshard.target_files import SLACK_BYTES, Limits, Report, TargetFile, WorkFolder, place_pieces
-from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.checkpoint.read_verified_contents import Contents
+from lmtrain.checkpoint.reshard.write_target_files import (
+    SLACK_BYTES,
+    Limits,
+    Report,
+    TargetFile,
+    WorkFolder,
+    place_pieces,
+)
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
 from lmtrain.runfolder.file_names import step_from_name
 from lmtrain.runtime.files.safe_files import (

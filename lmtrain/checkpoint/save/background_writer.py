@@ -23,7 +23,7 @@ from lmtrain.checkpoint.disk.safetensors_file import Array, RankData, array_byte
 from lmtrain.checkpoint.find_and_prune import prune_checkpoints
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.layout import Piece
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.runtime.processes.rank_agreement import SINGLE_PROCESS, Peers
 
 # because: torch's allocator of pinned memory rounds each request up to a power of two
@@ -157,7 +157,7 @@ class CheckpointWriter:
         """Wait until the save that is being written, if any, is on disk; raise the error of a save that failed."""
         if self._thread is not None:
             began = time.monotonic()
-            with phases.within("save"):
+            with current_phase.within("save"):
                 self._thread.join()
             self._thread = None
             self._waited_s += time.monotonic() - began
@@ -190,7 +190,7 @@ class CheckpointWriter:
         self, began: float, step: int, data: RankData, state: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
         start = time.monotonic()
-        phases.saver.enter("save", step)
+        current_phase.saver.enter("save", step)
         path, num_bytes = save_checkpoint(self.folder, step, data, state, files, self.peers, verify=self._verify)
         end = time.monotonic()
         self.last = SaveFacts(step, path, num_bytes, end - start, (start if self._asynchronous else end) - began)
@@ -199,4 +199,4 @@ class CheckpointWriter:
                 self.folder, self._keep_last, path, self._keep_every_steps,
                 keep_best=self._keep_best, scores=self.scores,
             )  # fmt: skip
-        phases.saver.enter("save", -1)
+        current_phase.saver.enter("save", -1)

@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.disk.block_hashed_file import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.disk.checkpoint_format import (
     MANIFEST,
     MAX_FILE_BYTES,
@@ -30,9 +31,8 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     overhead_bytes,
     rank_file,
 )
-from lmtrain.checkpoint.disk.hashed_file import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header, merge_pieces
-from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.find_and_prune import (
     check_free_space,
     leftover_numbers,

@@ -124,9 +124,9 @@ def _write_for_layout(
     Return the summary that is printed: path, step, old and new layout, counts, bytes and seconds.
     """
     from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+    from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, layout_of
     from lmtrain.checkpoint.reshard.reshard_tensors import reshard
-    from lmtrain.checkpoint.reshard.target_files import Limits, files_of_layout, state_at_layout
-    from lmtrain.checkpoint.verified_contents import Contents, checked_model, layout_of
+    from lmtrain.checkpoint.reshard.write_target_files import Limits, files_of_layout, state_at_layout
     from lmtrain.train.layouts.layout_table import layout_words
 
     arm_from_env()

@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
-    from data_tools.corpus.flow.step_runner import Report, StepOptions
+    from data_tools.corpus.flow.corpus_step_runner import Report, StepOptions
     from data_tools.read.find_input_files import Inputs
 
 app = typer.Typer(no_args_is_help=True)
@@ -42,7 +42,7 @@ WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The fol
 @app.command("list")
 def list_recipes() -> None:
     """List the corpora and evaluation texts that `lmtrain corpus get` can fetch or build."""
-    from data_tools.corpora.recipe import PublishedTexts, recipes
+    from data_tools.corpora.corpus_definition import PublishedTexts, recipes
 
     for recipe in recipes().values():
         echo(f"{recipe.name}: {recipe.about}")
@@ -68,7 +68,7 @@ def get(
 ) -> None:
     """Write a known corpus as JSON lines, or published evaluation texts unchanged; files are downloaded unless given.
     """
-    from data_tools.corpora.recipe import PublishedTexts, find_recipe, get_corpus, get_texts
+    from data_tools.corpora.corpus_definition import PublishedTexts, find_recipe, get_corpus, get_texts
 
     recipe = find_recipe(name)
     if isinstance(recipe, PublishedTexts):
@@ -139,7 +139,7 @@ def dedupe(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Drop exact and near copies of documents: the steps `sign`, `match`, `join` and `drop` in one command."""
-    from data_tools.corpus.build import DedupeSettings, dedupe_documents
+    from data_tools.corpus.build_from_yaml import DedupeSettings, dedupe_documents
     from lmtrain.config.settings_builder import build_settings
 
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
@@ -156,12 +156,12 @@ def sign(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Write a hash and a MinHash signature of each document: the first step of deduplication in several tasks."""
-    from data_tools.corpus import build
+    from data_tools.corpus import build_from_yaml
     from data_tools.corpus.copies.dedupe import MinHash
 
     with _options_with_progress(workers, part, key, on_error) as working:
         minhash = None if exact_only else MinHash()
-        _print(build.sign_documents(resolve_text_inputs(inputs, format_), work, minhash, working))
+        _print(build_from_yaml.sign_documents(resolve_text_inputs(inputs, format_), work, minhash, working))
 
 
 @app.command()
@@ -201,10 +201,10 @@ def drop(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Write the documents that are not marked as copies: the last step of deduplication in several tasks."""
-    from data_tools.corpus import build
+    from data_tools.corpus import build_from_yaml
 
     with _options_with_progress(workers, part, key, on_error) as working:
-        _print(build.drop_copies(resolve_text_inputs(inputs, format_), work, output, working))
+        _print(build_from_yaml.drop_copies(resolve_text_inputs(inputs, format_), work, output, working))
 
 
 @app.command()
@@ -233,7 +233,7 @@ def split(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Split documents into train, valid and test by a hash of each document's text or id."""
-    from data_tools.corpus.flow.step_runner import run_step
+    from data_tools.corpus.flow.corpus_step_runner import run_step
     from data_tools.corpus.split_sample_shuffle import SplitStep, split_outputs
 
     step = SplitStep(_parse_ratios(ratios), seed, by)
@@ -251,7 +251,7 @@ def shuffle(
 ) -> None:  # fmt: skip
     """Put all documents in a random order, in two passes over the disk."""
     from data_tools.corpus import split_sample_shuffle
-    from data_tools.corpus.flow.step_runner import report_path
+    from data_tools.corpus.flow.corpus_step_runner import report_path
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = resolve_text_inputs(inputs, format_)
@@ -281,7 +281,7 @@ def merge(
     output: Annotated[Path, typer.Argument(help="The --output of all the parts: a file, or split's folder.")],
 ) -> None:
     """Join the part files that tasks with --part wrote into the file that a single task would have written."""
-    from data_tools.corpus.flow.step_runner import merge_outputs
+    from data_tools.corpus.flow.corpus_step_runner import merge_outputs
 
     for path, count in merge_outputs(output):
         echo(f"{path}: joined {count} parts")
@@ -293,7 +293,7 @@ def build(
     workers: Workers = None,
 ) -> None:
     """Run all corpus steps that a YAML file names; if stopped, a second run continues after the last whole step."""
-    from data_tools.corpus.build import build_corpus, read_recipe
+    from data_tools.corpus.build_from_yaml import build_corpus, read_recipe
 
     settings = read_recipe(recipe)
     with _show_documents_done() as report:
@@ -307,7 +307,7 @@ def build(
 
 
 def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
-    from data_tools.corpus.flow.step_runner import report_path, run_step
+    from data_tools.corpus.flow.corpus_step_runner import report_path, run_step
 
     with _options_with_progress(workers, part, key, on_error) as work:
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
@@ -316,9 +316,9 @@ def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str
 def _step_options(
     workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
 ) -> StepOptions:
-    from data_tools.corpus.flow.step_runner import ReadOptions, StepOptions
-    from data_tools.read.chunk_content import OnError
+    from data_tools.corpus.flow.corpus_step_runner import ReadOptions, StepOptions
     from data_tools.read.input_chunks import TaskPart
+    from data_tools.read.parse_documents import OnError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is neither stop nor skip. Use one of these.")

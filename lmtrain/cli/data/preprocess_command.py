@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
 
 if TYPE_CHECKING:
-    from data_tools.preprocess.pipeline import Progress, Summary
+    from data_tools.preprocess.preprocess_pipeline import Progress, Summary
 
 _filter = partial(typer.Option, rich_help_panel="What is left out")
 _ends = partial(typer.Option, rich_help_panel="Where texts end")
@@ -90,14 +90,14 @@ def preprocess(
 
     Started again after a kill, the same command goes on where it was.
     """
-    from data_tools.preprocess import pipeline
+    from data_tools.preprocess import preprocess_pipeline
     from data_tools.preprocess.filters import Filters, parse_script
-    from data_tools.read.chunk_content import OnError
     from data_tools.read.input_chunks import SizeLimits
+    from data_tools.read.parse_documents import OnError
     from lmtrain.tokenizer.base import Tokenizer
 
     arm_from_env()
-    options = pipeline.Options(
+    options = preprocess_pipeline.Options(
         workers=num_usable_cpus() if workers is None else workers,
         keys=tuple(key or ("text",)),
         append_eod=append_eod,
@@ -115,7 +115,7 @@ def preprocess(
     )
     found = resolve_text_inputs(inputs, format_)
     with _show_progress(inputs) as report:
-        summary = pipeline.preprocess(
+        summary = preprocess_pipeline.preprocess(
             found, Tokenizer.load(tokenizer), output, options, report=report, notify=print_notice
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}

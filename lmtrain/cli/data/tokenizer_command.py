@@ -36,8 +36,8 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Train a tokenizer on texts; the same texts give the same tokenizer."""
-    from data_tools.read.chunk_content import ALL_READ, SourceTexts
     from data_tools.read.find_input_files import find_sources
+    from data_tools.read.parse_documents import ALL_READ, SourceTexts
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
     if lowercase and kind == "bpe":

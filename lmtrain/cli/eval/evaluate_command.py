@@ -213,7 +213,7 @@ def _build_jobs(
     """Return (task, function that reads its data) for each --task and its --data, whose values are `task_ids` and
     `data_options`. Raise on wrong ones, before any model is loaded.
     """
-    from lmtrain.eval.recipes.text_facts import dataset_prefix
+    from lmtrain.eval.recipes.text_sizes_and_hashes import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
     from lmtrain.units import plural
 
@@ -259,7 +259,7 @@ def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -
 
     `key` is the key or column of the text; `report` receives the number of bytes read.
     """
-    from data_tools.read.chunk_content import ALL_READ, SourceTexts
+    from data_tools.read.parse_documents import ALL_READ, SourceTexts
     from lmtrain.eval.texts import TextInput
 
     texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else report(done))

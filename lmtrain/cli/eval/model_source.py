@@ -25,7 +25,7 @@ from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.layouts.layout_table import layout_words
-from lmtrain.train.ranks.compared_facts import Fact, checkpoint_fact, program_facts
+from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
 
 if TYPE_CHECKING:
     from lmtrain.eval.load_model import LoadedModel
@@ -135,7 +135,7 @@ def open_model_loader(
     """
     from lmtrain.eval.load_model import load_source
     from lmtrain.parallel.mesh import build_mesh
-    from lmtrain.runtime.machine.device import memory_errors, pick_device
+    from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
     from lmtrain.runtime.processes.process_group import open_process_group
     from lmtrain.train.ranks.compare_ranks import check_facts_agree
 

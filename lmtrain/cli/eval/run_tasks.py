@@ -150,7 +150,7 @@ class Session:
         """Run one task on a model. Scores that an earlier, killed call stored in the journal are not computed again;
         nor are those that another task has added to `shared_answers`.
         """
-        from data_tools.corpora.recipe import published_hashes
+        from data_tools.corpora.corpus_definition import published_hashes
         from lmtrain.eval.run_task import run
 
         options, way_out = self.options, "the same command goes on from here."

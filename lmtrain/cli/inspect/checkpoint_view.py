@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.checkpoint import compare_and_verify
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-from lmtrain.checkpoint.verified_contents import Contents, layout_of
+from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.run_view import describe_model
 from lmtrain.cli.screen.print_output import echo

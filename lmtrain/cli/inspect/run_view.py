@@ -39,7 +39,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     import numpy as np
 
     from lmtrain.checkpoint.compare_and_verify import raise_problems, verify_checkpoints
-    from lmtrain.observe.history.metrics_columns import read_record
+    from lmtrain.observe.history.read_metrics_columns import read_record
 
     if verify:
         raise_problems(verify_checkpoints(path))

@@ -17,7 +17,7 @@ from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.print_output import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
-from lmtrain.plan.calibrate import (
+from lmtrain.plan.calibrate_to_measured_steps import (
     DATA_SHEET_FIGURES,
     MACHINE_FACTORS,
     Calibration,
@@ -29,7 +29,7 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.file_names import CONFIG, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runtime.files.safe_files import atomic_file
-from lmtrain.train.layouts.dry_run import planned_run
+from lmtrain.train.layouts.dry_run_estimates import planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 
 _WARMUP_STEPS = 5  # left out, as they allocate memory and fill caches

@@ -33,11 +33,12 @@ from lmtrain.placement.parallel_settings import (
     layout_problems,
     rampup_problems,
 )
-from lmtrain.plan.calibrate import machine_cost_model
+from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import dollars
-from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.search.layout_result import (
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.plan.search.layout_space import FixedSettings
+from lmtrain.plan.search.predict_layout import (
     CurvePoint,
     LayoutResult,
     ScalingInputs,
@@ -48,10 +49,9 @@ from lmtrain.plan.search.layout_result import (
     too_large_results,
     why_slower,
 )
-from lmtrain.plan.search.layout_space import FixedSettings
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.train.before.preflight import check_checkpoint_size
-from lmtrain.train.layouts.dry_run import planned_run
+from lmtrain.train.layouts.dry_run_estimates import planned_run
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.step_durations import Durations, young_daly_s

@@ -31,7 +31,7 @@ from lmtrain.page.html_document import (
     svg_text,
 )
 from lmtrain.plan.run_model.pipeline_replay import replay_step
-from lmtrain.plan.search.layout_result import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
+from lmtrain.plan.search.predict_layout import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
 from lmtrain.schedules.schedule_simulator import Timeline
 from lmtrain.schedules.table import Kind
 from lmtrain.units import format_bytes, format_count, format_seconds

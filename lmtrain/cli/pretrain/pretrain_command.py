@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.stop_signals import restore_default_handlers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.cli.pretrain.run_attempt import Attempt
+    from lmtrain.cli.pretrain.run_attempt_bookkeeping import Attempt
     from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.loop import Summary
@@ -53,9 +53,9 @@ def pretrain(
 
         return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
 
-    from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.print_summary import print_preview, print_settings, print_summary
-    from lmtrain.cli.pretrain.run_attempt import run_attempt
+    from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
+    from lmtrain.cli.pretrain.settings_from_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
@@ -68,7 +68,7 @@ def pretrain(
         attempt.accept_settings(config)
 
         # because: wrong settings are refused before these are imported
-        from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
+        from lmtrain.cli.pretrain.check_eval_tasks import prepare_eval_tasks
         from lmtrain.cli.screen.console import PlainConsole
         from lmtrain.train.before.preflight import preflight
 
@@ -85,11 +85,11 @@ def pretrain(
 
 
 def _train(attempt: Attempt, inputs: Inputs, evaluations: list[PlannedEvaluation], console: Console) -> Summary:
-    from lmtrain.cli.pretrain.eval_tasks import build_evaluation
+    from lmtrain.cli.pretrain.check_eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train
     from lmtrain.train.ranks.compare_ranks import check_ranks_agree
-    from lmtrain.train.setup import open_run
+    from lmtrain.train.set_up_run import open_run
 
     config = attempt.config
     with attempt.join_peers() as (device, hosts):

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from lmtrain.cli.inspect.run_view import finite_or_none, format_loss
-from lmtrain.cli.pretrain.from_run import SourceRun, compose_run
 from lmtrain.cli.pretrain.print_summary import print_plan_facts
+from lmtrain.cli.pretrain.settings_from_run import SourceRun, compose_run
 from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.print_output import echo, print_json
 from lmtrain.config.compose import expand_sweep
@@ -25,8 +25,8 @@ from lmtrain.config.overrides import hydra_quoted
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
 from lmtrain.runfolder.file_names import METRICS
 from lmtrain.runfolder.folder_reader import record_errors
+from lmtrain.runfolder.how_runs_ended import read_stop_or_empty
 from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
-from lmtrain.runfolder.run_ends import read_stop_or_empty
 from lmtrain.runfolder.stop_file import DONE
 from lmtrain.runtime.files.safe_files import write_json
 from lmtrain.runtime.processes.process_environment import ProcessEnv

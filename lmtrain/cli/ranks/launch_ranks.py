@@ -24,7 +24,7 @@ from lmtrain.runtime.processes.process_environment import (
     limit_spinning,
     use_expandable_segments,
 )
-from lmtrain.runtime.processes.rank_starter import Program
+from lmtrain.runtime.processes.start_rank_processes import Program
 from lmtrain.runtime.processes.stop_signals import ignore_stops
 
 if TYPE_CHECKING:
@@ -50,15 +50,16 @@ Elastic = Annotated[
 
 # Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
 # missing here is imported by each rank.
-COMPANION_FUNCTION = "lmtrain.observe.watch.companion_process:main_of_fork"
-PREPARE_FUNCTION = "lmtrain.cli.pretrain.from_run:prepare_ranks"
+COMPANION_FUNCTION = "lmtrain.observe.watch.companion_process_main:main_of_fork"
+PREPARE_FUNCTION = "lmtrain.cli.pretrain.settings_from_run:prepare_ranks"
 TRAINING_IMPORTS = (  # for every training run
-    "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
+    "lmtrain.cli.pretrain.check_eval_tasks", "lmtrain.cli.pretrain.settings_from_run", "lmtrain.cli.main",
     "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary", "lmtrain.cli.screen.console",
-    "lmtrain.cli.pretrain.run_attempt", "lmtrain.config.compose", "lmtrain.observe.watch.companion_process",
-    "lmtrain.observe.watch.rank_guard", "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks",
-    "lmtrain.train.layouts.layout_choice", "lmtrain.train.loop", "lmtrain.train.setup",
-    "lmtrain.train.in_loop.lost_starts", "numpy.random", "typer._adapters",
+    "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose",
+    "lmtrain.observe.watch.companion_process_main", "lmtrain.observe.watch.rank_watchdog_client",
+    "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks", "lmtrain.train.layouts.choose_layout",
+    "lmtrain.train.loop", "lmtrain.train.set_up_run",
+    "lmtrain.train.in_loop.failed_start_counter", "numpy.random", "typer._adapters",
 )  # fmt: skip
 COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose ranks compose their settings themselves
 # because: torch imports these itself when a pipeline passes gradients on, and when its compiler is configured
@@ -66,11 +67,11 @@ PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "tor
 EVALUATION_IMPORTS = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
     "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
-    "lmtrain.eval.statistics", "lmtrain.eval.recipes.text_facts",
+    "lmtrain.eval.statistics", "lmtrain.eval.recipes.text_sizes_and_hashes",
     "lmtrain.eval.resume_journal", "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
     "lmtrain.eval.run_task", "lmtrain.observe.screen.training_view", "lmtrain.parallel.weights.fsdp_sharding",
     "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config",
-    "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.read.chunk_content", "hydra",
+    "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.read.parse_documents", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
 
@@ -153,7 +154,7 @@ def launch_training(
     Ranks use the settings `composed_config`; if it is None they compose their own, as plugins are only imported in the
     ranks. Under srun each node runs such a launcher, and that of rank 0 prints for all. Raise typer.Exit on a failure.
     """
-    from lmtrain.runfolder.run_ends import (
+    from lmtrain.runfolder.how_runs_ended import (
         is_stop_written_since,
         outcome_from_watchdog,
         stop_stamp,
@@ -161,7 +162,7 @@ def launch_training(
         write_unsaved_stop,
     )
     from lmtrain.train.before.preflight import find_resume_checkpoint
-    from lmtrain.train.in_loop.lost_starts import LostStarts
+    from lmtrain.train.in_loop.failed_start_counter import LostStarts
 
     folder = Path(config.run.dir)
     stamp_before = stop_stamp(folder)
@@ -233,13 +234,13 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
     `overrides` are the settings of the command line, which stay as they are.
     """
-    from lmtrain.train.layouts.layout_choice import adapt_to_processes, adaptation_message
+    from lmtrain.train.layouts.choose_layout import adapt_to_processes, adaptation_message
     from lmtrain.train.layouts.layout_table import layout_words
 
     prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
         from lmtrain.train.before.preflight import find_model
-        from lmtrain.train.layouts.layout_choice import choose_layout, fixed_layout_settings, previous_layout
+        from lmtrain.train.layouts.choose_layout import choose_layout, fixed_layout_settings, previous_layout
 
         fixed = fixed_layout_settings(config, overrides)
         if (earlier_choice := previous_layout(config, fixed)) is not None:

@@ -18,7 +18,7 @@ import numpy as np
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError, join_few, shorten
 from lmtrain.layout import Coordinate, Layout
-from lmtrain.observe.history.metrics_columns import Record
+from lmtrain.observe.history.read_metrics_columns import Record
 from lmtrain.observe.profile.kernel_times import KernelTable, read_tables
 from lmtrain.observe.spans.span_file import Kind
 from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces

@@ -13,12 +13,12 @@ from typing import Any
 
 from lmtrain.checkpoint.compare_and_verify import value_differences
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
-from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError, join_few, shorten
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.history.metrics_columns import (
+from lmtrain.observe.history.read_metrics_columns import (
     Record,
     RecordDifference,
     compare_records,

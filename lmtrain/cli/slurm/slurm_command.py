@@ -288,7 +288,7 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
     """Return the folder for the job's file and logs, and (settings, overrides) of each run: one, or with --array one
     for each combination.
     """
-    from lmtrain.cli.pretrain.from_run import compose_run
+    from lmtrain.cli.pretrain.settings_from_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan_runs
 
     words, from_run = list(options.overrides or ()), options.from_run
@@ -315,7 +315,7 @@ def _check_run(config: RunConfig, ranks_per_node: int) -> None:
     """Check a run's settings, data and folder as `pretrain --dry-run` does, for processes on other machines. Print
     warnings, and raise on errors.
     """
-    from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
+    from lmtrain.cli.pretrain.check_eval_tasks import prepare_eval_tasks
     from lmtrain.train.before.preflight import check_run_folder, preflight
 
     env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")

@@ -31,7 +31,7 @@ from lmtrain.observe.timeline.step_breakdown import (
     step_times,
     timeline_rows,
 )
-from lmtrain.plan.trace_comparison import compare_with_replay
+from lmtrain.plan.compare_trace_to_schedule import compare_with_replay
 
 Facts = dict[str, Any]
 

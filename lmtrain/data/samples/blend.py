@@ -1,6 +1,6 @@
 """A blend of several datasets: consecutive sample numbers over all datasets, and an order that mixes them by share.
 
-Called by training_data.py. The schedule decides which dataset a position takes; the dataset's own order, epoch by
+Called by assemble_training_data.py. The schedule decides which dataset a position takes; the dataset's own order, epoch by
 epoch, decides which of its samples. Both are pure functions of the seed and the position. numpy only.
 """
 

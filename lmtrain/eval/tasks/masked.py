@@ -21,7 +21,7 @@ from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, build_sampler
 from lmtrain.data.samples.masked_in_python import Sentences
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.recipes.text_facts import (
+from lmtrain.eval.recipes.text_sizes_and_hashes import (
     dataset_prefix,
     describe_dataset,
     describe_texts,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.eval.recipes.text_facts import (
+from lmtrain.eval.recipes.text_sizes_and_hashes import (
     DatasetSequences,
     dataset_prefix,
     describe_dataset,

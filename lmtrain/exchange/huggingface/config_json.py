@@ -18,7 +18,7 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, shorten
-from lmtrain.exchange.imported_settings import build_imported_settings
+from lmtrain.exchange.build_imported_settings import build_imported_settings
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes

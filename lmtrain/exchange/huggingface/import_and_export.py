@@ -31,7 +31,7 @@ from lmtrain.exchange.huggingface.config_json import (
     weight_mappings,
 )
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
-from lmtrain.exchange.write_by_parts import (
+from lmtrain.exchange.stream_tensors_to_disk import (
     Report,
     load_tokenizer,
     parse_dtype,

@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, shorten
-from lmtrain.exchange.imported_settings import build_imported_settings
+from lmtrain.exchange.build_imported_settings import build_imported_settings
 from lmtrain.exchange.torch_files.safe_pickle import CallRecord, Global
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
-from lmtrain.checkpoint.disk.tensor_boxes import Box, cover_problem, intersect
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, intersect
 from lmtrain.errors import CheckpointError, MissingInputError, shorten
 from lmtrain.exchange.megatron.weight_names import LAYER_PLACEHOLDER, lmtrain_name
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile

@@ -35,11 +35,16 @@ from lmtrain.exchange.megatron.checkpoint_folder import (
     open_megatron,
 )
 from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
+from lmtrain.exchange.stream_tensors_to_disk import Report, load_tokenizer, parse_dtype, save_imported, tensor_bytes
 from lmtrain.exchange.torch_files.writer import Namespace, TensorToWrite, write_torch_file
-from lmtrain.exchange.write_by_parts import Report, load_tokenizer, parse_dtype, save_imported, tensor_bytes
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
+from lmtrain.placement.layers_and_shards_of_ranks import (
+    Placement,
+    parameter_names_of_stages,
+    place_parameters,
+    stages_of_rank,
+)
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import Placement, parameter_names_of_stages, place_parameters, stages_of_rank
 from lmtrain.runtime.files.safe_files import new_folder
 from lmtrain.spec import Cut, Split
 

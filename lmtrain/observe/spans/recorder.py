@@ -1,6 +1,6 @@
 """Recorder that turns phase marks of a process's main thread into spans in its trace file.
 
-Installed in phases while a step is traced. An entered phase lasts until it is left or another phase is entered; work
+Installed in current_phase while a step is traced. An entered phase lasts until it is left or another phase is entered; work
 inside it has its own span. Messages and collectives are numbered from 0 in each step: all members give a collective the
 same number, because they reach it in the same order. Times are the host's or the device's.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.errors import LmtrainError
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans.span_file import Axis, Flag, Kind, SpanFile
 
 _MESSAGE_NAMES = ("activations", "gradients")
@@ -112,7 +112,7 @@ Time = int | Moment  # nanoseconds of the host's monotonic clock, or a moment on
 
 
 class Recorder:
-    """Writer of the spans of traced steps; implements phases.SpanRecorder."""
+    """Writer of the spans of traced steps; implements current_phase.SpanRecorder."""
 
     def __init__(self, file: SpanFile, device: DeviceClock | None = None) -> None:
         """Open a recorder that writes to `file`. `device` is the clock of a device beside the host, such as a GPU."""
@@ -168,15 +168,15 @@ class Recorder:
             ended = time.monotonic_ns() if kind == _DATA else self.current_time()
             self._write_span(self._began, ended, kind, "", 0, 0, 0, -1, self._microbatch, self._stage)
 
-    def begin(self, mark: phases.within) -> Time | None:
+    def begin(self, mark: current_phase.within) -> Time | None:
         """Return the start time for the span of a `within` block, whose context manager is `mark`; None if such a block
         has no span.
         """
         if mark.axis is not None:
             return time.monotonic_ns() if self.device is None else self.current_time(mark.tensor)
-        return time.monotonic_ns() if mark.phase in _BLOCK_KINDS or mark.name is phases.DEVICE_WAIT else None
+        return time.monotonic_ns() if mark.phase in _BLOCK_KINDS or mark.name is current_phase.DEVICE_WAIT else None
 
-    def end(self, mark: phases.within, began: Time) -> None:
+    def end(self, mark: current_phase.within, began: Time) -> None:
         """Write the span of a `within` block, which began at `began`; `mark` is its context manager. If the block
         waited until the GPU was idle, record instead which host time belongs to the GPU's present time.
         """
@@ -201,7 +201,7 @@ class Recorder:
         self._write_span(began, ended, span_kind, name, _PP, number, tensor.nbytes, peer, microbatch, stage, flags)
 
     def record_collective(
-        self, began: Time, name: str, axis: phases.NamedAxis, tensor: Any, peer: int = -1, early: bool = False
+        self, began: Time, name: str, axis: current_phase.NamedAxis, tensor: Any, peer: int = -1, early: bool = False
     ) -> None:
         ended = time.monotonic_ns() if self.device is None else self.current_time(tensor)
         axis_number = _AXES.get(axis.name, 0)
@@ -253,12 +253,12 @@ class Tracer:
         self.mode, self._open_recorder, self._report = mode, open_recorder, report
         self.recorder: Recorder | None = None  # None until there is a file
         self._is_recording = self._failed = False
-        self._steps_before, self._requested_until = phases.main.num_steps, 0
+        self._steps_before, self._requested_until = current_phase.main.num_steps, 0
 
     @property
     def _num_begun(self) -> int:
         """The number of steps of this start that have begun."""
-        return phases.main.num_steps - self._steps_before
+        return current_phase.main.num_steps - self._steps_before
 
     def request_steps(self) -> None:
         """Trace the next few steps, whatever the setting. All ranks must call it after the same step."""
@@ -287,7 +287,7 @@ class Tracer:
             recorder.read_device()
 
     def close(self) -> None:
-        phases.set_step_callback(None)
+        current_phase.set_step_callback(None)
         self._end_file()
 
     def _is_traced(self, step: int) -> bool:
@@ -314,7 +314,7 @@ class Tracer:
 
     def _set_recorder(self, recorder: Recorder | None) -> None:
         self._is_recording = recorder is not None
-        phases.set_recorder(recorder)
+        current_phase.set_recorder(recorder)
 
     def _fail(self, why: str) -> None:
         self._failed = True

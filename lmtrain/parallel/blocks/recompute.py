@@ -24,7 +24,7 @@ from lmtrain.models.layers.attention import DotProduct
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
 from lmtrain.objectives.objective import CausalLM
 from lmtrain.parallel.blocks.dropout import DropoutSeeds, RankDropoutCore
-from lmtrain.parallel.compute_settings import SomeRecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import SomeRecomputeSettings
 from lmtrain.spec import LanguageModel
 
 _aten = torch.ops.aten

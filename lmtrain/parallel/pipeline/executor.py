@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.matrix_products import DeferredProduct, defer_products
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline.messages import (
+from lmtrain.parallel.pipeline.stage_to_stage_messages import (
     MESSAGE_CTAS,
     DirectionGroups,
     Mailbox,
@@ -28,7 +28,7 @@ from lmtrain.parallel.pipeline.messages import (
     connect_pairs,
     message_pairs,
 )
-from lmtrain.parallel.weights.gradient_sums import Weights
+from lmtrain.parallel.weights.reduce_and_clip_gradients import Weights
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
@@ -48,13 +48,13 @@ class TrainingObserver:
 
     def before_action(self, action: Action) -> None:
         phase = "forward" if action.kind is Kind.FORWARD else "backward"
-        phases.enter(phase, microbatch=action.microbatch, stage=action.stage, half=_HALVES.get(action.kind, ""))
+        current_phase.enter(phase, microbatch=action.microbatch, stage=action.stage, half=_HALVES.get(action.kind, ""))
         fault_point(phase)
         self.weights.before_action(action, action.microbatch == self.last_microbatch)
 
     def after_action(self, action: Action) -> None:
         self.weights.after_action(action, action.microbatch == self.last_microbatch)
-        phases.leave()
+        current_phase.leave()
 
 
 class ActionObserver(Protocol):

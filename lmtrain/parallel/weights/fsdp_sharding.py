@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.collectives import all_gather, reduce_scatter
 from lmtrain.parallel.matrix_products import SummingModule, reset_gradient_totals
 from lmtrain.parallel.mesh import Mesh
@@ -254,7 +254,7 @@ class _AllGather(_TracedCollective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        with phases.within("collective", "the weights of a block", None, self.mesh.dp_shard, output_tensor):
+        with current_phase.within("collective", "the weights of a block", None, self.mesh.dp_shard, output_tensor):
             work: dist.Work | None = all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
         return work
 
@@ -265,22 +265,24 @@ class _ReduceScatter(_TracedCollective):
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         buffer = super().allocate(size, dtype=dtype, device=device)
-        self.began, self.since_ns = phases.span_start(buffer), monotonic_ns()
+        self.began, self.since_ns = current_phase.span_start(buffer), monotonic_ns()
         return buffer
 
     def trace_replica_sum(self, gradients: Tensor) -> None:
         """Record in the trace the all-reduce of `gradients` over replicas, which FSDP has run since this
         reduce-scatter.
         """
-        phases.main.count_wait(self.since_ns)
-        phases.record_collective(self.began, "the gradients of a block, over copies", self.mesh.dp_replicate, gradients)
+        current_phase.main.count_wait(self.since_ns)
+        current_phase.record_collective(
+            self.began, "the gradients of a block, over copies", self.mesh.dp_replicate, gradients
+        )
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        with phases.within("collective", "the gradients of a block", None, self.mesh.dp_shard, input_tensor):
+        with current_phase.within("collective", "the gradients of a block", None, self.mesh.dp_shard, input_tensor):
             work: dist.Work | None = reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        self.began, self.since_ns = phases.span_start(output_tensor), monotonic_ns()
+        self.began, self.since_ns = current_phase.span_start(output_tensor), monotonic_ns()
         return work
 
 

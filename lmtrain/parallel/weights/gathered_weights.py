@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtrain.parallel.collectives import all_reduce, broadcast, gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.placement.placements import Placement
+from lmtrain.placement.layers_and_shards_of_ranks import Placement
 from lmtrain.spec import Split
 
 

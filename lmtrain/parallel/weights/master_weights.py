@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtrain.parallel.compute_settings import Fp16Settings, PrecisionSettings
+from lmtrain.parallel.device_and_precision_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.matrix_products import SummingModule, reset_gradient_totals
 from lmtrain.schedules.table import Action, Kind
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmtrain.plan.price.hardware import FittedFactors, Hardware
-from lmtrain.plan.price.workload import Attention, Cases, Overlap, PerCase, Pointwise, Schedule
+from lmtrain.plan.price.workload_description import Attention, Cases, Overlap, PerCase, Pointwise, Schedule
 
 SUSTAIN_FACTORS = ("sustain_volta", "sustain_ampere", "sustain_hopper", "sustain_blackwell", "sustain_ampere")
 TILE_SIZES = ((256, 128), (128, 128))

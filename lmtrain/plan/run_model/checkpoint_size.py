@@ -23,11 +23,11 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     rank_file,
 )
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec
-from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
-from lmtrain.placement.placements import Shape, num_saved_regions, saved_regions
+from lmtrain.placement.layers_and_shards_of_ranks import Shape, num_saved_regions, saved_regions
 from lmtrain.runtime.files.safe_files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
 

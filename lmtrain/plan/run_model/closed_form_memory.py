@@ -13,7 +13,7 @@ import numpy as np
 
 from lmtrain.plan.price.hardware import FittedFactors
 from lmtrain.plan.price.step_time import stage_weights
-from lmtrain.plan.price.workload import Attention, Cases, PerCase, Pointwise, Schedule
+from lmtrain.plan.price.workload_description import Attention, Cases, PerCase, Pointwise, Schedule
 
 GIB = 2.0**30
 FIRST, MIDDLE, LAST = range(3)  # stages; MIDDLE is the second stage, which holds most of the middle ones

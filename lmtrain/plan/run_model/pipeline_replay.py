@@ -13,9 +13,9 @@ import numpy as np
 
 from lmtrain.plan.price.hardware import FittedFactors, Hardware
 from lmtrain.plan.price.step_time import StepTime, price_microbatch, price_step
-from lmtrain.plan.price.workload import stack_cases
-from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
+from lmtrain.plan.price.workload_description import stack_cases
 from lmtrain.plan.run_model.run_memory import count_weight_groups
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
 from lmtrain.schedules.schedule_simulator import Costs, Timeline, makespan, simulate
 from lmtrain.schedules.table import Action, Kind
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.placement.memory import (
+from lmtrain.placement.layers_and_shards_of_ranks import Stage
+from lmtrain.placement.memory_estimate import (
     FP32_BYTES,
     ElementCounts,
     ModelParameters,
@@ -27,10 +28,9 @@ from lmtrain.placement.memory import (
     placements_of_stages,
     rank_bytes,
 )
-from lmtrain.placement.placements import Stage
 from lmtrain.plan.price.hardware import fitted_memory_factors
 from lmtrain.plan.run_model.closed_form_memory import GIB
-from lmtrain.plan.run_model.planned_run import LOSS_NUMBERS, PlannedRun
+from lmtrain.plan.run_model.workload_from_settings import LOSS_NUMBERS, PlannedRun
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.table import Kind
 from lmtrain.spec import Split

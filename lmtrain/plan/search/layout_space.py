@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from lmtrain.config.settings_base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.layout import Layout, divisors
-from lmtrain.parallel.compute_settings import RecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.workload import Case, Cases, PerCase, stack_cases
+from lmtrain.plan.price.workload_description import Case, Cases, PerCase, stack_cases
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 
 # keys of `parallel`, micro_batch and recompute -> a fixed value, which is not searched

@@ -25,11 +25,11 @@ from lmtrain.plan.price.hardware import (
     fitted_time_factors,
 )
 from lmtrain.plan.price.step_time import price_step, watts
-from lmtrain.plan.price.workload import PerCase
+from lmtrain.plan.price.workload_description import PerCase
 from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
 from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.plan.search.layout_space import Indices, LayoutSpace
 
 _CHUNK = 8192  # because: columns of this length stay in a core's cache

@@ -1,6 +1,6 @@
 """Detect the GPUs a run would see without importing torch, so that a wrong device is refused before anything starts.
 
-Called by preflight; device.py applies the same rules to the GPUs that torch itself reports.
+Called by preflight; choose_device.py applies the same rules to the GPUs that torch itself reports.
 """
 
 from __future__ import annotations

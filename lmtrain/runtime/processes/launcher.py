@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
 from lmtrain.runtime.processes.process_environment import STORE_FD_VARIABLE, NodeRanks
-from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter, StartCancelledError
+from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter, StartCancelledError
 from lmtrain.runtime.processes.stop_signals import STOPS
 
 _MAX_LINES_KEPT = 50  # of each rank

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
-from lmtrain.checkpoint.verified_contents import Contents, checked_model
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.settings_base import show
-from lmtrain.data.data_settings import DataChoice
-from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
-from lmtrain.data.training_data import (
+from lmtrain.data.assemble_training_data import (
     TOKEN_SHARES,
     DataRequirements,
     OpenDatasets,
@@ -27,6 +25,8 @@ from lmtrain.data.training_data import (
     build_training_data,
     open_datasets,
 )
+from lmtrain.data.data_settings import DataChoice
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import (
     CheckpointError,
     DataError,

@@ -14,9 +14,9 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerFormatError, is_count
 from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
-from lmtrain.checkpoint.verified_contents import Contents, checked_model, model_of
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, model_of
 from lmtrain.config.settings_base import show
-from lmtrain.data.training_data import ALL_SHARES, SHARES, TOKEN_SHARES, TrainingData
+from lmtrain.data.assemble_training_data import ALL_SHARES, SHARES, TOKEN_SHARES, TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import storage_errors

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from lmtrain.errors import RanksDifferError, join_few
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.mesh import peers_before_mesh
 from lmtrain.runtime.processes.process_environment import ranks_text
 from lmtrain.runtime.processes.process_group import gather_to_rank0, wait_for_rank0_exit
 from lmtrain.runtime.processes.rank_agreement import collective_phase
 from lmtrain.runtime.processes.stop_signals import ignore_stops
 from lmtrain.train.before.preflight import Inputs
-from lmtrain.train.ranks.compared_facts import Fact, rank_facts
+from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, rank_facts
 from lmtrain.train.run_config import RunConfig
 
 _PURPOSE = "the agreement on settings"
@@ -52,7 +52,7 @@ def check_facts_agree(find_facts: Callable[[], Mapping[str, Fact]], hosts: Seque
         exchange.own_numbers = int.from_bytes(digest, "big", signed=True), len(encoded)
     if len({digest for digest, _ in exchange.all_numbers}) == 1:
         return
-    with phases.within("collective", _PURPOSE):
+    with current_phase.within("collective", _PURPOSE):
         rows = gather_to_rank0(encoded, max(length for _, length in exchange.all_numbers))
     ignore_stops()  # because: a launcher stops all ranks once the first has ended, and rank 0 must report first
     if peers.rank > 0:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from lmtrain.batch import StepBatches
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.profile.kernel_times import TABLE_SUFFIX, build_table, read_trace, write_table
 from lmtrain.observe.spans.recorder import TRACE_ALL, DeviceClock, Recorder, Tracer
 from lmtrain.observe.spans.span_file import Header, SpanFile, span_file_name
@@ -48,7 +48,7 @@ def open_tracer(run: Run) -> Iterator[Tracer]:
         return Recorder(file, DeviceClock(torch.cuda) if run.model.device.type == "cuda" else None)
 
     tracer = Tracer(trace_mode, open_recorder, run.view.show_note)
-    phases.set_step_callback(tracer.begin_step)
+    current_phase.set_step_callback(tracer.begin_step)
     try:
         yield tracer
     finally:

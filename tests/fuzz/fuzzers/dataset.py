@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from data_tools.preprocess.pipeline import Options, preprocess
+from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from lmtrain.data.store.block_checksums import BlockSums, build_block_file
 from lmtrain.data.store.dataset_format import SUFFIXES, dataset_file, hash_without
 from lmtrain.runtime.files.crc32c import crc32c

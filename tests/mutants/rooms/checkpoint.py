@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         name="rest_of_a_short_write_goes_to_the_beginning",
-        file="lmtrain/checkpoint/disk/hashed_file.py",
+        file="lmtrain/checkpoint/disk/block_hashed_file.py",
         function="HashedWriter._hash_and_write",
         old="os.pwrite(fd, unwritten, start + len(block) - len(unwritten))",
         new="os.pwrite(fd, unwritten, start)",
@@ -48,7 +48,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_last_block_of_no_bytes",
-        file="lmtrain/checkpoint/disk/hashed_file.py",
+        file="lmtrain/checkpoint/disk/block_hashed_file.py",
         function="HashedWriter.__exit__",
         old=(
             "                if rest := self._size % BLOCK_BYTES:\n"
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         name="each_worker_takes_all_the_memory",
-        file="lmtrain/checkpoint/reshard/target_files.py",
+        file="lmtrain/checkpoint/reshard/write_target_files.py",
         function="Limits.part_bytes",
         old="rest = (self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES) // self.workers",
         new="rest = self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES",

@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="begins_anew_as_its_run_did",
-        file="lmtrain/cli/pretrain/from_run.py",
+        file="lmtrain/cli/pretrain/settings_from_run.py",
         function="SourceRun.base_settings",
         old='elif is_branch or checkpoint.get("resume") == "none":',
         new="elif is_branch:",

@@ -44,7 +44,7 @@ MUTANTS = [
     ),
     Mutant(
         name="blend_identity_without_shares",
-        file="lmtrain/data/training_data.py",
+        file="lmtrain/data/assemble_training_data.py",
         function="_sample_identity",
         old="""part.indexed.num_tokens,
              str(part.share), part.indexed""",
@@ -56,7 +56,7 @@ MUTANTS = [
     ),
     Mutant(
         name="blend_validates_until_the_last_runs_out",
-        file="lmtrain/data/training_data.py",
+        file="lmtrain/data/assemble_training_data.py",
         function="_build_valid_blend",
         old="num_samples = min(dataset.num_samples",
         new="num_samples = max(dataset.num_samples",
@@ -66,7 +66,7 @@ MUTANTS = [
     ),
     Mutant(
         name="megatron_split_counts_documents",
-        file="lmtrain/data/training_data.py",
+        file="lmtrain/data/assemble_training_data.py",
         function="_DatasetBuilder.split_ranges",
         old="split_sequences(len(self.full_range(indexed)), self.split)",
         new="split_sequences(indexed.num_documents, self.split)",

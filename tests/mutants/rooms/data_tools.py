@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="parts_removed_before_the_whole_stands",
-        file="data_tools/corpus/flow/step_runner.py",
+        file="data_tools/corpus/flow/corpus_step_runner.py",
         function="merge_parts",
         old="""shutil.copyfileobj(source, target, 1 << 20)
     for path in parts:
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         name="another_seed_is_the_same_work",
-        file="data_tools/corpus/build.py",
+        file="data_tools/corpus/build_from_yaml.py",
         function="_step_key",
         old="recipe.on_error, recipe.seed, files]",
         new="recipe.on_error, files]",
@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         name="bytes_of_the_shard_before",
-        file="data_tools/preprocess/output_datasets.py",
+        file="data_tools/preprocess/resumable_dataset_writer.py",
         function="Outputs._next_shard",
         old="self.totals.shard_text_bytes = [0] * len(self.names.keys)",
         new="self.totals.shard_text_bytes[0] = 0",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         name="full_disk_costs_all_work",
-        file="data_tools/preprocess/output_datasets.py",
+        file="data_tools/preprocess/resumable_dataset_writer.py",
         function="Outputs.__exit__",
         old="if isinstance(error, LmtrainError) and not is_full:",
         new="if isinstance(error, LmtrainError):",
@@ -120,7 +120,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_key_that_came_furthest",
-        file="data_tools/preprocess/output_datasets.py",
+        file="data_tools/preprocess/resumable_dataset_writer.py",
         function="Outputs._matching_lines",
         old="current[: min(num_matching)]",
         new="current[: max(num_matching)]",
@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         name="filtered_texts_keep_their_bytes",
-        file="data_tools/preprocess/pipeline.py",
+        file="data_tools/preprocess/preprocess_pipeline.py",
         function="TokenizeWorker._filter_lengths",
         old="batch.num_text_bytes - removed_batch.num_text_bytes",
         new="batch.num_text_bytes",
@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lines_counted_from_the_resume",
-        file="data_tools/preprocess/pipeline.py",
+        file="data_tools/preprocess/preprocess_pipeline.py",
         function="_tokenize_portions",
         old="BadLines(options.on_error, options.max_bad, totals.bad, totals.line)",
         new="BadLines(options.on_error, options.max_bad, totals.bad)",
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lines_of_the_file_before",
-        file="data_tools/read/chunk_content.py",
+        file="data_tools/read/parse_documents.py",
         function="_LineCounter.lines_before",
         old="if path != self._path or offset - 1 < self._at:",
         new="if offset - 1 < self._at:",
@@ -188,7 +188,7 @@ MUTANTS = [
     ),
     Mutant(
         name="longest_document_in_characters",
-        file="data_tools/read/chunk_content.py",
+        file="data_tools/read/parse_documents.py",
         function="_read_parquet",
         old="t and 4 * len(t) > limits.max_doc_bytes and _num_utf8_bytes(t) > limits.max_doc_bytes for t",
         new="t and len(t) > limits.max_doc_bytes for t",

@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         name="bytes_of_a_dataset_are_those_of_its_tokens",
-        file="lmtrain/eval/recipes/text_facts.py",
+        file="lmtrain/eval/recipes/text_sizes_and_hashes.py",
         function="describe_dataset",
         old='{"bytes": decoded * ratio(num_bytes, decoded.sum())}',
         new='{"bytes": decoded}',

@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="only_the_next_start_takes_rows_away",
-        file="lmtrain/observe/history/metrics_columns.py",
+        file="lmtrain/observe/history/read_metrics_columns.py",
         function="_Reader._events_in_force",
         old="resumed_step = min(start_steps[before:], default=row_step(row))",
         new="resumed_step = start_steps[before] if before < len(start_steps) else row_step(row)",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         name="replaced_start_still_counts",
-        file="lmtrain/observe/history/metrics_columns.py",
+        file="lmtrain/observe/history/read_metrics_columns.py",
         function="starts_in_force",
         old='earlier["step"] < row["step"]',
         new='earlier["step"] <= row["step"]',
@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lost_node_noticed_at_the_later_time",
-        file="lmtrain/observe/watch/companion_process.py",
+        file="lmtrain/observe/watch/companion_process_main.py",
         function="Companion.__init__",
         old='min(config["timeout_s"], SILENT_S)',
         new='max(config["timeout_s"], SILENT_S)',

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="norm_counts_tied_copy_twice",
-        file="lmtrain/parallel/weights/gradient_sums.py",
+        file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
         function="gradient_norm",
         old="if not is_copy(name, placements[name]):",
         new="if not is_copy(placements[name].name, placements[name]):",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="clip_compares_scaled_norm",
-        file="lmtrain/parallel/weights/gradient_sums.py",
+        file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
         function="clip_factor",
         old="(clip_norm / (norm / loss_scale + 1e-6))",
         new="(clip_norm / (norm + 1e-6))",
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tied_sums_end_with_the_first_step",
-        file="lmtrain/parallel/weights/gradient_sums.py",
+        file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
         function="TiedSums.wait",
         old="self.in_flight.clear()",
         new="self.complete.clear()",
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         name="folded_tie_is_summed_on_one_side",
-        file="lmtrain/parallel/weights/gradient_sums.py",
+        file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
         function="sum_tied_gradients",
         old="second.copy_(first.add_(second))",
         new="first.add_(second)",
@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         name="dropout_stays_off_after_an_evaluation",
-        file="lmtrain/parallel/model.py",
+        file="lmtrain/parallel/parallel_model.py",
         function="ParallelModel.forward_backward",
         old="""\
         self.set_training_mode(True)
@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         name="histograms_of_the_first_stages_alone",
-        file="lmtrain/train/record/run_records.py",
+        file="lmtrain/train/record/write_records.py",
         function="build_histograms",
         old="all_reduce(tensor, model.mesh.world, op,",
         new="all_reduce(tensor, model.mesh.plane, op,",
@@ -212,7 +212,7 @@ MUTANTS = [
     ),
     Mutant(
         name="stages_agree_on_the_first_message_alone",
-        file="lmtrain/parallel/pipeline/messages.py",
+        file="lmtrain/parallel/pipeline/stage_to_stage_messages.py",
         function="Inbox._check_header",
         old="if received != self.header:",
         new="if received.shape != self.header.shape:",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="head_weighs_on_the_first_stage",
-        file="lmtrain/placement/placements.py",
+        file="lmtrain/placement/layers_and_shards_of_ranks.py",
         function="_stages",
         old="len(owners), cost_after=cost_after)",
         new="len(owners), cost_before=cost_after)",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="whole_weights_have_no_holders_among_copies",
-        file="lmtrain/placement/placements.py",
+        file="lmtrain/placement/layers_and_shards_of_ranks.py",
         function="place_parameters",
         old="num_holders=num_copies if name in uncut else num_replicas,",
         new="num_holders=layout.tp if name in uncut else num_replicas,",
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         name="zero_2_is_said_to_keep_whole_gradients",
-        file="lmtrain/placement/memory.py",
+        file="lmtrain/placement/memory_estimate.py",
         function="rank_bytes",
         old="gradients=FP32_BYTES * (counts.parts if zero < 2 else counts.shards)",
         new="gradients=FP32_BYTES * (counts.parts if zero <= 2 else counts.shards)",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         name="folded_copy_is_not_counted",
-        file="lmtrain/placement/memory.py",
+        file="lmtrain/placement/memory_estimate.py",
         function="placements_of_stages",
         old="both = len(stages) > 1 and stages[0].first and stages[-1].last",
         new="both = len(stages) > 2 and stages[0].first and stages[-1].last",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_masks_of_one_sample",
-        file="lmtrain/placement/memory.py",
+        file="lmtrain/placement/memory_estimate.py",
         function="ActivationSizes.num_mask_elements",
         old="samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch",
         new="samples = 1 if not self.run.document_mask else self.run.micro_batch",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="parallel_blocks_share_what_is_cut",
-        file="lmtrain/placement/memory.py",
+        file="lmtrain/placement/memory_estimate.py",
         function="ActivationSizes.deferred_block_bytes",
         old="if self.parallel_block and self.run.sequence_parts == 1 else 0.0",
         new="if self.parallel_block else 0.0",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="mfu_of_the_settings_precision",
-        file="lmtrain/plan/search/layout_result.py",
+        file="lmtrain/plan/search/predict_layout.py",
         function="LayoutResult.mfu",
         old="self.hardware.peak(self.run.product_precision)",
         new="self.hardware.peak(self.run.precision.kind)",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_run_judges_the_fit_that_it_was_in",
-        file="lmtrain/plan/calibrate.py",
+        file="lmtrain/plan/calibrate_to_measured_steps.py",
         function="calibrate",
         old="*runs[index + 1 :]]",
         new="*runs[index:]]",
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         name="pipelines_of_a_trace_are_mixed",
-        file="lmtrain/plan/trace_comparison.py",
+        file="lmtrain/plan/compare_trace_to_schedule.py",
         function="compare_with_replay",
         old="costs = _median_action_seconds(work, layout.dp * layout.tp)",
         new="costs = _median_action_seconds(work, layout.dp)",
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_of_the_rank_with_least",
-        file="lmtrain/plan/run_model/planned_run.py",
+        file="lmtrain/plan/run_model/workload_from_settings.py",
         function="recomputed_shares",
         old="max(_recomputed_share(run, stages) for stages in run.stages)",
         new="min(_recomputed_share(run, stages) for stages in run.stages)",
@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     Mutant(
         name="curve_forgets_the_last_point_that_fits",
-        file="lmtrain/plan/search/layout_result.py",
+        file="lmtrain/plan/search/predict_layout.py",
         function="scaling_curve",
         old="previous = best or previous",
         new="previous = best",

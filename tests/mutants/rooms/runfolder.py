@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_last_process_to_fail_says_why",
-        file="lmtrain/runfolder/run_ends.py",
+        file="lmtrain/runfolder/how_runs_ended.py",
         function="write_failure",
         old="replace=env.world_size == 1, **extra_facts",
         new="**extra_facts",

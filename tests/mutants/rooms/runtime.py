@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         name="longer_limit_is_added_at_every_look",
-        file="lmtrain/train/in_loop/requests.py",
+        file="lmtrain/train/in_loop/save_and_stop_requests.py",
         function="Allocation._set_end",
         old="""            self._deadline_s = self._clock() + seconds_left
         else:

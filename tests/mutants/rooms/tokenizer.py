@@ -72,7 +72,7 @@ MUTANTS = [
     ),
     Mutant(
         name="damage_located_in_characters",
-        file="lmtrain/tokenizer/json_lines.py",
+        file="lmtrain/tokenizer/text_from_json_lines.py",
         function="parse_document",
         old="BadTextError(len(text[: error.pos].encode()), ",
         new="BadTextError(error.pos, ",

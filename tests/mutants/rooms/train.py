@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         name="filling_batches_of_validation_keep_their_labels",
-        file="lmtrain/train/in_loop/measurements.py",
+        file="lmtrain/train/in_loop/validate_and_evaluate.py",
         function="valid_batches",
         old="yield dataset.batch(sample_ids[first : first + batch_size]).without_labels().map(torch.from_numpy)",
         new="yield dataset.batch(sample_ids[first : first + batch_size]).map(torch.from_numpy)",
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         name="validation_perplexity_of_all_terms",
-        file="lmtrain/train/in_loop/measurements.py",
+        file="lmtrain/train/in_loop/validate_and_evaluate.py",
         function="_row_values",
         old="math.exp(min(means[0], _MAX_NATS))",
         new="math.exp(min(math.fsum(means), _MAX_NATS))",
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         name="failed_saves_are_forgotten_by_the_next_step",
-        file="lmtrain/train/record/run_records.py",
+        file="lmtrain/train/record/write_records.py",
         function="report_save",
         old=(
             "    last = run.writer.last\n"
@@ -98,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         name="margin_shrinks_with_the_time_left",
-        file="lmtrain/train/in_loop/requests.py",
+        file="lmtrain/train/in_loop/save_and_stop_requests.py",
         function="Deadline.requested",
         old=(
             "        if self.margin_s is None:\n"
@@ -117,7 +117,7 @@ MUTANTS = [
     ),
     Mutant(
         name="votes_are_added_up",
-        file="lmtrain/train/in_loop/requests.py",
+        file="lmtrain/train/in_loop/save_and_stop_requests.py",
         function="Vote.finish",
         old="self._rows[:, : self._num_reduced].max(0)]",
         new="self._rows[:, : self._num_reduced].sum(0)]",
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lost_starts_count_whatever_has_changed_since",
-        file="lmtrain/train/in_loop/lost_starts.py",
+        file="lmtrain/train/in_loop/failed_start_counter.py",
         function="LostStarts.load",
         old='(record.get("step"), record.get("of")) == (self.step, self.digest)',
         new='record.get("step") == self.step',
@@ -137,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         name="digest_of_weights_counts_copies",
-        file="lmtrain/train/record/run_records.py",
+        file="lmtrain/train/record/write_records.py",
         function="weights_digest",
         old="for piece in model.owned_pieces(model.pieces()):",
         new="for piece in model.pieces():",
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_page_of_a_dataset_is_not_compared",
-        file="lmtrain/train/ranks/compared_facts.py",
+        file="lmtrain/train/ranks/facts_equal_on_all_ranks.py",
         function="_dataset_digest",
         old="for i in range(_PAGES + 1):",
         new="for i in range(_PAGES):",
@@ -205,7 +205,7 @@ MUTANTS = [
     ),
     Mutant(
         name="best_checkpoints_of_earlier_attempts_are_forgotten",
-        file="lmtrain/train/setup.py",
+        file="lmtrain/train/set_up_run.py",
         function="open_run",
         old="scores_before_resume(folder, config, progress.step) if is_rank_0 else {}",
         new="scores_before_resume(folder, config, progress.step) if is_rank_0 and inputs.resume_from is None else {}",
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         name="peak_of_one_device_for_all",
-        file="lmtrain/train/setup.py",
+        file="lmtrain/train/set_up_run.py",
         function="build_throughput",
         old="peak=peak_each * mesh.world.size if peak_each else None",
         new="peak=peak_each or None",

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint import verified_contents
+from lmtrain.checkpoint import read_verified_contents
+from lmtrain.checkpoint.disk import block_hashed_file, safetensors_file
 from lmtrain.checkpoint.disk import checkpoint_format as format_module
-from lmtrain.checkpoint.disk import hashed_file, safetensors_file
-from lmtrain.checkpoint.reshard import reshard_tensors, target_files
+from lmtrain.checkpoint.reshard import reshard_tensors, write_target_files
 from lmtrain.checkpoint.save.commit import commit_checkpoint, write_rank
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes.fault_injection import arm
@@ -46,7 +46,10 @@ def arrays() -> Arrays:
 def small_blocks() -> Iterator[None]:
     """Blocks of 4 KiB, so that small files have many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed_file, safetensors_file, verified_contents, format_module, target_files, reshard_tensors):
+        for module in (
+            block_hashed_file, safetensors_file, read_verified_contents, format_module, write_target_files,
+            reshard_tensors,
+        ):
             patch.setattr(module, "BLOCK_BYTES", 4096)
         yield
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.checkpoint.reshard.reshard_tensors import ReshardResult, reshard
-from lmtrain.checkpoint.reshard.target_files import Limits, files_of_layout, state_at_layout
+from lmtrain.checkpoint.reshard.write_target_files import Limits, files_of_layout, state_at_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit_checkpoint, write_rank
-from lmtrain.checkpoint.verified_contents import Contents, checked_model
 from lmtrain.layout import Piece
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings, parse_layout
-from lmtrain.placement.placements import placements_of_rank
 from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]

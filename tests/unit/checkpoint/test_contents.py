@@ -18,8 +18,8 @@ import torch
 
 from lmtrain.checkpoint.compare_and_verify import verify_checkpoint
 from lmtrain.checkpoint.disk.checkpoint_format import digest_of
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from lmtrain.checkpoint.disk.block_hashed_file import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.checkpoint_format import FileEntry, blocks_file, digest_of
-from lmtrain.checkpoint.disk.hashed_file import encode_blocks, write_hashed
-from lmtrain.checkpoint.verified_contents import Contents, checked_model
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.errors import LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.checkpoint.layouts import MODELS, draw, reshard_to, write

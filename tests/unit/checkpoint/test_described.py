@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
-from lmtrain.checkpoint.verified_contents import Contents, checked_model, fit_problems
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, fit_problems
 from lmtrain.errors import CheckpointError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import unpadded_shapes

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint import compare_and_verify
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 from lmtrain.runfolder.settings_differences import differences

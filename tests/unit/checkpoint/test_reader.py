@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.checkpoint import read_verified_contents
 from lmtrain.checkpoint import tensor_reader as reader_module
-from lmtrain.checkpoint import verified_contents
+from lmtrain.checkpoint.disk import block_hashed_file, safetensors_file
 from lmtrain.checkpoint.disk import checkpoint_format as format_module
-from lmtrain.checkpoint.disk import hashed_file, safetensors_file
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES
-from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.save.commit import commit_checkpoint, write_rank
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.layout import Piece
 from tests.unit.checkpoint.arrays import rank_data
@@ -130,7 +130,7 @@ def test_any_layout_loads_at_any_other(tmp_path_factory: pytest.TempPathFactory,
     array = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
     folder = tmp_path_factory.mktemp("layouts")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed_file, safetensors_file, verified_contents, format_module):
+        for module in (block_hashed_file, safetensors_file, read_verified_contents, format_module):
             patch.setattr(module, "BLOCK_BYTES", 64)
         ranks: list[list[Piece]] = [[] for _ in range(data.draw(st.integers(1, 3)))]
         for box in data.draw(cuts(shape)):

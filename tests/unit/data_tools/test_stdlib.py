@@ -16,7 +16,7 @@ from data_tools.corpora.stdlib import (
     overlaps,
     skip_reason,
 )
-from data_tools.corpus.flow.word_hashes import shingles
+from data_tools.corpus.flow.word_ngram_hashes import shingles
 from lmtrain.errors import DataError, MissingInputError
 
 

@@ -20,7 +20,7 @@ from lmtrain.eval.scoring import SharedAnswers
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.wikitext import split_pages
 from lmtrain.exchange.huggingface.import_and_export import export_hf
-from lmtrain.exchange.write_by_parts import save_imported
+from lmtrain.exchange.stream_tensors_to_disk import save_imported
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe

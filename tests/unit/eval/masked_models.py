@@ -12,8 +12,8 @@ from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
 
 SEQ_LEN = 16

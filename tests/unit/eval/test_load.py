@@ -20,8 +20,8 @@ from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
 
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from lmtrain.eval.task import TaskOptions, all_tasks, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
 from lmtrain.eval.windows import Window, windows
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.random_seeds import derive_seed
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from data_tools.corpora.recipe import published_hashes
+from data_tools.corpora.corpus_definition import published_hashes
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.eval.run_task import Subject, prepare, run
 from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions, all_tasks, find_task, sum_columns

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.exchange.write_by_parts import save_imported
+from lmtrain.exchange.stream_tensors_to_disk import save_imported
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from lmtrain.kernels import activations, adamw, cross_entropy, kernel_support
-from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
 from lmtrain.kernels.cross_entropy import NO_COLUMN
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings
-from lmtrain.train.setup import build_optimizer
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp16Settings
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.test_apply import CPU, SETTINGS, step_of
 

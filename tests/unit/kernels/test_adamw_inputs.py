@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.adamw_inputs import AdamWTensors
+from lmtrain.kernels.collect_adamw_tensors import AdamWTensors
 
 
 def numbers(size: int, begin: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,9 +10,9 @@ from lmtrain.models.bert import Bert
 from lmtrain.models.gpt import GPT
 from lmtrain.models.init import draw_parameter
 from lmtrain.parallel.weight_shards import draw_initial_values
-from lmtrain.parallel.weights.gradient_sums import tied_copies
+from lmtrain.parallel.weights.reduce_and_clip_gradients import tied_copies
+from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import placements_of_rank
 from lmtrain.spec import Start
 
 

@@ -24,7 +24,7 @@ from lmtrain.models.layers.attention import DotProduct, build_mask
 from lmtrain.models.layers.block_masks import BLOCK, build_block_mask, dense_mask_rows
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.blocks.recompute import apply_recompute
-from lmtrain.parallel.compute_settings import RecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
 from lmtrain.parallel.mesh import Axis
 from tests.flex_on_cpu import flex_on_cpu
 from tests.marks import wide

@@ -17,8 +17,8 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.objectives.cross_entropy import count_hits
 from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.parallel_model import ParallelModel
 
 SETTINGS = BertSettings(num_layers=1, width=16, num_heads=2, seq_len=8, vocab_size=13, vocab_multiple=8, init_std=0.5)
 COUNT = 12

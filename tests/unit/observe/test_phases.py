@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.phases import (
+from lmtrain.observe.measure import current_phase
+from lmtrain.observe.measure.current_phase import (
     NUM_BYTES,
     PHASES,
     ThreadPosition,
@@ -24,33 +24,33 @@ from lmtrain.observe.measure.phases import (
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mmap]:
     """As a companion sees it, of a process that begins."""
-    monkeypatch.setattr(phases, "main", ThreadPosition(0))
-    saver = ThreadPosition(phases.saver.offset)
+    monkeypatch.setattr(current_phase, "main", ThreadPosition(0))
+    saver = ThreadPosition(current_phase.saver.offset)
     saver.phase = "save"
-    monkeypatch.setattr(phases, "saver", saver)
-    fd = phases.open_memory()
+    monkeypatch.setattr(current_phase, "saver", saver)
+    fd = current_phase.open_memory()
     with mmap.mmap(fd, NUM_BYTES, prot=mmap.PROT_READ) as reading:
         yield reading
     os.close(fd)
-    phases.close_memory()
+    current_phase.close_memory()
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_can_be_read(memory: mmap.mmap, phase: str) -> None:
-    phases.main.enter(phase, 7, microbatch=1, stage=2)
+    current_phase.main.enter(phase, 7, microbatch=1, stage=2)
     mark = read_mark(memory)
     assert (mark.phase, mark.step, mark.microbatch, mark.stage) == (phase, 7, 1, 2)
 
 
 def test_a_step_stays_and_a_microbatch_does_not(memory: mmap.mmap) -> None:
-    phases.main.enter("backward", 7, microbatch=1)
-    phases.main.enter("optimizer")
+    current_phase.main.enter("backward", 7, microbatch=1)
+    current_phase.main.enter("optimizer")
     mark = read_mark(memory)
     assert (mark.phase, mark.step, mark.microbatch) == ("optimizer", 7, -1)
 
 
 def test_after_a_collective_all_is_as_before(memory: mmap.mmap) -> None:
-    phases.main.enter("backward", 7, microbatch=1)
+    current_phase.main.enter("backward", 7, microbatch=1)
     with within("collective", "the gradient norm"):
         inside = read_mark(memory)
     mark = read_mark(memory)
@@ -62,36 +62,36 @@ def test_after_a_collective_all_is_as_before(memory: mmap.mmap) -> None:
 
 
 def test_one_that_fails_stays_where_it_failed(memory: mmap.mmap) -> None:
-    phases.main.enter("backward", 7)
+    current_phase.main.enter("backward", 7)
     with pytest.raises(RuntimeError), within("collective", "losses"):
         raise RuntimeError("Connection closed by peer")
     assert read_mark(memory).name == "losses"
 
 
 def test_what_has_been_gone_through_is_known_by_name(memory: mmap.mmap) -> None:
-    phases.main.enter("build")
+    current_phase.main.enter("build")
     with within("collective", "an agreement"):
         assert "an agreement" not in read_seen_names(memory, read_mark(memory).seen_bits)
     assert set(read_seen_names(memory, read_mark(memory).seen_bits)) == {"imports", "an agreement"}
-    phases.main.enter("load")
+    current_phase.main.enter("load")
     assert set(read_seen_names(memory, read_mark(memory).seen_bits)) == {"imports", "an agreement", "build"}
 
 
 def test_of_a_thread_that_waits_for_the_one_that_saves_the_latter_is_told(memory: mmap.mmap) -> None:
-    phases.main.enter("optimizer", 8)
-    phases.saver.enter("save", 4)
+    current_phase.main.enter("optimizer", 8)
+    current_phase.saver.enter("save", 4)
     assert read_mark(memory).phase == "optimizer"
     with within("save"):
-        with within("collective", "an agreement", phases.saver):
+        with within("collective", "an agreement", current_phase.saver):
             found = read_mark(memory)
         assert (found.phase, found.name, found.step) == ("collective", "an agreement", 4)
         assert read_mark(memory).step == 4
-        phases.saver.enter("save", -1)
+        current_phase.saver.enter("save", -1)
         assert read_mark(memory).step == 8
 
 
 def step(number: int, *collectives: str) -> None:
-    phases.main.enter("data", number)
+    current_phase.main.enter("data", number)
     for what in collectives:
         with within("collective", what):
             pass
@@ -134,13 +134,13 @@ def test_what_comes_after_a_step_now_and_then_is_nothing_odd(memory: mmap.mmap) 
 
 
 def test_without_a_watch_marks_are_kept_for_the_one_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "main", ThreadPosition(0))
-    phases.main.enter("rendezvous")
-    fd = phases.open_memory()
+    monkeypatch.setattr(current_phase, "main", ThreadPosition(0))
+    current_phase.main.enter("rendezvous")
+    fd = current_phase.open_memory()
     with mmap.mmap(fd, NUM_BYTES, prot=mmap.PROT_READ) as reading:
         assert read_mark(reading).phase == "rendezvous"
     os.close(fd)
-    phases.close_memory()
-    phases.main.enter("build")
+    current_phase.close_memory()
+    current_phase.main.enter("build")
     with within("collective", "losses"):
         pass

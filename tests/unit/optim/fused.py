@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from lmtrain.kernels import adamw, kernel_support
-from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
 
 
 def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:

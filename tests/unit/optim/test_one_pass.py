@@ -10,16 +10,16 @@ from torch import nn
 
 from lmtrain.kernels import adamw as kernel
 from lmtrain.kernels import kernel_support
-from lmtrain.kernels.adamw_inputs import AdamWTensors
+from lmtrain.kernels.collect_adamw_tensors import AdamWTensors
 from lmtrain.optim.adamw import OnePassAdamW, build
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
-from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.weights.gradient_sums import apply_clip, clip_factor
-from lmtrain.train.setup import build_optimizer
+from lmtrain.parallel.device_and_precision_settings import Bf16Settings, ComputeSettings
+from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.parallel.weights.reduce_and_clip_gradients import apply_clip, clip_factor
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.test_apply import CPU, SETTINGS, step_of
 

@@ -17,9 +17,9 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings, RecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings, RecomputeSettings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.placement.parallel_settings import ParallelSettings
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import (
+from lmtrain.parallel.device_and_precision_settings import (
     Bf16Settings,
     ComputeSettings,
     Fp16Settings,
@@ -28,9 +28,9 @@ from lmtrain.parallel.compute_settings import (
     PrecisionSettings,
 )
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import (
+from lmtrain.parallel.device_and_precision_settings import (
     Bf16Settings,
     ComputeSettings,
     Fp16Settings,
@@ -21,7 +21,7 @@ from lmtrain.parallel.compute_settings import (
     PrecisionSettings,
 )
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 
 SETTINGS = GPTSettings(
     num_layers=2, width=16, num_heads=2, vocab_size=13, vocab_multiple=8, seq_len=8, positions="learned",

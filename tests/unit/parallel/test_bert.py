@@ -11,9 +11,9 @@ import torch
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import CPU

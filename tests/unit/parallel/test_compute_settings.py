@@ -10,7 +10,7 @@ import torch
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 
 CPU = torch.device("cpu")

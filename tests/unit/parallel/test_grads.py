@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.weights.gradient_sums import apply_clip, gradient_norm
+from lmtrain.parallel.weights.reduce_and_clip_gradients import apply_clip, gradient_norm
 
 
 def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtrain.observe.measure.measure_names import EDGES
-from lmtrain.train.record.run_records import _add_to_histogram, build_histograms
+from lmtrain.train.record.write_records import _add_to_histogram, build_histograms
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of
 

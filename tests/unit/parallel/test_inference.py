@@ -17,8 +17,8 @@ from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.layout import Layout
 from lmtrain.models.layers import block_masks
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.inference import Inference
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings
+from lmtrain.parallel.label_scores_and_logits import Inference
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline.executor import SingleStage
 from lmtrain.placement.parallel_settings import ParallelSettings

@@ -12,7 +12,7 @@ from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import MaskedRequest
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.build_parallel import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.layouts.workers import Pool

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.parallel.compute_settings import Bf16Settings, Fp16Settings, Fp32Settings
+from lmtrain.parallel.device_and_precision_settings import Bf16Settings, Fp16Settings, Fp32Settings
 from lmtrain.parallel.weights.master_weights import LossScale, MasterWeights
 
 

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.parallel.blocks.recompute import RecomputedForward, apply_recompute
-from lmtrain.parallel.compute_settings import FullRecomputeSettings, RecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import FullRecomputeSettings, RecomputeSettings
 from tests.layouts.workers import Pool
 from tests.marks import wide
 from tests.unit.parallel import recomputing

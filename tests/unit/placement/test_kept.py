@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.parallel.compute_settings import (
+from lmtrain.parallel.device_and_precision_settings import (
     AttentionRecomputeSettings,
     ComputeSettings,
     FullRecomputeSettings,
     NoRecomputeSettings,
     OperatorsRecomputeSettings,
 )
-from lmtrain.placement.placements import Stage
+from lmtrain.placement.layers_and_shards_of_ranks import Stage
 from tests.unit.plan.planned_runs import GPT3, planned
 
 MIDDLE = Stage(1, range(6, 7), first=False, last=False)

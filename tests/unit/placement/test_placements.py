@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.placements import (
+from lmtrain.placement.layers_and_shards_of_ranks import (
     Placement,
     Shape,
     num_saved_regions,

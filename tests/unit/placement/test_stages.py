@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.placement.layers_and_shards_of_ranks import layers_of_stages, parameter_names_of_stages, stages_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import layers_of_stages, parameter_names_of_stages, stages_of_rank
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.floats(0, 9), st.floats(0, 9))

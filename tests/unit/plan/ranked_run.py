@@ -8,11 +8,11 @@ from functools import cache
 from lmtrain.config.compose import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
+from lmtrain.parallel.device_and_precision_settings import Bf16Settings, ComputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.search.layout_result import ScalingInputs
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.plan.search.predict_layout import ScalingInputs
 from lmtrain.plan.search.ranking import CostModel, LayoutLimits, RankedLayouts
 from tests.unit.plan.machines import hardware_named
 

@@ -17,12 +17,12 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     rank_file,
 )
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, merge_pieces
-from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.placement.layers_and_shards_of_ranks import Shape, placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import Shape, placements_of_rank
 from lmtrain.plan.run_model import checkpoint_size
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits
 from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory

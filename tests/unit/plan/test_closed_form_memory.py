@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
-from lmtrain.plan.price.workload import RecomputedShares, stack_cases
+from lmtrain.plan.price.workload_description import RecomputedShares, stack_cases
 from lmtrain.plan.run_model.closed_form_memory import price_memory
 from tests.unit.plan.cases import gpt3
 

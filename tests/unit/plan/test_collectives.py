@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.step_time import dp_group, replica_group, send_seconds, tp_group
-from lmtrain.plan.price.workload import stack_cases
+from lmtrain.plan.price.workload_description import stack_cases
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 

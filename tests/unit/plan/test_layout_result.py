@@ -6,10 +6,10 @@ from itertools import islice
 
 import pytest
 
-from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.search.layout_result import (
+from lmtrain.plan.search.predict_layout import (
     STEP_PARTS,
     LayoutResult,
     best_by_pp_and_tp,

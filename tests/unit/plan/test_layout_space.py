@@ -15,11 +15,11 @@ from lmtrain.checkpoint.disk import checkpoint_format
 from lmtrain.config.settings_base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.compute_settings import RecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.price.workload import stack_cases
+from lmtrain.plan.price.workload_description import stack_cases
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
 from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.run_config import RunConfig

@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.optim.muon_settings import MuonSettings
-from lmtrain.parallel.compute_settings import (
+from lmtrain.parallel.device_and_precision_settings import (
     AttentionRecomputeSettings,
     ComputeSettings,
     Fp16Settings,
@@ -19,8 +19,16 @@ from lmtrain.parallel.compute_settings import (
     OperatorsRecomputeSettings,
 )
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, RecomputedShares, Schedule, stack_cases
-from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
+from lmtrain.plan.price.workload_description import (
+    Attention,
+    Case,
+    Overlap,
+    Pointwise,
+    RecomputedShares,
+    Schedule,
+    stack_cases,
+)
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned

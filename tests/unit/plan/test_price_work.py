@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.step_time import price_work, product_seconds
-from lmtrain.plan.price.workload import Attention, Case, PerCase, Program, stack_cases
+from lmtrain.plan.price.workload_description import Attention, Case, PerCase, Program, stack_cases
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import stack_cases
+from lmtrain.plan.price.workload_description import stack_cases
 from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
 from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.planned_run import build_case
+from lmtrain.plan.run_model.workload_from_settings import build_case
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS
 from tests.unit.plan.ranked_run import LARGE, h100, ranked, run_of, study
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lmtrain.parallel.compute_settings import NoRecomputeSettings
+from lmtrain.parallel.device_and_precision_settings import NoRecomputeSettings
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import stack_cases
+from lmtrain.plan.price.workload_description import stack_cases
 from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, pipeline_seconds, price_runs, replay_step
-from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned

@@ -17,7 +17,7 @@ from lmtrain.plan.price.step_time import (
     replica_group,
     stage_weights,
 )
-from lmtrain.plan.price.workload import Case, Program, RecomputedShares, stack_cases
+from lmtrain.plan.price.workload_description import Case, Program, RecomputedShares, stack_cases
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal, range_problems
 

@@ -10,7 +10,7 @@ from lmtrain.config.settings_base import kinds
 from lmtrain.layout import Layout
 from lmtrain.observe.timeline.merge_ranks import merge_traces
 from lmtrain.observe.timeline.step_breakdown import step_times
-from lmtrain.plan.trace_comparison import compare_with_replay
+from lmtrain.plan.compare_trace_to_schedule import compare_with_replay
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from tests.unit.observe.timeline.made_up import Made
 

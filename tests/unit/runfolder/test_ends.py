@@ -10,7 +10,7 @@ import pytest
 from lmtrain.cli.screen.print_output import print_error
 from lmtrain.errors import NonFiniteLossError, PeerLostError
 from lmtrain.runfolder.file_names import STOP
-from lmtrain.runfolder.run_ends import (
+from lmtrain.runfolder.how_runs_ended import (
     outcome_from_watchdog,
     read_last_stop,
     write_failure,

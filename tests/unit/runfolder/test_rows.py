@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.observe.history.metrics_columns import read_record
+from lmtrain.observe.history.read_metrics_columns import read_record
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.runtime.processes.process_environment import NodeRanks
-from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter
+from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter
 
 MODULE = "tests.unit.runtime.launched"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from lmtrain.runtime.processes.process_environment import SlurmJob, command_start_s
-from lmtrain.train.in_loop.requests import Allocation, parse_job_end
+from lmtrain.train.in_loop.save_and_stop_requests import Allocation, parse_job_end
 
 DAY = 86400.0
 

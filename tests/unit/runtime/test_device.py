@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmtrain.errors import SettingsError
-from lmtrain.runtime.machine.device import (
+from lmtrain.runtime.machine.choose_device import (
     device_name,
     memory_stats,
     pick_device,

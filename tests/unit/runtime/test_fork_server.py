@@ -115,7 +115,7 @@ print(json.dumps({
 LAUNCHER = f"""
 import os, resource, signal, sys
 from pathlib import Path
-from lmtrain.runtime.processes.rank_starter import Program
+from lmtrain.runtime.processes.start_rank_processes import Program
 from tests.unit.runtime.starting import Place
 place = Place(Path(sys.argv[1]))
 os.chdir(place.folder)
@@ -187,7 +187,7 @@ FORKED_LAUNCHER = f"""
 import fcntl, os, select, signal, sys, types
 from pathlib import Path
 from lmtrain.runtime.processes.process_environment import NodeRanks
-from lmtrain.runtime.processes.rank_starter import Program, RankStarter
+from lmtrain.runtime.processes.start_rank_processes import Program, RankStarter
 from tests.unit.runtime.starting import Place
 folder, fork = Path(sys.argv[0]).parent, os.environ["LMTRAIN_FORK"]
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="lmtrain.runtime.processes.fork_server")

@@ -22,7 +22,7 @@ import pytest
 from lmtrain.runtime.processes import launcher as launcher
 from lmtrain.runtime.processes.launcher import Outcome
 from lmtrain.runtime.processes.process_environment import NodeRanks
-from lmtrain.runtime.processes.rank_starter import Program
+from lmtrain.runtime.processes.start_rank_processes import Program
 from tests.marks import wide
 from tests.unit.runtime.starting import children
 
@@ -134,7 +134,7 @@ def parent(
     code = (
         "import sys\nfrom lmtrain.runtime.processes.launcher import launch\n"
         "from lmtrain.runtime.processes.process_environment import NodeRanks\n"
-        "from lmtrain.runtime.processes.rank_starter import Program\n"
+        "from lmtrain.runtime.processes.start_rank_processes import Program\n"
         f"outcome = launch({program!r}, NodeRanks({num}){options})\n"
         "print('outcome', outcome.exit_code, outcome.cause)\nsys.exit(outcome.exit_code)"
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.runtime.processes import rank_starter
-from lmtrain.runtime.processes.rank_starter import OrphanAdoption, RankStarter, StartCancelledError
+from lmtrain.runtime.processes import start_rank_processes
+from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, RankStarter, StartCancelledError
 from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
@@ -55,7 +55,7 @@ def test_a_server_that_is_lost_while_nothing_is_asked_of_it_is_named(place: Plac
 
 
 def test_a_server_that_stands_still_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_starter, "_MAX_STOPPED_S", 0.05)
+    monkeypatch.setattr(start_rank_processes, "_MAX_STOPPED_S", 0.05)
     with place.starter(place.program("print('done')")) as starter:
         starter.open()
         os.kill(server_of(starter), signal.SIGSTOP)
@@ -168,17 +168,17 @@ def test_settings_can_be_longer_than_a_message(place: Place) -> None:
 
 
 def test_the_server_is_not_used_where_forks_are_not_adopted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_starter, "_adopts_orphans", lambda: False)
+    monkeypatch.setattr(start_rank_processes, "_adopts_orphans", lambda: False)
     with place.starter(place.program("print('done')")) as starter:
         assert place.run(starter) == (0, "done\n", "")
     assert place.explained == ["the system does not let this process adopt what another has forked"]
 
 
 def test_orphans_are_adopted_within_and_not_outside() -> None:
-    before = rank_starter._adopts_orphans()  # other tests may have had this process adopt them for good
+    before = start_rank_processes._adopts_orphans()  # other tests may have had this process adopt them for good
     with OrphanAdoption():
-        assert rank_starter._adopts_orphans()
-    assert rank_starter._adopts_orphans() == before
+        assert start_rank_processes._adopts_orphans()
+    assert start_rank_processes._adopts_orphans() == before
 
 
 def test_once_the_server_is_closed_processes_are_started_by_themselves(place: Place) -> None:
@@ -195,7 +195,7 @@ LAUNCHER = f"""
 import os, sys
 from lmtrain.runtime.processes.launcher import launch
 from lmtrain.runtime.processes.process_environment import NodeRanks
-from lmtrain.runtime.processes.rank_starter import Program
+from lmtrain.runtime.processes.start_rank_processes import Program
 outcome = launch(Program(sys.argv[1:], module={MODULE!r}), NodeRanks(2))
 os.write(2, b"%d" % outcome.exit_code)
 """

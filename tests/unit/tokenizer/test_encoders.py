@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lmtrain import native
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import CompiledEncoder, EncodedDocuments, Encoder, TwinEncoder, build_encoder
-from lmtrain.tokenizer.json_lines import MAX_WORD_BYTES, Reject
+from lmtrain.tokenizer.text_from_json_lines import MAX_WORD_BYTES, Reject
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.marks import wide
 from tests.unit.tokenizer.adversarial import PIECES, documents

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.tokenizer.json_lines import (
+from lmtrain.tokenizer.text_from_json_lines import (
     MAX_DEPTH,
     MAX_DIGITS,
     MAX_WORD_BYTES,

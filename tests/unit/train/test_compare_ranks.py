@@ -20,7 +20,7 @@ from lmtrain.config.compose import compose
 from lmtrain.errors import DataError, LmtrainError, RanksDifferError
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.before.preflight import preflight
-from lmtrain.train.ranks import compared_facts
+from lmtrain.train.ranks import facts_equal_on_all_ranks
 from lmtrain.train.ranks.compare_ranks import (
     check_facts_agree,
     check_ranks_agree,
@@ -28,7 +28,7 @@ from lmtrain.train.ranks.compare_ranks import (
     difference_message,
     encode_facts,
 )
-from lmtrain.train.ranks.compared_facts import Fact
+from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact
 from lmtrain.train.run_config import RunConfig
 from tests.apart import World, given, make_world
 from tests.layouts.workers import Pool
@@ -49,10 +49,10 @@ def start(settings: list[str], modules: list[str], num: int) -> dict[str, Any]:
     mine = next(line for line in settings if line.startswith(f"{rank}|")).split("|")[1:]
     env = ProcessEnv(rank, num, rank, "torchrun", f"n{rank // 2}", local_world_size=num)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    package = compared_facts.PACKAGE
+    package = facts_equal_on_all_ranks.PACKAGE
     try:
         if modules[rank].endswith("code"):
-            compared_facts.PACKAGE = Path(modules[rank]) / "lmtrain"
+            facts_equal_on_all_ranks.PACKAGE = Path(modules[rank]) / "lmtrain"
         sys.path.insert(0, modules[rank])
         importlib.invalidate_caches()
         config = compose(RunConfig, [*mine, f"parallel.dp_shard={num}"])
@@ -66,7 +66,7 @@ def start(settings: list[str], modules: list[str], num: int) -> dict[str, Any]:
             return {"said": str(error), "code": error.exit_code, "sent": sent() - before}
         return {"said": None, "sent": sent() - before}
     finally:
-        compared_facts.PACKAGE = package
+        facts_equal_on_all_ranks.PACKAGE = package
         sys.path.remove(modules[rank])
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -212,10 +212,10 @@ def test_what_is_sent_comes_back() -> None:
 def test_every_setting_is_compared_but_places(world: World) -> None:
     config = compose(RunConfig, [*world.settings, "hardware=cpu"])
     inputs = preflight(config, ProcessEnv(), starts_run=False)
-    found = compared_facts.rank_facts(config, inputs)
+    found = facts_equal_on_all_ranks.rank_facts(config, inputs)
     left = {f"{group}.{key}" for group, values in config.to_dict().items() for key in values} - found.keys()
     by_entry = {"hardware.peak_tflops", "hardware.factors"}  # compared as hardware.peak_tflops.fp32 and its like
     assert left - by_entry == {"data.index_dir", "data.valid_path", "data.valid_paths"}
     assert "hardware.peak_tflops.fp32" in found
     assert {"lmtrain/train/loop.py", "python", "torch", "checkpoint", "data: num_tokens"} <= found.keys()
-    assert compared_facts.rank_facts(config, inputs) == found
+    assert facts_equal_on_all_ranks.rank_facts(config, inputs) == found

@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop
-from lmtrain.train.in_loop.requests import open_requests
+from lmtrain.train.in_loop.save_and_stop_requests import open_requests
 from lmtrain.train.run_state import Run
 from tests.unit.train.tiny_runs import opened
 

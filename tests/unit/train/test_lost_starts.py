@@ -12,7 +12,7 @@ from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
 from lmtrain.runfolder.file_names import FAILED_STARTS
 from lmtrain.runtime.files.safe_files import write_json
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.in_loop.lost_starts import LostStarts, counting_start
+from lmtrain.train.in_loop.failed_start_counter import LostStarts, counting_start
 
 HERE = ProcessEnv(host="here", job_id="7", num_restarts=1)
 

@@ -8,7 +8,7 @@ import torch
 
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import GroupPeers, build_mesh, main_thread_peers, saver_thread_peers
-from lmtrain.train.in_loop.requests import Vote
+from lmtrain.train.in_loop.save_and_stop_requests import Vote
 from tests.layouts.workers import Pool
 
 CPU = torch.device("cpu")

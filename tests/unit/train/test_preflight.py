@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData
-from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.find_and_prune import prune_checkpoints
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.config.compose import compose

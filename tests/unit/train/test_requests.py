@@ -13,7 +13,7 @@ from lmtrain.layout import Layout
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.processes.stop_signals import StopRequest
-from lmtrain.train.in_loop.requests import (
+from lmtrain.train.in_loop.save_and_stop_requests import (
     NO_TIME_FOR,
     SAVE,
     STOP,

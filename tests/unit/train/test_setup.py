@@ -18,7 +18,7 @@ from lmtrain.parallel.mesh import Axis, build_mesh
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.files.safe_files import folder_lock
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.setup import build_throughput, open_run_folder
+from lmtrain.train.set_up_run import build_throughput, open_run_folder
 from lmtrain.train.train_settings import RunSettings
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks
 from tests.unit.train.tiny_runs import CPU, inputs_of

@@ -10,10 +10,10 @@ from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.layout import Layout
 from lmtrain.optim.state import num_updates
-from lmtrain.parallel.compute_settings import Fp16Settings
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.device_and_precision_settings import Fp16Settings
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.train import run_state
-from lmtrain.train.setup import build_optimizer
+from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.spread import OPTIM, build, step_of
 from tests.unit.train.tiny_runs import CONFIG, inputs_of

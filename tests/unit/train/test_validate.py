@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.train.in_loop.measurements import valid_batches
+from lmtrain.train.in_loop.validate_and_evaluate import valid_batches
 
 
 class Numbered:

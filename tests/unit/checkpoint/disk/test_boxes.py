@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint.disk import tensor_boxes
-from lmtrain.checkpoint.disk.tensor_boxes import (
+from lmtrain.checkpoint.disk import tensor_slice_geometry
+from lmtrain.checkpoint.disk.tensor_slice_geometry import (
     Box,
     contiguous_runs,
     cover_problem,
@@ -100,7 +100,7 @@ def test_covering_is_judged_in_time_that_grows_with_the_pieces(monkeypatch: pyte
     """However pieces lie, and also where no overlap is found to be named: along each axis here are only two starts."""
     corners = [Box(offset, (1,) * 11) for offset in itertools.product((0, 1), repeat=11)]
     assert cover_problem((2,) * 11, corners) is None
-    monkeypatch.setattr(tensor_boxes, "_MAX_COMPARISONS", 50)
+    monkeypatch.setattr(tensor_slice_geometry, "_MAX_COMPARISONS", 50)
     doubled = [*corners[:-1], corners[1000]]
     assert cover_problem((2,) * 11, doubled) == "some of its pieces overlap"
 

@@ -20,7 +20,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     digest_of,
     encode_manifest,
 )
-from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.errors import CheckpointError
 
 ROOT = "ab" * 32

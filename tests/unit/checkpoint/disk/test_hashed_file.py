@@ -12,15 +12,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint.disk import hashed_file
-from lmtrain.checkpoint.disk.hashed_file import BlockCache, HashedFile, read_hashed, verify_file, write_hashed
+from lmtrain.checkpoint.disk import block_hashed_file
+from lmtrain.checkpoint.disk.block_hashed_file import BlockCache, HashedFile, read_hashed, verify_file, write_hashed
 from lmtrain.errors import CheckpointError
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hashed_file, "BLOCK_BYTES", 64)
+        patch.setattr(block_hashed_file, "BLOCK_BYTES", 64)
         yield
 
 

@@ -13,11 +13,11 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from lmtrain.checkpoint.disk import hashed_file, safetensors_file
+from lmtrain.checkpoint.disk import block_hashed_file, safetensors_file
+from lmtrain.checkpoint.disk.block_hashed_file import HashedFile, write_hashed
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
-from lmtrain.checkpoint.disk.hashed_file import HashedFile, write_hashed
 from lmtrain.checkpoint.disk.safetensors_file import encode_header, read_box, read_header
-from lmtrain.checkpoint.disk.tensor_boxes import Box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.save.background_writer import HostMemory
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
@@ -83,7 +83,7 @@ def test_arrays_of_any_memory_order_are_written_in_rows(tmp_path: Path) -> None:
 
 def test_any_box_of_a_block_is_read_with_small_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With blocks of 64 bytes, boxes span many of them and rows lie further apart than one."""
-    monkeypatch.setattr(hashed_file, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(block_hashed_file, "BLOCK_BYTES", 64)
     monkeypatch.setattr(safetensors_file, "BLOCK_BYTES", 64)
     array = np.arange(5 * 6 * 50, dtype=np.int16).reshape(5, 6, 50)
     data = rank_data([Piece("a", array.shape, (0, 0, 0), array)])
@@ -100,7 +100,7 @@ def test_any_box_of_a_block_is_read_with_small_reads(tmp_path: Path, monkeypatch
 
 
 def test_a_few_rows_touch_a_few_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashed_file, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(block_hashed_file, "BLOCK_BYTES", 64)
     monkeypatch.setattr(safetensors_file, "BLOCK_BYTES", 64)
     array = np.zeros((10, 1000), np.uint8)
     data = rank_data([Piece("a", array.shape, (0, 0), array)])

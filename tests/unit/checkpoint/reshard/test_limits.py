@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import BLOCK_BYTES
-from lmtrain.checkpoint.reshard.target_files import BASE_BYTES, MIN_PART_BYTES, PART_BYTES, Limits
+from lmtrain.checkpoint.reshard.write_target_files import BASE_BYTES, MIN_PART_BYTES, PART_BYTES, Limits
 from lmtrain.errors import UsageError
 
 MIB = 1 << 20

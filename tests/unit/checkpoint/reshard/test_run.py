@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
-from lmtrain.checkpoint.disk.tensor_boxes import Box, cover_problem, full_box, intersect
-from lmtrain.checkpoint.reshard import reshard_tensors, target_files
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, full_box, intersect
+from lmtrain.checkpoint.read_verified_contents import Contents
+from lmtrain.checkpoint.reshard import reshard_tensors, write_target_files
 from lmtrain.checkpoint.reshard.reshard_tensors import list_segments
-from lmtrain.checkpoint.reshard.target_files import Limits, files_of_layout
-from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.checkpoint.reshard.write_target_files import Limits, files_of_layout
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.placements import placements_of_rank
+from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.runtime.processes.fault_injection import Fault, arm
 from tests.marks import wide
 from tests.unit.checkpoint.layouts import (
@@ -47,8 +47,8 @@ def _small(small_blocks: None) -> Iterator[None]:
     """Blocks of 4 KiB, segments of 64 and parts of 10: small models then have many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reshard_tensors, "SEGMENT_BYTES", 64 << 10)
-        patch.setattr(target_files, "PART_BYTES", 10 << 10)
-        patch.setattr(target_files, "MIN_PART_BYTES", 10 << 10)
+        patch.setattr(write_target_files, "PART_BYTES", 10 << 10)
+        patch.setattr(write_target_files, "MIN_PART_BYTES", 10 << 10)
         yield
 
 
@@ -190,16 +190,16 @@ def test_what_one_attempt_makes_holds_every_number(unbroken: Path, tied: Arrays)
 _KILLED = """
 import os, sys
 from pathlib import Path
-from lmtrain.checkpoint import verified_contents
-from lmtrain.checkpoint.disk import hashed_file, safetensors_file
-from lmtrain.checkpoint.reshard import reshard_tensors, target_files
-from lmtrain.checkpoint.reshard.target_files import Limits
+from lmtrain.checkpoint import read_verified_contents
+from lmtrain.checkpoint.disk import block_hashed_file, safetensors_file
+from lmtrain.checkpoint.reshard import reshard_tensors, write_target_files
+from lmtrain.checkpoint.reshard.write_target_files import Limits
 from lmtrain.runtime.processes.fault_injection import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
-for module in (hashed_file, safetensors_file, verified_contents, target_files, reshard_tensors):
+for module in (block_hashed_file, safetensors_file, read_verified_contents, write_target_files, reshard_tensors):
     module.BLOCK_BYTES = 4096
 reshard_tensors.SEGMENT_BYTES = 64 << 10
-target_files.PART_BYTES, target_files.MIN_PART_BYTES = 10 << 10, 10 << 10
+write_target_files.PART_BYTES, write_target_files.MIN_PART_BYTES = 10 << 10, 10 << 10
 for fault in sys.argv[3:]:
     if not (child := os.fork()):
         arm(parse_fault(fault))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.checkpoint.find_and_prune import leftover_numbers, leftover_path, new_leftover_path
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.save.commit import (
     RankRecord,
@@ -24,7 +25,6 @@ from lmtrain.checkpoint.save.commit import (
     write_rank,
 )
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes import fault_injection

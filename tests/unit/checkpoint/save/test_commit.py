@@ -18,9 +18,9 @@ import pytest
 
 from lmtrain.checkpoint.disk.safetensors_file import merge_pieces
 from lmtrain.checkpoint.find_and_prune import clear_leftovers, latest_checkpoint, list_checkpoints, prune_checkpoints
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.save.commit import save_checkpoint, write_rank
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes import fault_injection

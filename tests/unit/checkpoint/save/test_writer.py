@@ -15,12 +15,12 @@ import torch
 
 from lmtrain.checkpoint.disk.safetensors_file import RankData
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.save import background_writer as writer_module
 from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.checkpoint.verified_contents import Contents
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.runfolder.file_names import step_folder_name

@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from data_tools.corpora.corpus_definition import PublishedTexts, find_recipe, get_texts
 from data_tools.corpora.download import RemoteFile
-from data_tools.corpora.recipe import PublishedTexts, find_recipe, get_texts
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError, UsageError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpora.serving import Behaviour

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpora.download import RemoteFile, check_address
-from data_tools.corpora.recipe import (
+from data_tools.corpora.corpus_definition import (
     PublishedTexts,
     Recipe,
     fetch_files,
@@ -21,7 +20,8 @@ from data_tools.corpora.recipe import (
     recipes,
     split_from_name,
 )
-from data_tools.corpus.flow.step_runner import Report
+from data_tools.corpora.download import RemoteFile, check_address
+from data_tools.corpus.flow.corpus_step_runner import Report
 from data_tools.read.stream_readers import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from lmtrain.runtime.files.safe_files import is_safe_name

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpora.recipe import Recipe, find_recipe, get_corpus
+from data_tools.corpora.corpus_definition import Recipe, find_recipe, get_corpus
 from data_tools.corpora.wikipedia import pages, plain_text
 from lmtrain.errors import DataError
 from tests.unit.data_tools.corpus_files import read_jsonl

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.build import BuildSettings, DedupeSettings, SplitSettings, build_corpus, read_recipe
+from data_tools.corpus.build_from_yaml import BuildSettings, DedupeSettings, SplitSettings, build_corpus, read_recipe
 from lmtrain.errors import DataError, MissingInputError, SettingsError
 from tests.benchmarks.data_corpora import write_planted
 from tests.unit.data_tools.corpus_files import read_jsonl, texts, write_jsonl

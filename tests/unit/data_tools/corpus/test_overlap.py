@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_tools.corpora.stdlib import NEAR_COPY, SHINGLE_WORDS, overlaps
-from data_tools.corpus.flow.word_hashes import shingles
+from data_tools.corpus.flow.word_ngram_hashes import shingles
 
 
 def prose(seed: int, num_words: int = 2000) -> list[str]:

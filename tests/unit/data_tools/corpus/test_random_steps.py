@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.corpus.flow.step_runner import (
+from data_tools.corpus.flow.corpus_step_runner import (
     ReadOptions,
     Report,
     StepOptions,
@@ -24,8 +24,8 @@ from data_tools.corpus.split_sample_shuffle import (
     shuffle,
     split_outputs,
 )
-from data_tools.read.chunk_content import OnError
 from data_tools.read.input_chunks import TaskPart
+from data_tools.read.parse_documents import OnError
 from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 

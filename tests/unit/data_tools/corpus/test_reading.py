@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.step_runner import (
+from data_tools.corpus.flow.corpus_step_runner import (
     OFFSET_BITS,
     CollectStep,
     ReadOptions,
@@ -23,9 +23,9 @@ from data_tools.corpus.flow.step_runner import (
     read_documents,
     to_line,
 )
-from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.read.chunk_content import OnError
+from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.input_chunks import WHOLE_PART, SizeLimits, TaskPart
+from data_tools.read.parse_documents import OnError
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.data_tools.corpus_files import read_jsonl, run, write_jsonl

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.build import DedupeSettings, dedupe_documents, drop_copies, sign_documents
+from data_tools.corpus.build_from_yaml import DedupeSettings, dedupe_documents, drop_copies, sign_documents
 from data_tools.corpus.copies.dedupe import (
     MinHash,
     SignedDocuments,
@@ -23,9 +23,9 @@ from data_tools.corpus.copies.dedupe import (
     mark_exact,
     mark_near,
 )
-from data_tools.corpus.flow.step_runner import ReadOptions, Report, StepOptions, merge_outputs
-from data_tools.read.chunk_content import OnError
+from data_tools.corpus.flow.corpus_step_runner import ReadOptions, Report, StepOptions, merge_outputs
 from data_tools.read.input_chunks import SizeLimits, TaskPart
+from data_tools.read.parse_documents import OnError
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.benchmarks.data_corpora import judge, write_planted
 from tests.peak import peak_bytes

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.word_hashes import hash_runs, hash_words, mix, shingles, split_words
+from data_tools.corpus.flow.word_ngram_hashes import hash_runs, hash_words, mix, shingles, split_words
 
 
 def test_case_and_punctuation_are_ignored() -> None:

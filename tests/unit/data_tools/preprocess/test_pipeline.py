@@ -16,9 +16,9 @@ import pytest
 import zstandard
 
 from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.pipeline import Options, Progress, Summary, preprocess
-from data_tools.read.chunk_content import OnError
+from data_tools.preprocess.preprocess_pipeline import Options, Progress, Summary, preprocess
 from data_tools.read.input_chunks import SizeLimits
+from data_tools.read.parse_documents import OnError
 from lmtrain import native
 from lmtrain.data.store.dataset_operations import merge, verify
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dtype_for

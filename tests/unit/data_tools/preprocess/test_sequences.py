@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.read.chunk_content import OnError
+from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.input_chunks import SizeLimits
+from data_tools.read.parse_documents import OnError
 from lmtrain.data.store.dataset_operations import verify
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.read.chunk_content import read_content
 from data_tools.read.find_input_files import find_sources
 from data_tools.read.input_chunks import (
     START,
@@ -21,6 +20,7 @@ from data_tools.read.input_chunks import (
     cut_portions,
     read_lines,
 )
+from data_tools.read.parse_documents import read_content
 
 UNBOUNDED = 2**62
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.exchange import write_by_parts
+from lmtrain.exchange import stream_tensors_to_disk
 from lmtrain.exchange.huggingface.import_and_export import HFWeights, export_hf, import_hf
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.weight_shards import pieces_of
+from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import placements_of_rank
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, save
 
@@ -25,7 +25,7 @@ MODELS: dict[str, ModelSettings] = {"gpt2": gpt2(), "llama": llama(), "bert": be
 def test_each_rank_reads_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(write_by_parts, "PART_BYTES", 1000)  # a few rows at a time
+    monkeypatch.setattr(stream_tensors_to_disk, "PART_BYTES", 1000)  # a few rows at a time
     export_hf(save(tmp_path / "run", MODELS[model]), tmp_path / "hf", check=False)
     imported = CheckpointReader(import_hf(tmp_path / "hf", tmp_path / "back")["checkpoint"])
     weights = HFWeights(tmp_path / "hf")

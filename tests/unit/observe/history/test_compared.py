@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.history.metrics_columns import Record, compare_records, read_record, starts_in_force
+from lmtrain.observe.history.read_metrics_columns import Record, compare_records, read_record, starts_in_force
 
 
 def record(folder: Path, name: str, **changed: Any) -> Record:

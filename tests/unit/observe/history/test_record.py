@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.observe.history.metrics_columns import read_record
+from lmtrain.observe.history.read_metrics_columns import read_record
 from lmtrain.observe.metrics import read_metrics
 
 

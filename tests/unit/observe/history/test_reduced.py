@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.observe.history.metrics_columns import extreme_indices, part_boundaries, part_means
+from lmtrain.observe.history.read_metrics_columns import extreme_indices, part_boundaries, part_means
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 10), (7, 10), (10, 10), (11, 10), (1000, 10), (99_991, 300)])

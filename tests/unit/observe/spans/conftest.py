@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.phases import ThreadPosition
+from lmtrain.observe.measure import current_phase
+from lmtrain.observe.measure.current_phase import ThreadPosition
 from lmtrain.observe.spans.span_file import Header, SpanFile
 
 Open = Callable[[int], SpanFile]
@@ -32,8 +32,8 @@ def open_file(tmp_path: Path) -> Iterator[Open]:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Marks as of a process that begins, and nothing that records them afterwards."""
     main = ThreadPosition(0)
-    monkeypatch.setattr(phases, "main", main)
-    monkeypatch.setattr(phases, "enter", main.enter)
+    monkeypatch.setattr(current_phase, "main", main)
+    monkeypatch.setattr(current_phase, "enter", main.enter)
     yield
-    phases.set_recorder(None)
-    phases.set_step_callback(None)
+    current_phase.set_recorder(None)
+    current_phase.set_step_callback(None)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.phases import within
+from lmtrain.observe.measure import current_phase
+from lmtrain.observe.measure.current_phase import within
 from lmtrain.observe.spans import recorder as module
 from lmtrain.observe.spans.recorder import Recorder
 from lmtrain.observe.spans.span_file import Axis, Flag, Kind, read_spans
@@ -44,8 +44,8 @@ HELD, TP, WORLD = np.zeros(3, np.float32), Over("tp"), Over("world")
 def recorder(open_file: Open, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(module, "time", Told())
     recorder = Recorder(open_file(1000))
-    phases.set_step_callback(recorder.begin_step)
-    phases.set_recorder(recorder)
+    current_phase.set_step_callback(recorder.begin_step)
+    current_phase.set_recorder(recorder)
     return recorder
 
 
@@ -56,16 +56,16 @@ def found(recorder: Recorder) -> list[tuple[Any, ...]]:
 
 
 def test_what_is_entered_lasts_until_it_is_left_or_something_else_is_entered(recorder: Recorder) -> None:
-    phases.enter("data", 1)
-    phases.leave()
-    phases.enter("forward", microbatch=3, stage=1)
-    phases.enter("backward", microbatch=3, stage=1, half="input")
-    phases.leave()
-    phases.enter("backward", microbatch=3, stage=1, half="weight")
-    phases.enter("backward", microbatch=4, stage=1)
-    phases.enter("optimizer")
-    phases.leave()
-    phases.enter("data", 2)
+    current_phase.enter("data", 1)
+    current_phase.leave()
+    current_phase.enter("forward", microbatch=3, stage=1)
+    current_phase.enter("backward", microbatch=3, stage=1, half="input")
+    current_phase.leave()
+    current_phase.enter("backward", microbatch=3, stage=1, half="weight")
+    current_phase.enter("backward", microbatch=4, stage=1)
+    current_phase.enter("optimizer")
+    current_phase.leave()
+    current_phase.enter("data", 2)
     assert found(recorder) == [
         ("STEP", 1, 14), ("DATA", 2, 3), ("FORWARD", 4, 5), ("INPUT", 6, 7), ("WEIGHT", 8, 9), ("BACKWARD", 10, 11),
         ("OPTIMIZER", 12, 13),
@@ -77,13 +77,13 @@ def test_what_is_entered_lasts_until_it_is_left_or_something_else_is_entered(rec
 
 
 def test_a_collective_stands_within_what_it_is_part_of(recorder: Recorder) -> None:
-    phases.enter("data", 1)
-    phases.enter("forward", microbatch=0, stage=0)
+    current_phase.enter("data", 1)
+    current_phase.enter("forward", microbatch=0, stage=0)
     with within("collective", "a sum", axis=TP, tensor=HELD):
         pass
     with within("collective", "a sum", axis=TP, tensor=HELD, early=True):
         pass
-    phases.leave()
+    current_phase.leave()
     with within("save"), within("collective", "the vote on a stop", axis=WORLD, tensor=HELD):
         pass
     recorder.end_step()
@@ -100,12 +100,12 @@ def test_a_collective_stands_within_what_it_is_part_of(recorder: Recorder) -> No
 
 
 def test_both_ends_of_a_message_number_it_in_their_order(recorder: Recorder) -> None:
-    phases.enter("data", 1)
-    phases.enter("forward", microbatch=1, stage=2)
+    current_phase.enter("data", 1)
+    current_phase.enter("forward", microbatch=1, stage=2)
     for letter in (None, MessageKey(False, 2, 1)):
-        phases.record_message(phases.span_start(), "receive", 4, HELD, letter)
-    phases.record_message(phases.span_start(), "send", 4, HELD, MessageKey(True, 1, 1))
-    phases.record_message(phases.span_start(), "send", 6, HELD, MessageKey(False, 3, 1))
+        current_phase.record_message(current_phase.span_start(), "receive", 4, HELD, letter)
+    current_phase.record_message(current_phase.span_start(), "send", 4, HELD, MessageKey(True, 1, 1))
+    current_phase.record_message(current_phase.span_start(), "send", 6, HELD, MessageKey(False, 3, 1))
     recorder.end_step()
     spans = read_spans(recorder.file.path)
     mail = [
@@ -128,7 +128,7 @@ def test_both_ends_of_a_message_number_it_in_their_order(recorder: Recorder) -> 
 
 def test_numbers_begin_anew_with_each_step(recorder: Recorder) -> None:
     for step in (1, 2):
-        phases.enter("data", step)
+        current_phase.enter("data", step)
         with within("collective", "a sum", axis=TP, tensor=HELD):
             pass
     recorder.end_step()
@@ -139,9 +139,9 @@ def test_numbers_begin_anew_with_each_step(recorder: Recorder) -> None:
 def test_only_a_wait_for_a_message_to_be_taken_that_took_time_is_kept(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phases.enter("data", 1)
+    current_phase.enter("data", 1)
     for _ in range(2):
-        phases.record_message(phases.span_start(), "taken", 4, HELD)
+        current_phase.record_message(current_phase.span_start(), "taken", 4, HELD)
         monkeypatch.setattr(module, "_SHORT_WAIT_NS", 0)
     recorder.end_step()
     spans = read_spans(recorder.file.path).spans
@@ -149,35 +149,35 @@ def test_only_a_wait_for_a_message_to_be_taken_that_took_time_is_kept(
 
 
 def test_the_thread_that_saves_and_marks_without_an_axis_are_not_recorded(recorder: Recorder) -> None:
-    phases.enter("data", 1)
-    phases.saver.enter("save", 1)
-    with within("collective", "an agreement", phases.saver, WORLD, HELD), within("collective", "a message"):
+    current_phase.enter("data", 1)
+    current_phase.saver.enter("save", 1)
+    with within("collective", "an agreement", current_phase.saver, WORLD, HELD), within("collective", "a message"):
         pass
-    phases.saver.enter("save", -1)
-    phases.enter("build")
+    current_phase.saver.enter("save", -1)
+    current_phase.enter("build")
     recorder.end_step()
     assert [kind for kind, *_ in found(recorder)] == ["STEP", "DATA"]
 
 
 def test_what_fails_is_not_recorded_and_one_begun_before_is_not_either(recorder: Recorder) -> None:
-    phases.enter("data", 1)
+    current_phase.enter("data", 1)
     with pytest.raises(RuntimeError), within("collective", "a sum", axis=TP, tensor=HELD):
         raise RuntimeError("Connection closed by peer")
-    phases.set_recorder(None)
-    began, mark = phases.span_start(), within("collective", "a sum", axis=TP, tensor=HELD)
+    current_phase.set_recorder(None)
+    began, mark = current_phase.span_start(), within("collective", "a sum", axis=TP, tensor=HELD)
     with mark:
-        phases.set_recorder(recorder)
-    phases.record_collective(began, "a sum", TP, HELD)
-    phases.record_message(began, "send", 1, HELD)
+        current_phase.set_recorder(recorder)
+    current_phase.record_collective(began, "a sum", TP, HELD)
+    current_phase.record_message(began, "send", 1, HELD)
     recorder.end_step()
     assert [kind for kind, *_ in found(recorder)] == ["STEP", "DATA"]
 
 
 def test_an_exchange_with_one_rank_counts_by_itself(recorder: Recorder) -> None:
-    phases.enter("data", 1)
-    phases.record_collective(phases.span_start(), "losses", Over("pp"), HELD)
-    phases.record_collective(phases.span_start(), "the gradient of a tied weight", Over("pp"), HELD, 1)
-    phases.record_collective(phases.span_start(), "losses", Over("pp"), HELD)
+    current_phase.enter("data", 1)
+    current_phase.record_collective(current_phase.span_start(), "losses", Over("pp"), HELD)
+    current_phase.record_collective(current_phase.span_start(), "the gradient of a tied weight", Over("pp"), HELD, 1)
+    current_phase.record_collective(current_phase.span_start(), "losses", Over("pp"), HELD)
     recorder.end_step()
     spans = read_spans(recorder.file.path).spans
     assert spans[spans["kind"] == Kind.COLLECTIVE][["peer", "number"]].tolist() == [(-1, 0), (1, 0), (-1, 1)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import StorageError
-from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.phases import within
+from lmtrain.observe.measure import current_phase
+from lmtrain.observe.measure.current_phase import within
 from lmtrain.observe.spans import span_file as form
 from lmtrain.observe.spans.recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
 from lmtrain.observe.spans.span_file import Kind, read_spans
@@ -19,11 +19,11 @@ SPANS = str(Path(form.__file__).parent / "*")
 
 def train(first: int, last: int, after: Callable[[int], None] = lambda step: None) -> None:
     for step in range(first, last + 1):
-        phases.enter("data", step)
-        phases.enter("forward", microbatch=0, stage=0)
+        current_phase.enter("data", step)
+        current_phase.enter("forward", microbatch=0, stage=0)
         with within("collective", "a sum"):
             pass
-        phases.leave()
+        current_phase.leave()
         after(step)
 
 
@@ -34,7 +34,7 @@ def traced(path: Path) -> list[int]:
 
 def tracer(which: str, open_file: Open, said: list[str] | None = None) -> Tracer:
     made = Tracer(which, lambda: Recorder(open_file(100_000)), print if said is None else said.append)
-    phases.set_step_callback(made.begin_step)
+    current_phase.set_step_callback(made.begin_step)
     return made
 
 
@@ -108,7 +108,7 @@ def test_a_disk_without_room_is_said_once_and_a_question_tries_again(tmp_path: P
         raise StorageError("Writing x failed: the disk is full.")
 
     made = Tracer(TRACE_ALL, refuse, said.append)
-    phases.set_step_callback(made.begin_step)
+    current_phase.set_step_callback(made.begin_step)
     train(1, 9)
     assert (tried, len(said)) == ([1], 1)
     made.request_steps()

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.stragglers import find_slow_ranks as links_module
 from lmtrain.observe.stragglers.find_slow_ranks import LinkTimes
 from lmtrain.train import straggler_watch as work_module
@@ -30,31 +30,31 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (phases, links_module):
+    for module in (current_phase, links_module):
         monkeypatch.setattr(module, "monotonic_ns", clock)
-    place = phases.ThreadPosition(0)
-    monkeypatch.setattr(phases, "main", place)
+    place = current_phase.ThreadPosition(0)
+    monkeypatch.setattr(current_phase, "main", place)
     monkeypatch.setattr(work_module, "main", place)
     return clock
 
 
 def step(work: WorkTimes, clock: Clock, backward_ms: float = 20.0, waited_ms: float = 0.0) -> None:
-    phases.main.enter("data", 1)
+    current_phase.main.enter("data", 1)
     clock.passes(1000)  # what stands between two steps is in none
     work.begin_step()
-    phases.main.enter("forward", microbatch=0)
+    current_phase.main.enter("forward", microbatch=0)
     clock.passes(10)
-    with phases.within("collective", "a sum of activations"):
+    with current_phase.within("collective", "a sum of activations"):
         clock.passes(3)
-    with phases.within("collective", "a message from another stage"):
+    with current_phase.within("collective", "a message from another stage"):
         clock.passes(5)
     clock.passes(1)
-    phases.main.enter("backward", microbatch=0)
+    current_phase.main.enter("backward", microbatch=0)
     clock.passes(backward_ms)
     since = clock.now
     clock.passes(2)
-    phases.main.count_wait(since)
-    phases.main.enter("optimizer")
+    current_phase.main.count_wait(since)
+    current_phase.main.enter("optimizer")
     clock.passes(4)
     work.end_step(waited_ms / 1000)
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.phases import NUM_BYTES
-from lmtrain.observe.watch.companion_process import (
+from lmtrain.observe.measure.current_phase import NUM_BYTES
+from lmtrain.observe.watch.companion_process_main import (
     _TICK_S,
     DEVICE_GRACE_S,
     GRACE_S,
@@ -30,8 +30,8 @@ from lmtrain.observe.watch.companion_process import (
     process_state,
 )
 from lmtrain.observe.watch.hang_verdict import LOST_KIND
-from lmtrain.observe.watch.heartbeat_hub import Hub
-from lmtrain.observe.watch.rank_guard import _CODE, _ROOT
+from lmtrain.observe.watch.heartbeat_server import Hub
+from lmtrain.observe.watch.rank_watchdog_client import _CODE, _ROOT
 from tests.unit.observe.watch.test_hub import met
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import PeerLostError, StoppedEarly
-from lmtrain.observe.measure import phases
-from lmtrain.observe.watch.rank_guard import Watch, _ForkedCompanion, watch_run
+from lmtrain.observe.measure import current_phase
+from lmtrain.observe.watch.rank_watchdog_client import Watch, _ForkedCompanion, watch_run
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
 
@@ -52,15 +52,15 @@ def test_its_errors_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_was_told_to_stop_before_the_first_step_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "main", phases.ThreadPosition(0))
+    monkeypatch.setattr(current_phase, "main", current_phase.ThreadPosition(0))
     one = watch()
     lost = one.verdict_error(VERDICT)
     assert isinstance(lost, PeerLostError)
     assert (str(lost), lost.rank) == ("rank 1 on n1 is gone. Start the same command again to go on.", 1)
     one.stop_signal = "SIGTERM"
-    phases.main.enter("data", 1)
+    current_phase.main.enter("data", 1)
     assert isinstance(one.verdict_error(VERDICT), StoppedEarly)
-    phases.main.enter("data", 2)
+    current_phase.main.enter("data", 2)
     assert isinstance(one.verdict_error(VERDICT), PeerLostError)
 
 
@@ -70,8 +70,8 @@ import os, sys, threading
 from pathlib import Path
 import torch.distributed as dist
 from lmtrain.errors import PeerLostError
-from lmtrain.observe.measure import phases
-from lmtrain.observe.watch.rank_guard import watch_run
+from lmtrain.observe.measure import current_phase
+from lmtrain.observe.watch.rank_watchdog_client import watch_run
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
 
@@ -93,8 +93,8 @@ try:
             watch.send_stop("a word by which rank 0 knows that the other's companion has come")
         else:
             heard.wait()
-        phases.enter("data", 1)  # because: who is asked to stop before its second step has nothing to lose
-        phases.enter("data", 2)
+        current_phase.enter("data", 1)  # because: who is asked to stop before its second step has nothing to lose
+        current_phase.enter("data", 2)
         print("in", flush=True)
         threading.Event().wait()
 except PeerLostError as error:

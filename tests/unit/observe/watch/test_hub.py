@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.watch.hang_verdict import FAILED_KIND, HANG_KIND, LOST_KIND
-from lmtrain.observe.watch.heartbeat_hub import Hub, LineConnection
+from lmtrain.observe.watch.heartbeat_server import Hub, LineConnection
 from lmtrain.runfolder.file_names import PHASE_TIMES
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline.messages import (
+from lmtrain.parallel.pipeline.stage_to_stage_messages import (
     DirectionGroups,
     Header,
     Inbox,

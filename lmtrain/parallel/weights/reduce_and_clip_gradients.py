@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.weights.master_weights import MasterWeights
-from lmtrain.placement.placements import Placement
+from lmtrain.placement.layers_and_shards_of_ranks import Placement
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.table import Kind
@@ -102,10 +102,12 @@ class TiedSums:
     def wait(self) -> None:
         """Wait until all sums that `start` has started are complete."""
         for work, gradient in self.in_flight:
-            began = phases.span_start(gradient)
-            with phases.within("collective", "the gradient of a tied weight"):
+            began = current_phase.span_start(gradient)
+            with current_phase.within("collective", "the gradient of a tied weight"):
                 work.wait()
-            phases.record_collective(began, "the gradient of a tied weight", self.pp, gradient, self.peer, early=True)
+            current_phase.record_collective(
+                began, "the gradient of a tied weight", self.pp, gradient, self.peer, early=True
+            )
         self.in_flight.clear()
 
 

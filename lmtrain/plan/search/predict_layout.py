@@ -16,8 +16,8 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import StepTime, watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, price_runs
-from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.plan.search.layout_space import FixedSettings, Indices, legal_layouts
 from lmtrain.plan.search.ranking import CostModel, LayoutLimits, RankedLayouts, rank_layouts
 

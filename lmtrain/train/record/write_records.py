@@ -27,7 +27,7 @@ from lmtrain.checkpoint.find_and_prune import list_broken
 from lmtrain.config.settings_base import show
 from lmtrain.errors import OutputError, StorageError, error_from_peer
 from lmtrain.models.model_settings import unpadded_shapes
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.measure_names import EDGES, Histogram, score_by_step
 from lmtrain.observe.measure.memory import device_peak_bytes
 from lmtrain.observe.metrics import MetricsLog
@@ -38,7 +38,7 @@ from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoardSink
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.plan.run_model.run_memory import count_rank_bytes
 from lmtrain.runfolder.file_names import (
     CHECKPOINTS,
@@ -52,11 +52,11 @@ from lmtrain.runfolder.file_names import (
 )
 from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics, row_step
 from lmtrain.runtime.files.safe_files import atomic_file, read_json, write_json
-from lmtrain.runtime.machine.device import device_name
+from lmtrain.runtime.machine.choose_device import device_name
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.before.preflight import Inputs, with_final_model
-from lmtrain.train.layouts.dry_run import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
+from lmtrain.train.layouts.dry_run_estimates import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Progress, Run, checkpoint_state, held_pieces
@@ -201,7 +201,7 @@ def weights_digest(model: ParallelModel) -> str:
         bits = piece.block.detach().view(_INTEGERS[piece.block.element_size()])
         total += bits.sum(dtype=torch.int64) * (2 * crc32(piece.name.encode()) + 1)
     if model.mesh.world.size > 1:
-        with phases.within("collective", "the digest of the first weights"):
+        with current_phase.within("collective", "the digest of the first weights"):
             # collective: each rank's part of the sum over the world, once a start
             dist.all_reduce(total, group=model.mesh.world.group)
     return f"{int(total) % (1 << 64):016x}"  # sync: once a start
@@ -438,7 +438,7 @@ def save(run: Run) -> int:
     except (StorageError, OutputError) as error:
         _report_failed_save(run, "The checkpoint before this one", error)
     try:
-        with phases.within("save"):
+        with current_phase.within("save"):
             run.writer.save(
                 run.progress.step,
                 run.model.owned_pieces(held_pieces(run.model, run.optimizer)),

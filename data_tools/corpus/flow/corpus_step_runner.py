@@ -24,13 +24,13 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Protocol
 
-from data_tools.read.chunk_content import BadLine, BadLines, ChunkBadLines, OnError, collect_bad_lines, read_content
 from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
 from data_tools.read.input_chunks import START, WHOLE_PART, MemoryBudget, Portion, SizeLimits, TaskPart, cut_portions
+from data_tools.read.parse_documents import BadLine, BadLines, ChunkBadLines, OnError, collect_bad_lines, read_content
 from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.safe_files import atomic_file, read_errors, read_json, write_json
-from lmtrain.tokenizer.json_lines import Document, Reject
+from lmtrain.tokenizer.text_from_json_lines import Document, Reject
 
 Documents = Iterator[tuple[int, Document]]  # (position, document) pairs
 OFFSET_BITS = 44  # offset bits of a position: a million files of up to 16 TiB each

@@ -24,17 +24,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.safe_text import warn
-from lmtrain.observe.watch.companion_process import DEVICE_GRACE_S, GRACE_S, STACKS_SIGNAL
+from lmtrain.observe.watch.companion_process_main import DEVICE_GRACE_S, GRACE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.hang_verdict import HANG_KIND
-from lmtrain.observe.watch.heartbeat_hub import verdict_text
+from lmtrain.observe.watch.heartbeat_server import verdict_text
 from lmtrain.runtime.processes.process_environment import ProcessEnv, Rendezvous, take_companion
 from lmtrain.runtime.processes.process_group import RunGroup, is_peer_error
 from lmtrain.runtime.processes.stop_signals import Stopped, ignore_stops
 
 _ROOT = Path(__file__).resolve().parents[3]
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion_process import main; main()"
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion_process_main import main; main()"
+)
 _KEY = "watch"  # key of the run's store: the hub's host, port and secret
 _ANSWER_S = 5.0
 _COMPANION_END_S = 5.0
@@ -97,7 +99,7 @@ class Watch:
     def _start(self, config: dict[str, Any], is_leader: bool) -> int | None:
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  # because: it stays open until the process ends
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
-        marks = phases.open_memory()
+        marks = current_phase.open_memory()
         fds = {"marks": marks, "stacks": self._stacks.fileno()}
         waiting = take_companion()
         if waiting is None:
@@ -152,7 +154,7 @@ class Watch:
         os._exit(error.exit_code)
 
     def verdict_error(self, verdict: dict[str, Any]) -> LmtrainError:
-        if self.stop_signal and phases.main.num_steps <= 1:
+        if self.stop_signal and current_phase.main.num_steps <= 1:
             return StoppedEarly(f"{self.stop_signal} came before the first step was done.")
         return PeerLostError(verdict_text(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
 
@@ -189,7 +191,7 @@ class Watch:
             with suppress(ProcessLookupError):
                 self._companion.kill()
             self._companion.wait()
-            phases.close_memory()
+            current_phase.close_memory()
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._control is not None:
@@ -256,7 +258,7 @@ def watch_run(
     collectives wait on a device and do not raise if a peer fails.
     """
     watch = Watch(process, on_stop, on_end, on_device=on_device)
-    phases.enter("build")
+    current_phase.enter("build")
     if process.world_size > 1:
         watch.open(group, folder, timeout_s)
     try:

@@ -28,11 +28,11 @@ from data_tools.corpora.download import (
     has_expected_file,
     manual_instructions,
 )
-from data_tools.corpus.flow.step_runner import Report, Tally, to_line
+from data_tools.corpus.flow.corpus_step_runner import Report, Tally, to_line
 from data_tools.read.stream_readers import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint
 from lmtrain.runtime.files.safe_files import atomic_file, is_safe_name
-from lmtrain.tokenizer.json_lines import Document
+from lmtrain.tokenizer.text_from_json_lines import Document
 
 DocumentsBySplit = Iterator[tuple[str, Document]]  # (split, document) pairs
 

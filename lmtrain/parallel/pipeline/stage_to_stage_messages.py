@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.errors import LayoutError
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.stragglers.find_slow_ranks import links
 from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
@@ -167,12 +167,12 @@ class Inbox:
             self._check_header(self.header_receive)
         while key not in self.arrived:
             arrived_key, tensor, work = self.posted.popleft()
-            began, since_ns = phases.span_start(tensor), monotonic_ns()
+            began, since_ns = current_phase.span_start(tensor), monotonic_ns()
             _wait(work)
             if self.is_first:
                 self.is_first = False
                 links.record_arrival(self.sender, since_ns)
-            phases.record_message(began, "receive", self.sender, tensor, arrived_key)
+            current_phase.record_message(began, "receive", self.sender, tensor, arrived_key)
             self.arrived[arrived_key] = tensor
             self._post_receives()
         return self.arrived.pop(key)
@@ -181,9 +181,9 @@ class Inbox:
         """Wait for the sender's header, which `header_receive` receives; raise LayoutError unless it equals the header
         that this rank expects. Then start to receive messages.
         """
-        began = phases.span_start(self.header_tensor)
+        began = current_phase.span_start(self.header_tensor)
         _wait(header_receive)
-        phases.record_message(began, "receive", self.sender, self.header_tensor)
+        current_phase.record_message(began, "receive", self.sender, self.header_tensor)
         self.header_receive, received = None, Header.of(self.header_tensor)
         if received != self.header:
             raise LayoutError(
@@ -225,9 +225,9 @@ class Outbox:
             self.in_flight.popleft()
 
     def _send(self, needed_at: int, tensor: Tensor, tag: int, key: MessageKey | None = None) -> None:
-        began = phases.span_start(tensor)
+        began = current_phase.span_start(tensor)
         work = dist.isend(tensor, self.receiver, group=self.group, tag=tag)
-        phases.record_message(began, "send", self.receiver, tensor, key)
+        current_phase.record_message(began, "send", self.receiver, tensor, key)
         assert work is not None
         self.in_flight.append((needed_at, work, tensor))
 
@@ -239,9 +239,9 @@ class Outbox:
         """
         while self.in_flight and self.in_flight[0][0] < receiver_action:
             _, work, tensor = self.in_flight.popleft()
-            began = phases.span_start(tensor)
+            began = current_phase.span_start(tensor)
             _wait(work, "a message to another stage")
-            phases.record_message(began, "taken", self.receiver, tensor)
+            current_phase.record_message(began, "taken", self.receiver, tensor)
 
 
 @dataclass(frozen=True)
@@ -362,5 +362,5 @@ class Mailbox:
 
 
 def _wait(work: dist.Work, wait_name: str = "a message from another stage") -> None:
-    with phases.within("collective", wait_name):
+    with current_phase.within("collective", wait_name):
         work.wait()

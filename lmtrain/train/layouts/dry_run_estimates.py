@@ -12,18 +12,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.verified_contents import Contents
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
-from lmtrain.placement.placements import stages_of_rank
-from lmtrain.plan.calibrate import machine_cost_model
+from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
+from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings

@@ -17,8 +17,14 @@ from typing import Any, Protocol
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.layers_and_shards_of_ranks import (
+    Placement,
+    Shape,
+    Stage,
+    parameter_names_of_stages,
+    place_parameters,
+)
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import Placement, Shape, Stage, parameter_names_of_stages, place_parameters
 from lmtrain.spec import Cuts, ModelShape
 
 FP32_BYTES, INT64_BYTES, BOOL_BYTES = 4, 8, 1

@@ -2,7 +2,7 @@
 
 Called by all readers. Each document has an ascending number, its item. Both kinds of content support the same
 operations: encode the texts of a key or yield them, yield whole documents, drop documents or copy without them, return
-an item's position, and locate bad lines. json_lines.py states why a line is bad; this file adds its place in the
+an item's position, and locate bad lines. text_from_json_lines.py states why a line is bad; this file adds its place in the
 source.
 
 `BadLines` receives bad lines in input order: it stops, skips or quarantines, and counts by cause. The rejects file has
@@ -31,7 +31,7 @@ from data_tools.read.input_chunks import START, Buffer, Chunk, MemoryBudget, Siz
 from lmtrain.errors import DataError, join_few, shorten
 from lmtrain.runtime.files.safe_files import read_errors
 from lmtrain.tokenizer.bulk_encoding import EncodedDocuments, Encoder
-from lmtrain.tokenizer.json_lines import (
+from lmtrain.tokenizer.text_from_json_lines import (
     BOM,
     BadTextError,
     Document,

@@ -29,7 +29,7 @@ from data_tools.corpus.copies.dedupe import (
     mark_near,
     record_inputs,
 )
-from data_tools.corpus.flow.step_runner import (
+from data_tools.corpus.flow.corpus_step_runner import (
     CollectStep,
     ReadOptions,
     Report,
@@ -42,8 +42,8 @@ from data_tools.corpus.flow.step_runner import (
     run_step,
 )
 from data_tools.corpus.split_sample_shuffle import SplitStep, shuffle, split_outputs
-from data_tools.read.chunk_content import OnError
 from data_tools.read.find_input_files import Inputs
+from data_tools.read.parse_documents import OnError
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.config.settings_base import Problem, Settings
 from lmtrain.config.settings_builder import build_settings

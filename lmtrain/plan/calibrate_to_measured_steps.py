@@ -21,7 +21,7 @@ from lmtrain.plan.price.hardware import (
     fitted_time_factors,
 )
 from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.plan.search.ranking import CostModel
 
 DATA_SHEET_FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")

@@ -1,4 +1,4 @@
-"""The output datasets of a preprocessing run: one per key, optionally in shards. Called by pipeline.py.
+"""The output datasets of a preprocessing run: one per key, optionally in shards. Called by preprocess_pipeline.py.
 
 All files grow in a folder beside the output, locked by one process, together with a journal. A killed run resumes after
 the last portion on which the journal and the files agree; at the end all files are renamed to their final names, each

@@ -18,12 +18,12 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_per_term
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.measure_names import term_measure_names
-from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.train.in_loop.requests import MeasurementCutOff, Requests
-from lmtrain.train.record.run_records import record, report_measures
+from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff, Requests
+from lmtrain.train.record.write_records import record, report_measures
 from lmtrain.train.run_state import Run
 from lmtrain.train.step_durations import EVALUATION, VALIDATION
 
@@ -51,7 +51,7 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     # because: blocks compiled for a step's shape would be recompiled for every text length
     uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
-        with phases.within("evaluation"), uncompiled:
+        with current_phase.within("evaluation"), uncompiled:
             for result in evaluation(run.model, requests.vote_now, run.view.show_activity):
                 row = record(run, "eval", result)
                 run.view.show_evaluation(row)
@@ -71,7 +71,7 @@ def validate(run: Run, requests: Requests) -> float | None:
     terms = run.model.terms
     began = time.monotonic()
     try:
-        with phases.within("validation"):
+        with current_phase.within("validation"):
             parts = {name: _sum_losses(run, name, dataset, requests) for name, dataset in run.inputs.data.valid.items()}
     except MeasurementCutOff:
         return None

@@ -21,7 +21,7 @@ from lmtrain.cli.ranks.launch_ranks import report_refusal
 from lmtrain.cli.screen.print_output import echo, print_error, warn_if_any
 from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.file_names import STOP_FILE
-from lmtrain.runfolder.run_ends import (
+from lmtrain.runfolder.how_runs_ended import (
     is_stop_written_since,
     request_file_cause,
     stop_stamp,
@@ -106,7 +106,7 @@ class Attempt:
 
         With `starts_ranks`, this process is a launcher: it only raises, and its ranks count the start themselves.
         """
-        from lmtrain.train.in_loop.lost_starts import LostStarts, count_start, counting_start
+        from lmtrain.train.in_loop.failed_start_counter import LostStarts, count_start, counting_start
 
         if not starts_ranks:
             fault_point("start.imports")
@@ -122,9 +122,9 @@ class Attempt:
         """Context manager that opens the device, the process group and the watchdog. Yield the device, and the host
         name of each rank (on rank 0 only).
         """
-        from lmtrain.observe.measure import phases
-        from lmtrain.observe.watch.rank_guard import watch_run
-        from lmtrain.runtime.machine.device import memory_errors, pick_device
+        from lmtrain.observe.measure import current_phase
+        from lmtrain.observe.watch.rank_watchdog_client import watch_run
+        from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import open_process_group
 
         def report(error: LmtrainError) -> None:
@@ -136,7 +136,7 @@ class Attempt:
         with memory_errors(f"Use train.micro_batch={smaller_batch}, precision=bf16 or a smaller model.seq_len."):
             device = pick_device(config.compute.device, env)
             self.stop.defer()
-            phases.enter("rendezvous")
+            current_phase.enter("rendezvous")
             with (
                 open_process_group(env, device, timeout_s) as peers,
                 watch_run(

@@ -28,8 +28,10 @@ from data_tools.preprocess.encode_documents import (
     prepend_token,
 )
 from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.output_datasets import OutputNames, Outputs, Totals
-from data_tools.read.chunk_content import (
+from data_tools.preprocess.resumable_dataset_writer import OutputNames, Outputs, Totals
+from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
+from data_tools.read.input_chunks import Chunk, Portion, SizeLimits, cut_portions
+from data_tools.read.parse_documents import (
     BadLine,
     BadLines,
     ChunkBadLines,
@@ -39,15 +41,13 @@ from data_tools.read.chunk_content import (
     collect_bad_lines,
     read_content,
 )
-from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
-from data_tools.read.input_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain import native
 from lmtrain.data.store.indexed_dataset import dtype_for
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder
-from lmtrain.tokenizer.json_lines import Reject
+from lmtrain.tokenizer.text_from_json_lines import Reject
 
 
 @dataclass(frozen=True, kw_only=True)

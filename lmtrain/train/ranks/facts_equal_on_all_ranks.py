@@ -16,9 +16,9 @@ from pathlib import Path
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.config.settings_base import plugins, show
+from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.store.dataset_format import dataset_file
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.data.training_data import open_datasets
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runtime.files.safe_files import read_bytes, read_errors
 from lmtrain.runtime.processes.process_environment import version_of

@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from lmtrain.checkpoint.disk.block_hashed_file import root_hash
 from lmtrain.checkpoint.disk.checkpoint_format import (
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -29,14 +30,13 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     TensorEntry,
     rank_file,
 )
-from lmtrain.checkpoint.disk.hashed_file import root_hash
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, encode_header
-from lmtrain.checkpoint.disk.tensor_boxes import Box, full_box
-from lmtrain.checkpoint.verified_contents import layout_of
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box
+from lmtrain.checkpoint.read_verified_contents import layout_of
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import placements_of_rank
 from lmtrain.runtime.files.safe_files import put_in_place, read_range
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.units import format_bytes

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header
-from lmtrain.checkpoint.disk.tensor_boxes import full_box
+from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, UsageError

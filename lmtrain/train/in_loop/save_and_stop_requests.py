@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.mesh import GroupPeers, Mesh
 from lmtrain.runfolder.file_names import SAVE_FILE, STOP_FILE, TRACE_FILE
-from lmtrain.runfolder.run_ends import request_file_cause
+from lmtrain.runfolder.how_runs_ended import request_file_cause
 from lmtrain.runtime.processes.process_environment import SlurmJob, command_start_s
 from lmtrain.runtime.processes.stop_signals import STOP_NAMES, StopRequest
 from lmtrain.train.run_state import Run
@@ -182,7 +182,7 @@ class Vote:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self._peers = GroupPeers(mesh, phases.main, "the vote on a stop") if mesh.world.size > 1 else None
+        self._peers = GroupPeers(mesh, current_phase.main, "the vote on a stop") if mesh.world.size > 1 else None
         self._num_reduced = 0
         self._receive: Callable[[], NDArray[np.int64]] | None = None
         self._rows = np.zeros((0, 0), np.int64)

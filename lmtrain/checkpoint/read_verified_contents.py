@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.checkpoint.disk.block_hashed_file import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.checkpoint_format import (
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -28,9 +29,8 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     TensorEntry,
     blocks_file,
 )
-from lmtrain.checkpoint.disk.hashed_file import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.safetensors_file import Array, StoredPiece, read_box, read_header
-from lmtrain.checkpoint.disk.tensor_boxes import Box, full_box, intersect
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box, intersect
 from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, join_few, spelling_hint

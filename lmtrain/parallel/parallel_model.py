@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Piece
 from lmtrain.objectives.objective import CausalLM
-from lmtrain.observe.measure import phases
+from lmtrain.observe.measure import current_phase
 from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.collectives import all_reduce
-from lmtrain.parallel.inference import Inference, split_into_chunks
+from lmtrain.parallel.label_scores_and_logits import Inference, split_into_chunks
 from lmtrain.parallel.pipeline.executor import TrainingObserver
 from lmtrain.parallel.weight_shards import owned_pieces, pieces_of
 from lmtrain.parallel.weights.gathered_weights import ShardedTensors
-from lmtrain.parallel.weights.gradient_sums import (
+from lmtrain.parallel.weights.master_weights import LossScale
+from lmtrain.parallel.weights.reduce_and_clip_gradients import (
     TiedSums,
     Weights,
     apply_clip,
@@ -29,8 +30,7 @@ from lmtrain.parallel.weights.gradient_sums import (
     sum_partial_gradients,
     sum_tied_gradients,
 )
-from lmtrain.parallel.weights.master_weights import LossScale
-from lmtrain.placement.placements import Placement
+from lmtrain.placement.layers_and_shards_of_ranks import Placement
 from lmtrain.spec import LanguageModel
 
 
@@ -97,7 +97,7 @@ class ParallelModel(Inference):
         and clip to `clip_norm` (None: no clipping), now or in the update. Return the norm before clipping, on the
         device.
         """
-        phases.enter("optimizer")
+        current_phase.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if self.sequence_parallel:
             sum_partial_gradients(gradients, self.placements, self.mesh.tp)

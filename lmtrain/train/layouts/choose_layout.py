@@ -19,15 +19,15 @@ from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.calibrate import machine_cost_model
+from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.train.layouts.dry_run import StepForecast, planned_run
+from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.units import format_bytes

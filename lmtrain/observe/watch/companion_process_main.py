@@ -18,9 +18,16 @@ import sys
 import time
 from contextlib import suppress
 
-from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_misordered, read_order, read_seen_names
+from lmtrain.observe.measure.current_phase import (
+    NUM_BYTES,
+    Mark,
+    read_mark,
+    read_misordered,
+    read_order,
+    read_seen_names,
+)
 from lmtrain.observe.watch.hang_verdict import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
-from lmtrain.observe.watch.heartbeat_hub import Hub, LineConnection, verdict_text, write_file, write_stop
+from lmtrain.observe.watch.heartbeat_server import Hub, LineConnection, verdict_text, write_file, write_stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,18 +14,26 @@ from typing import Literal
 from lmtrain.data.batch_plan import RampUp
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel.compute_settings import (
+from lmtrain.parallel.device_and_precision_settings import (
     ComputeSettings,
     NoRecomputeSettings,
     PrecisionSettings,
     RecomputeSettings,
     SomeRecomputeSettings,
 )
-from lmtrain.placement.memory import FP32_BYTES, ActivationSizes, needs_mask, uses_block_masks
+from lmtrain.placement.layers_and_shards_of_ranks import Stage, stages_of_rank
+from lmtrain.placement.memory_estimate import FP32_BYTES, ActivationSizes, needs_mask, uses_block_masks
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.placements import Stage, stages_of_rank
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, Program, RecomputedShares, Schedule
+from lmtrain.plan.price.workload_description import (
+    Attention,
+    Case,
+    Overlap,
+    Pointwise,
+    Program,
+    RecomputedShares,
+    Schedule,
+)
 from lmtrain.spec import ModelShape
 
 LOSS_NUMBERS = 64 << 20  # logits that the loss converts to fp32 at a time: kernels.cross_entropy

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lmtrain.eval.task import Task
     from lmtrain.eval.texts import TextInput
     from lmtrain.train.before.preflight import Inputs
-    from lmtrain.train.in_loop.measurements import Evaluation
+    from lmtrain.train.in_loop.validate_and_evaluate import Evaluation
     from lmtrain.train.run_config import RunConfig
 
 
@@ -28,7 +28,7 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     """
     if not config.eval.tasks:
         return inputs, []
-    from data_tools.corpora.recipe import published_hashes
+    from data_tools.corpora.corpus_definition import published_hashes
     from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.eval.run_task import prepare
     from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions
@@ -106,7 +106,7 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 
 def _data_exists(task: Task, data: str) -> bool:
     """Return True if `data` is a file, or a dataset prefix or folder of texts and the task accepts these."""
-    from lmtrain.eval.recipes.text_facts import dataset_prefix
+    from lmtrain.eval.recipes.text_sizes_and_hashes import dataset_prefix
     from lmtrain.eval.task import TextTask
 
     path, is_text = Path(data), isinstance(task, TextTask)
@@ -120,7 +120,7 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
     """
     from data_tools.read.find_input_files import find_sources
     from lmtrain.cli.eval.evaluate_command import read_texts
-    from lmtrain.eval.recipes.text_facts import dataset_prefix
+    from lmtrain.eval.recipes.text_sizes_and_hashes import dataset_prefix
     from lmtrain.eval.task import TextTask
 
     if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):

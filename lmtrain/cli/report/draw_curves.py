@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.observe.history.metrics_columns import Numbers, Record, extreme_indices, part_means
+from lmtrain.observe.history.read_metrics_columns import Numbers, Record, extreme_indices, part_means
 from lmtrain.observe.measure.measure_names import row_measures
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.units import format_bytes, format_measure, format_seconds

@@ -96,7 +96,7 @@ def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
     """
     from lmtrain.cli.subcommands import build_verb
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.ranks.compared_facts import PACKAGE, code_digests
+    from lmtrain.train.ranks.facts_equal_on_all_ranks import PACKAGE, code_digests
 
     global _launcher_config
     build_verb("pretrain")
