@@ -2,8 +2,8 @@
 
 Called by all readers. Each document has an ascending number, its item. Both kinds of content support the same
 operations: encode the texts of a key or yield them, yield whole documents, drop documents or copy without them, return
-an item's position, and locate bad lines. text_from_json_lines.py states why a line is bad; this file adds its place in the
-source.
+an item's position, and locate bad lines. text_from_json_lines.py states why a line is bad; this file adds its place in
+the source.
 
 `BadLines` receives bad lines in input order: it stops, skips or quarantines, and counts by cause. The rejects file has
 one JSON object per line: file, line (or row), byte, cause, and in quarantine the line itself.

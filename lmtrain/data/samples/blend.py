@@ -1,7 +1,7 @@
 """A blend of several datasets: consecutive sample numbers over all datasets, and an order that mixes them by share.
 
-Called by assemble_training_data.py. The schedule decides which dataset a position takes; the dataset's own order, epoch by
-epoch, decides which of its samples. Both are pure functions of the seed and the position. numpy only.
+Called by assemble_training_data.py. The schedule decides which dataset a position takes; the dataset's own order, epoch
+by epoch, decides which of its samples. Both are pure functions of the seed and the position. numpy only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recorder that turns phase marks of a process's main thread into spans in its trace file.
 
-Installed in current_phase while a step is traced. An entered phase lasts until it is left or another phase is entered; work
-inside it has its own span. Messages and collectives are numbered from 0 in each step: all members give a collective the
-same number, because they reach it in the same order. Times are the host's or the device's.
+Installed in current_phase while a step is traced. An entered phase lasts until it is left or another phase is entered;
+work inside it has its own span. Messages and collectives are numbered from 0 in each step: all members give a
+collective the same number, because they reach it in the same order. Times are the host's or the device's.
 """
 
 from __future__ import annotations
