@@ -22,10 +22,10 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) ->
     """
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in units:
-        raise ValueError(f"is not a size such as {example}")
+        raise ValueError(f"{text} is not a size such as {example}")
     value = float(match[1].replace("_", "")) * units[match[2].lower()]
     if not math.isfinite(value):
-        raise ValueError("is too large for a number")
+        raise ValueError(f"{text} is too large for a number")
     return value
 
 
@@ -35,7 +35,7 @@ def parse_count(text: str) -> int:
     """
     value = _parse(text, _COUNT_UNITS, "2000, 10M or 300B")
     if abs(value - round(value)) > _ROUNDING * value:
-        raise ValueError("is not a whole number")
+        raise ValueError(f"{text} is not a whole number")
     return round(value)
 
 

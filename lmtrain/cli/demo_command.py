@@ -105,8 +105,9 @@ def check_same_scores(original: dict[str, Any], resharded: dict[str, Any]) -> No
     original_nll, resharded_nll = original["nll_sum_nats"], resharded["nll_sum_nats"]
     if (original_nll, original["measures"]) != (resharded_nll, resharded["measures"]):
         raise LmtrainError(
-            f"The checkpoint that was resharded to {LAYOUT} scores {resharded_nll!r} nats and the run's own "
-            f"{original_nll!r}, which must be equal. This is an error in lmtrain: please report it with both files."
+            f"The run's checkpoint scores {original_nll!r} nats and its copy resharded to {LAYOUT} scores "
+            f"{resharded_nll!r} nats, but both must score the same. This is an error in lmtrain: please report it "
+            "with both results files."
         )
 
 

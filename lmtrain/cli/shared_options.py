@@ -75,7 +75,7 @@ InputFormat = Annotated[
 def parse_output_file(text: str) -> Path:
     """Return a text as the path of an output file. Raise typer.BadParameter if it names a folder."""
     if text.endswith("/") or Path(text).is_dir():
-        raise typer.BadParameter(f"it is a folder. Add a name for what goes into it, as in {Path(text) / 'NAME'}.")
+        raise typer.BadParameter(f"{text} is a folder. Add the name of a file in it, as in {Path(text) / 'NAME'}.")
     return Path(text)
 
 
@@ -84,7 +84,7 @@ def parse_count_option(text: str) -> int:
     try:
         return parse_count(text)
     except ValueError as error:
-        raise typer.BadParameter(f"it {error}. Use 4000 or 4k.") from error
+        raise typer.BadParameter(f"{text} is not a count ({error}). Use a whole number such as 4000 or 4k.") from error
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:
@@ -94,7 +94,7 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
     try:
         return parse(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text} {error}.") from error
+        raise UsageError(f"The value of {option} cannot be used: {error}.") from error
 
 
 def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
@@ -105,8 +105,8 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
     for param in context.command.params:
         source = context.get_parameter_source(str(param.name))
         if param.name in unused and source is not None and source.name == "COMMANDLINE":
-            name = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
-            raise UsageError(f"{name} has no effect with {subject}. Leave it out.")
+            option = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
+            raise UsageError(f"{option} has no effect with {subject}. Leave {option} out.")
 
 
 def check_output_folder(option: str, output: Path) -> None:
@@ -129,8 +129,8 @@ def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
 
     sources = [resolve_input(source, format_) for source in inputs]
     if format_ is not None and all(isinstance(source, str) for source in sources):
-        raise UsageError(f"--format={format_} is the format of standard input (-) and of files with an unknown suffix. "
-                         "The inputs have neither; leave it out.")  # fmt: skip
+        raise UsageError(f"--format={format_} applies only to standard input (-) and to files with an unknown suffix, "
+                         "and the inputs have neither. Leave it out.")  # fmt: skip
     if skipped := skipped_files(sources):
         print_notice(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {READABLE}.")
     return sources

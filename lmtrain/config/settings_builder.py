@@ -141,7 +141,7 @@ class _Builder:
             try:
                 value = _PARSERS[unit](value)
             except ValueError as error:
-                return self._record(f"{path}={value} {error}. Write {path}={_SIZE_EXAMPLES[unit]}.")
+                return self._record(f"{path}={error}. Write {path}={_SIZE_EXAMPLES[unit]}.")
         default = field.default
         has_example = default not in (dataclasses.MISSING, None) and not isinstance(default, Settings)
         return self._build_value(hint, value, path, show(default) if has_example else "")

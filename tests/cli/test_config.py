@@ -69,7 +69,7 @@ def test_show_prints_yaml_and_where_it_lies(tmp_path: Path) -> None:
     [
         (("list", "optimizer"), "optimizer is not a group of settings. Did you mean optim?"),
         (("show", "optim", "adam"), "optim has no choice adam. Did you mean adamw?"),
-        (("show", "experiment"), "A run has no experiment unless one is chosen. Known: demo, "),
+        (("show", "experiment"), "The group experiment has no choice by default. Known: demo, "),
         (("explain", "lr"), "lr is not a setting. Did you mean optim.lr?"),
         *wide(
             (("explain", "optim.learning_rate"), "optim.learning_rate is not a setting."),

@@ -130,7 +130,7 @@ def test_other_questions_are_not_compared(run: Path, held_out: Path, tmp_path: P
     (tmp_path / "a.jsonl").write_text("{}\n")
     assert "is not the file that was written with its results" in call("--compare", whole, part, code=65)
     whole.write_text('{"format": "other"}')
-    assert "holds no results" in call("--compare", whole, part, code=65)
+    assert "is not a results file of `lmtrain eval --output`" in call("--compare", whole, part, code=65)
 
 
 def test_a_run_over_its_steps(run: Path, held_out: Path, tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_a_run_over_its_steps(run: Path, held_out: Path, tmp_path: Path) -> None
         (("{run}", "--compare", "{run}", "{run}"), 2, "CHECKPOINT has no effect with --compare of two checkpoints"),
         (("--compare", "{held}", "{held}", "--batch-size", "2"), 2, "--batch-size has no effect with --compare"),
         (("--compare", "{held}", "{run}"), 2, "mixes a file and a folder"),
-        (("{run}", "--steps", "10,x"), 2, "neither all nor steps"),
-        (("{run}", "--steps", "11"), 66, "It has 10, 20, 30"),
-        (("{held}", "--steps", "all"), 66, "holds no checkpoints"),
+        (("{run}", "--steps", "10,x"), 2, "--steps=10,x is not a list of steps"),
+        (("{run}", "--steps", "11"), 66, "It has checkpoints of steps 10, 20, 30"),
+        (("{held}", "--steps", "all"), 66, "holds none. Give a run's folder."),
         (("{run}", "--output", "{run}"), 73, "is a folder"),
         (("{run}", "--samples", "{held}/s.jsonl"), 73, "cannot be a folder"),
         (("{run}", "--samples", "{run}/s", "--output", "{run}/s"), 2, "Give two different files"),

@@ -182,12 +182,12 @@ def test_documents_are_shown_by_the_same_verb(toy: Toy) -> None:
     [
         (["--sample", 10**9, "--run", "RUN"], "is not one of the"),
         (["DATA", "--sample", 1, "--document", 1], "Give only one of them"),
-        (["DATA", "--run", "RUN"], "--run is for --sample"),
-        (["DATA", "--sample", 1, "--run", "RUN"], "Give the run alone"),
-        (["DATA", "--document", 1, "--seed", 2], "--seed is for --random"),
+        (["DATA", "--run", "RUN"], "--run has an effect only with --sample NUMBER"),
+        (["DATA", "--sample", 1, "--run", "RUN"], "Give --run alone"),
+        (["DATA", "--document", 1, "--seed", 2], "--seed has an effect only with --random NUMBER"),
         (["--sample", 1], "PREFIX is missing"),
-        (["DATA", "DATA"], "are 2 datasets. Show one"),
-        (["DATA", 3], "by its number, from 0: --document 3."),
+        (["DATA", "DATA"], "shows one dataset, but"),
+        (["DATA", 3], "give its number: --document 3."),
     ],
 )
 def test_what_cannot_be_shown(toy: Toy, run: Path, words: list[object], said: str) -> None:
@@ -260,7 +260,7 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     refused = lmtrain("preprocess", folder / "notes.md", "--tokenizer", toy.tokenizer, *made, code=2)
     assert "Add its format, as in --format txt" in refused
     refused = lmtrain("corpus", "clean", folder, "--output", tmp_path / "c.jsonl", "--format", "txt", code=2)
-    assert "The inputs have neither" in refused
+    assert "the inputs have neither. Leave it out." in refused
 
 
 def test_any_input_is_evaluated(run: Path, tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def test_runs_make_a_machine_that_can_be_chosen(toy: Toy, tmp_path: Path, monkey
 def test_what_tells_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     one = lmtrain("plan", "--calibrate", tmp_path / "run", "hardware=cpu", code=2)
-    assert "Name two or more folders of runs" in one
+    assert "--calibrate needs two or more runs" in one
     two = lmtrain("plan", "--calibrate", tmp_path / "run", tmp_path / "other", code=66)
-    assert f"{tmp_path / 'run'} is not a run: it holds no config.json." in two
+    assert f"{tmp_path / 'run'} is not a run folder: it has no config.json." in two
     place = lmtrain("plan", "--calibrate", tmp_path, "--out", tmp_path / "desk.yaml", code=2)
     assert f"--output={tmp_path / 'hardware' / 'desk.yaml'}" in place
     assert "Add --calibrate" in lmtrain("plan", "gpus=8", "--out", "x.yaml", code=2)
@@ -90,7 +90,7 @@ def _rows_between_others() -> list[dict[str, Any]]:
 def test_rows_without_a_time_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
     runs = _run(tmp_path / "good", _rows()), _run(tmp_path / "bad", _rows(**damage))
     said = lmtrain("plan", "--calibrate", *runs, "hardware=cpu", code=65)
-    assert f"{tmp_path / 'bad' / 'metrics.jsonl'} has rows without a time" in said
+    assert f"{tmp_path / 'bad' / 'metrics.jsonl'} is damaged or was not written by lmtrain: the time of a row" in said
 
 
 def test_what_is_done_between_steps_is_no_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_a_run_says_nothing_of_itself(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _rows())
     said = lmtrain("plan", "--calibrate", run, tmp_path / "other" / ".." / "run", "hardware=cpu", code=2)
     assert "twice" in said
-    assert "Name it once" in said
+    assert "Give every run once" in said

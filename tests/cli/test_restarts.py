@@ -140,7 +140,7 @@ def test_starts_that_are_lost_are_counted_and_others_are_not(toy: Toy, tmp_path:
 def test_others_processes_are_not_ours_to_start_again(toy: Toy, tmp_path: Path) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     output = lmtrain("pretrain", *toy.settings(tmp_path / "run"), "--max-restarts", 2, code=2, env=env)
-    assert "--max-restarts=2 would start processes again that torchrun has started" in output
+    assert "--max-restarts=2 restarts only processes that lmtrain has started" in output
 
 
 def test_fewer_processes_than_the_layout_asks_for(toy: Toy, tmp_path: Path) -> None:

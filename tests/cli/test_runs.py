@@ -106,7 +106,7 @@ def test_what_is_refused(runs: Path) -> None:
     assert "Did you mean optim.lr?" in lmtrain("runs", runs, "--where", "optim.lrr=1", code=2)
     assert "has no value" in lmtrain("runs", runs, "--where", "optim.lr", code=2)
     assert "Did you mean finished?" in lmtrain("runs", runs, "--state", "finishd", code=2)
-    assert "holds no run" in lmtrain("runs", runs / "empty", code=66)
+    assert "is not a folder that holds runs" in lmtrain("runs", runs / "empty", code=66)
     assert "is not the folder of a run" in lmtrain("runs", "diff", runs / "a", runs / "empty", code=66)
     assert "Did you mean grad_norm?" in lmtrain("runs", "plot", runs / "a", "--key", "grad_nrm", code=2)
     assert "Did you mean tokens?" in lmtrain("runs", "plot", runs / "a", "--by", "token", code=2)

@@ -368,10 +368,11 @@ def test_cpus_are_those_of_a_rank(
         ((), 2, "by exactly one option. Give --gpus-per-node N, or --tasks-per-node N"),
         (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "by exactly one option"),
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
-         "2 x tp 2, zero 1, and all nodes get the same number. Use --tasks-per-node=2 on 4 nodes"),
+         "2 x tp 2, zero 1, but all nodes get the same number. Use --tasks-per-node=2 on 4 nodes"),
         (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 applies to each Slurm task, "
          "and one task starts all 2 ranks of its node. Leave it out, or add --tasks rank"),
-        (("--gpus-per-node", 2, "--time", "4h"), 2, "--time=4h is not a time limit of Slurm's. Write it as in 90"),
+        (("--gpus-per-node", 2, "--time", "4h"), 2,
+         "--time=4h is not a time limit that Slurm accepts. Write it as in --time=90"),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
         *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
     ],

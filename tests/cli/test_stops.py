@@ -193,7 +193,7 @@ def test_a_file_from_before_the_run_stops_it_once_and_aloud(toy: Toy, tmp_path: 
     folder.mkdir()
     (folder / "STOP").touch()
     said = lmtrain("pretrain", *toy.settings(folder), code=79)
-    assert f"{folder}/STOP asks this run to stop, and existed before this start. The file has been removed" in said
+    assert f"The file {folder}/STOP, which asks a run to stop, existed before this start. It has been removed" in said
     lmtrain("pretrain", *toy.settings(folder))
 
 

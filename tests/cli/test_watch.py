@@ -80,10 +80,10 @@ def test_a_folder_that_is_not_there_or_no_run(tmp_path: Path) -> None:
     missing = tmp_path / "later"
     said = lmtrain("watch", missing, code=66)
     assert said == (
-        f"error: {missing} does not exist yet, and only a terminal waits for a run to begin. Give the folder of a run, "
-        "its run.dir.\n"
+        f"error: No run has begun in {missing}: there is no {missing}/config.json. Give the run.dir of a run; without "
+        "--once, and on a terminal, `lmtrain watch` waits for a run to begin in a folder.\n"
     )
-    assert "is no run's folder (it has no config.json) yet" in lmtrain("watch", tmp_path, "--once", code=66)
+    assert f"there is no {tmp_path}/config.json" in lmtrain("watch", tmp_path, "--once", code=66)
     assert "--every=0 must be at least 0.2 seconds" in lmtrain("watch", tmp_path, "--every", 0, code=2)
 
 
@@ -136,7 +136,7 @@ def endless(toy: Toy, folder: Path) -> subprocess.Popen[str]:
 def test_a_run_from_before_its_begin_until_it_is_killed(toy: Toy, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     second = Second(folder, "--every", 0.2)
-    second.until(lambda text: "does not exist yet: waiting" in " ".join(text.split()))
+    second.until(lambda text: "waiting for a run to begin in" in " ".join(text.split()))
     run = endless(toy, folder)
     second.until(lambda text: len(set(re.findall(r"step (\d+)/1000000", text))) > 3 and "running: " in text)
     run.kill()

@@ -321,7 +321,7 @@ def _step_options(
     from data_tools.read.parse_documents import OnError
 
     if on_error not in ("stop", "skip"):
-        raise UsageError(f"--on-error={on_error} is neither stop nor skip. Use one of these.")
+        raise UsageError(f"--on-error={on_error} is not allowed. Use --on-error=stop or --on-error=skip.")
     cores = num_usable_cpus() if workers is None else workers
     return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report)
 
@@ -340,7 +340,8 @@ def _parse_ratios(text: str) -> tuple[float, ...]:
         return tuple(float(share) for share in text.split(","))
     except ValueError as error:
         raise UsageError(
-            f"--ratios={text} is not a list of numbers. Write the shares of train, valid and test as 0.98,0.01,0.01."
+            f"--ratios={text} is not a list of numbers. Write the shares of train, valid and test, as in "
+            "--ratios=0.98,0.01,0.01."
         ) from error
 
 

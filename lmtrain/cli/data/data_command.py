@@ -113,7 +113,7 @@ def split(
     try:
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
-        raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
+        raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as --shares=98,2.") from error
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
         dataset_operations.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _print_written(output, as_json)
@@ -153,16 +153,19 @@ def show(
     chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]
     if len(chosen) > 1:
         raise UsageError(f"--{' and --'.join(chosen)} were given together. Give only one of them.")
-    for name, value, needs in (
+    for option, value, needed_option in (
         ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
         (settings[0] if settings else "", settings or None, "sample"),
     ):  # fmt: skip
-        if value is not None and needs != (chosen or ["random"])[0]:
-            raise UsageError(f"{name} is for --{needs} NUMBER, which was not given. Add it, or leave {name} out.")
+        if value is not None and needed_option != (chosen or ["random"])[0]:
+            raise UsageError(
+                f"{option} has an effect only with --{needed_option} NUMBER, which was not given. Add "
+                f"--{needed_option} NUMBER, or leave {option} out."
+            )
     if len(given) > 1:
         numbers = " ".join(f"--document {word}" for word in given[1:] if word.isdecimal())
-        way_out = f"A document is shown by its number, from 0: {numbers}." if numbers else "Show one at a time."
-        raise UsageError(f"{' and '.join(given)} are {len(given)} datasets. {way_out}")
+        way_out = f"To show a document, give its number: {numbers}." if numbers else "Give one of them."
+        raise UsageError(f"`lmtrain data show` shows one dataset, but {' and '.join(given)} were given. {way_out}")
     if run is None and not given:
         raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
     if sample:
@@ -266,16 +269,18 @@ def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
     from lmtrain.data.store.indexed_dataset import dataset_file
     from lmtrain.tokenizer.base import Tokenizer
 
-    beside = dataset_file(dataset.prefix, ".tokenizer.json")
-    if given is None and not beside.exists():
+    path = given or dataset_file(dataset.prefix, ".tokenizer.json")
+    if given is None and not path.exists():
         raise UsageError(
-            f"{dataset.prefix} was stored without a tokenizer. Add --tokenizer PATH, or --ids to show token ids."
+            f"The dataset {dataset.prefix} was stored without a tokenizer. Add --tokenizer PATH, or --ids to show "
+            "token ids."
         )
-    tokenizer = Tokenizer.load(given or beside)
+    tokenizer = Tokenizer.load(path)
     if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
         raise DataError(
-            f"{given or beside} has the fingerprint {tokenizer.fingerprint[:12]}, and {dataset.prefix} was written "
-            f"with {dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or --ids to show token ids."
+            f"The tokenizer {path} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset {dataset.prefix} "
+            f"was written with a tokenizer of fingerprint {dataset.info.tokenizer_fingerprint[:12]}. Give that "
+            "tokenizer, or use --ids to show token ids."
         )
     return tokenizer
 
@@ -315,8 +320,8 @@ def _show_samples(
     from lmtrain.train.run_config import RunConfig, with_resolved_paths
 
     if run is not None and (prefixes or settings):
-        raise UsageError(f"--run={run} has its own data and settings, and {(prefixes + settings)[0]} was given too. "
-                         "Give the run alone, or a dataset with settings.")  # fmt: skip
+        raise UsageError(f"--run={run} already names the data and the settings, so {(prefixes + settings)[0]} cannot "
+                         "be given too. Give --run alone, or a dataset with settings and no --run.")  # fmt: skip
     paths = [f"data.path={path}" for path in prefixes]
     config = _compose([*paths, *settings], config_dir) if run is None else build_settings(
         RunConfig, with_resolved_paths(read_settings(run), run)

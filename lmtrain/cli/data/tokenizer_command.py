@@ -41,7 +41,9 @@ def train(
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
     if lowercase and kind == "bpe":
-        raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
+        raise UsageError(
+            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. Leave it out."
+        )
     sources = find_sources(resolve_text_inputs(inputs, format_))
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
     with progress("read", "bytes", interrupted="nothing is written.") as shown:
@@ -59,7 +61,7 @@ def train(
     path = output / "tokenizer.json"
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(
-            f"{path} exists already and is a different tokenizer. Choose another --output, or add --overwrite."
+            f"{path} already holds a different tokenizer. Choose another --output, or add --overwrite to replace it."
         )
     made.save(path)
     few = "" if made.vocab_size >= vocab_size else f"; the text has no more of the {vocab_size:,} that were asked for"

@@ -196,15 +196,15 @@ def _check_comparison(
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
     """Raise if the file of --output or --samples cannot be written, or if both are the same, before hours of scoring.
     """
-    for name, path in (("--output", output), ("--samples", samples)):
+    for option, path in (("--output", output), ("--samples", samples)):
         if path is None:
             continue
         refuse_special_file(path)
         if path.is_dir():
-            raise OutputError(f"{name}={path} is a folder. Give a file's name.")
-        check_output_folder(path.parent, f"The folder of {name}={path}", check_lock=False)
+            raise OutputError(f"{option}={path} is a folder, but a file is written. Give the name of a file.")
+        check_output_folder(path.parent, f"The folder of {option}={path}", check_lock=False)
     if output is not None and samples is not None and output.absolute() == samples.absolute():
-        raise UsageError(f"--output and --samples are both {output}. Give two different files.")
+        raise UsageError(f"--output and --samples cannot both be {output}. Give two different files.")
 
 
 def _build_jobs(
@@ -220,11 +220,12 @@ def _build_jobs(
     task_ids, data_options = task_ids or [], data_options or []
     tasks = [find_task(name) for name in task_ids]
     if not task_ids:
-        raise UsageError("No task was given. Give --task and --data, one for each; `lmtrain eval --list` shows them.")
+        raise UsageError("No --task was given. Give a --task and its --data; `lmtrain eval --list` shows the tasks.")
     if len(task_ids) != len(data_options):
         raise UsageError(
-            f"{plural(len(task_ids), 'task')} and {plural(len(data_options), 'file')} to measure on were given. "
-            "Give --task and --data, one for each; `lmtrain eval --list` shows the tasks."
+            f"Each --task needs its own --data, but {plural(len(task_ids), 'task')} and "
+            f"{plural(len(data_options), '--data option')} were given. Give as many of one as of the other; `lmtrain "
+            "eval --list` shows which data each task reads."
         )
     if baseline is not None and not any(task.compares for task in tasks):
         usable_tasks = ", ".join(name for name, task in all_tasks().items() if task.compares)

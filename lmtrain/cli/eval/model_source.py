@@ -63,7 +63,8 @@ def _huggingface_source(path: Path, config: Any) -> ModelSource:
             return Tokenizer.load(path)
         except MissingInputError as error:
             raise MissingInputError(
-                f"{error} Put it there, or make a checkpoint by `lmtrain reshard --from hf --tokenizer PATH`."
+                f"The tokenizer of {path} could not be read: {error} Put a tokenizer there, or convert {path} with "
+                "`lmtrain reshard --from hf --tokenizer PATH`."
             ) from error
 
     return ModelSource(

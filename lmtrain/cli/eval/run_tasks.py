@@ -229,18 +229,20 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
     by_step = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not by_step:
         raise MissingInputError(
-            f"{run} holds no checkpoints, and --steps evaluates those of a run. Give a run's folder."
+            f"--steps evaluates the checkpoints of a run, but {run} holds none. Give a run's folder."
         )
     if steps_option == "all":
         return list(by_step.values())
     numbers = [word.strip() for word in steps_option.split(",")]
     if not all(word.isdecimal() and len(word) < 19 for word in numbers):
-        raise UsageError(f"--steps={steps_option} is neither all nor steps. Give all, or steps as in --steps 100,200.")
+        raise UsageError(
+            f"--steps={steps_option} is not a list of steps. Give step numbers, as in --steps 100,200, or --steps all."
+        )
     steps = sorted({int(word) for word in numbers})
     if missing := [f"{step}" for step in steps if step not in by_step]:
         raise MissingInputError(
-            f"{run} has no checkpoint of step {join_few(missing)}. It has "
-            f"{join_few(map(str, by_step), max_shown=12)}; --steps all evaluates all of them."
+            f"{run} has no checkpoint of step {join_few(missing)}. It has checkpoints of steps "
+            f"{join_few(map(str, by_step), max_shown=12)}. Give some of these, or --steps all."
         )
     return [by_step[step] for step in steps]
 
@@ -299,14 +301,17 @@ def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result
         screen.print(f"best   {format_measure(name, best)} at step {step:,}")
 
 
-def compare_files(a: Path, b: Path, options: Options) -> None:
-    """Compare the results files `a` and `b`, written with --output and --samples, item by item; write and print the
+def compare_files(file_a: Path, file_b: Path, options: Options) -> None:
+    """Compare the results files A and B, written with --output and --samples, item by item; write and print the
     differences.
     """
-    pairs, unpaired = _pair_results(_read_sides(a), _read_sides(b))
+    pairs, unpaired = _pair_results(_read_sides(file_a), _read_sides(file_b))
     if not pairs:
-        raise DataError(f"{a} and {b} have no task in common: {'; '.join(unpaired)}. Evaluate both on the same task.")
-    document = new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}, left_out=unpaired)
+        raise DataError(
+            f"The results files {file_a} and {file_b} have no task in common: {'; '.join(unpaired)}. Evaluate both "
+            "checkpoints on the same task."
+        )
+    document = new_document("lmtrain comparison", a={"file": str(file_a)}, b={"file": str(file_b)}, left_out=unpaired)
     comparisons = _compare_pairs(pairs, document)
     if options.output is not None:
         write_json(options.output, document)
@@ -385,7 +390,7 @@ def _read_sides(path: Path) -> list[Side]:
     """
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
-        raise DataError(f"{path} holds no results of `lmtrain eval --output`. Give such a file, or a checkpoint.")
+        raise DataError(f"{path} is not a results file of `lmtrain eval --output`. Give such a file, or a checkpoint.")
     if "samples" not in document:
         raise UsageError(
             f"{path} was written without --samples, so it has no values per item to compare. Evaluate with --samples "
@@ -397,12 +402,12 @@ def _read_sides(path: Path) -> list[Side]:
         results = [Result.from_dict(result) for result in document["results"]]
         sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
         if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
-            raise ValueError("a number of samples that differs from the number of items")
+            raise ValueError("the samples file does not have one value for each item of the results")
     except LmtrainError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} or its samples file does not have the form that this version of lmtrain writes "
+            f"{path} or its samples file is damaged or was written by another version of lmtrain "
             f"({type(error).__name__}: {error}). Run the evaluation again."
         ) from error
     return sides

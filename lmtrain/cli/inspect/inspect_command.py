@@ -47,8 +47,8 @@ def inspect(
         facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
     else:
         raise MissingInputError(
-            f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
-            "Check the path."
+            f"{path} is neither a run folder (it has no config.json), nor a checkpoint (it has no manifest.json), nor "
+            f"a dataset (there is no {path}.idx). Check the path."
         )
     shown_facts = {key: value for key, value in facts.items() if key != "losses"}
     return print_json(to_json_data(shown_facts), allow_nan=False) if as_json else print_facts(facts)

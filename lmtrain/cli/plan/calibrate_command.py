@@ -45,23 +45,24 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
     """
     if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
         raise UsageError(
-            f"--output={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called "
-            f"{_GROUP}. Write --output={out.parent / _GROUP / out.stem}.yaml."
+            f"--output={out} must be a file NAME.yaml in a folder called hardware, so that hardware=NAME can choose "
+            f"it. Write --output={out.parent / _GROUP / out.stem}.yaml."
         )
     folders = [Path(word) for word in arguments if "=" not in word]
     if len(folders) < 2:
         raise UsageError(
-            f"--calibrate was given {len(folders)} runs, and each run is predicted from a fit to the others. "
-            "Name two or more folders of runs, of different widths, lengths or layouts."
+            f"--calibrate needs two or more runs, because it predicts each run from a fit to the others, and "
+            f"{len(folders)} were given. Give folders of runs with different widths, lengths or layouts."
         )
     resolved = [folder.resolve() for folder in folders]
     if repeated := next((folders[n] for n, path in enumerate(resolved) if path in resolved[:n]), None):
         raise UsageError(
-            f"--calibrate was given {repeated} twice, and each run is predicted from a fit to the others. Name it once."
+            f"--calibrate was given the run {repeated} twice, but it predicts each run from a fit to other runs. "
+            "Give every run once."
         )
     if not_a_run := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
         raise MissingInputError(
-            f"{not_a_run} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir."
+            f"{not_a_run} is not a run folder: it has no {CONFIG}. Give the run.dir of a run."
         )
     configs = [read_run_config(folder) for folder in folders]
     hardware = _find_hardware([word for word in arguments if "=" in word], configs, config_dir)
@@ -86,14 +87,14 @@ def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
         are_times = False
     if not are_times:
         raise DataError(
-            f"{path} has rows without a time, or with a time before that of an earlier row. It is damaged or was not "
-            "written by lmtrain. Leave this run out."
+            f"{path} is damaged or was not written by lmtrain: the time of a row is missing, or not later than that of "
+            "the row before. Leave this run out."
         )
     if len(times) < _MIN_TIMES:
         raise DataError(
-            f"{folder} has {len(times)} times between rows of metrics, after its first {_WARMUP_STEPS} steps and "
-            f"with the whole batch, and at least {_MIN_TIMES} are needed. Give a longer run, or one with a smaller "
-            "observe.log_interval_steps."
+            f"The run {folder} has recorded {len(times)} step times with the full batch after its first "
+            f"{_WARMUP_STEPS} steps, and --calibrate needs at least {_MIN_TIMES}. Give a longer run, or one with a "
+            "smaller observe.log_interval_steps."
         )
     low, middle, high = quantiles(times, n=4)
     return MeasuredRun(str(folder), planned_run(config, config.model), middle, (high - low) / 2 / middle)
@@ -122,18 +123,19 @@ def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], confi
     names = [word for word in arguments if word.startswith(f"{_GROUP}=")]
     unknown = [word for word in arguments if word not in (*hardware_overrides, *names)]
     if unknown or len(names) > 1:
-        problem = unknown[0] if unknown else names[1]
+        wrong_argument = unknown[0] if unknown else names[1]
         raise UsageError(
-            f"{problem} is not an argument of --calibrate. Give folders of runs, and {_GROUP}=NAME at most once."
+            f"{wrong_argument} cannot be given to --calibrate, which takes folders of runs and at most one "
+            "hardware=NAME. Leave it out."
         )
     if arguments:
         return load_hardware(names[0].partition("=")[2] if names else None, hardware_overrides, config_dir)
     machines = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
     if len(machines) != 1:
-        names_text = f"name {' and '.join(sorted(machines))}" if machines else "name none"
+        machine_names = " and ".join(sorted(machines)) or "none"
         raise UsageError(
-            f"--calibrate fits one machine, and the settings of the runs {names_text}. Add {_GROUP}=NAME, the config "
-            "to start from."
+            f"--calibrate fits one machine, but the machines in the settings of the runs are: {machine_names}. Add "
+            "hardware=NAME, the config to start from."
         )
     return next(iter(machines.values()))
 

@@ -144,7 +144,7 @@ def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[st
         similar = difflib.get_close_matches(key, PLAN_WORDS, n=1, cutoff=0.7)
         if key in PLAN_WORDS and sign and value:
             if key in plan_words:
-                raise UsageError(f"{word} and {key}={plan_words[key]} are both given. Leave one of them out.")
+                raise UsageError(f"{word} and {key}={plan_words[key]} were both given. Leave one of them out.")
             plan_words[key] = value
         elif similar and "." not in key and key not in group_choices():
             raise UsageError(f"{word} is not an argument of a plan. Did you mean {similar[0]}={value or 'VALUE'}?")
@@ -308,7 +308,7 @@ def _split_pair(word: str) -> tuple[str, str]:
     """Split a text KEY=VALUE into key and value. Raise a UsageError if the value is missing."""
     key, sign, value = word.partition("=")
     if not sign or not value:
-        raise UsageError(f"{word} has no value. Write {key}=VALUE, as in tp=8.")
+        raise UsageError(f"The argument {word} has no value. Write {key}=VALUE, as in tp=8.")
     return key, value
 
 
@@ -321,11 +321,15 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
         key, text = _split_pair(item.strip().removeprefix("parallel."))
         if key in ("micro_batch", "recompute"):
             word = "train.micro_batch" if key == "micro_batch" else key
-            raise UsageError(f"--layout {item} is not part of a layout. Add {word}={text} as an argument of its own.")
+            raise UsageError(
+                f"--layout takes only the sizes of a layout, and {item} is not one of them. Leave it out of --layout "
+                f"and add {word}={text} as an argument of its own."
+            )
         value = _parse_layout_word(f"{key}={text}")[1]
         if fixed.setdefault(key, value) != value:
             raise UsageError(
-                f"--layout {layout} has {key}={text}, and {key}={show(fixed[key])} is given too. Leave one of them out."
+                f"--layout {layout} has {key}={text}, but {key}={show(fixed[key])} was given too. Leave one of them "
+                "out."
             )
     sizes = {key: value for key, value in fixed.items() if key in _LAYOUT_KEYS}
     num_parts = math.prod(sizes.get(key, 1) for key in ("pp", "tp", "dp_replicate"))
@@ -333,7 +337,7 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
     parallel = build_settings(ParallelSettings, sizes, "parallel")
     if (size := parallel.layout.world_size) != question.gpus:
         raise UsageError(
-            f"--layout {layout} needs {size} devices, and gpus={question.gpus}. "
+            f"--layout {layout} needs {size} GPUs, but gpus={question.gpus} was given. "
             f"Use gpus={size}, or sizes that multiply to {question.gpus}."
         )
     settings = {
@@ -526,7 +530,7 @@ def _describe_switch_limit(ranked: RankedLayouts) -> str:
     min_group = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
     return (
         f"--nodes-per-switch {ranked.limits.switch // node} leaves none of {len(space):,} legal layouts: in each of "
-        f"them {min_group} GPUs or more share weights (dp_shard x tp), and {node} are a node. Use --nodes-per-switch "
+        f"them {min_group} GPUs or more share weights (dp_shard x tp), and a node has {node}. Use --nodes-per-switch "
         f"{-(-min_group // node)}, or leave dp_shard and dp_replicate open."
     )
 

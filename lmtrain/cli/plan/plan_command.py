@@ -90,15 +90,15 @@ def plan(
         return calibrate_runs(overrides or [], config_dir, out, as_json)
     if out is not None:
         raise UsageError(
-            f"--output={out} is the file for the result of --calibrate. Add --calibrate and folders of runs, or leave "
-            "it out."
+            f"--output={out} has an effect only with --calibrate, whose result it holds. Add --calibrate and folders "
+            "of runs, or leave --output out."
         )
     if layout is not None:
         unused = {"grow_batch", *["doublings"] * bool(doublings)}
         refuse_unused_options(context, unused, "--layout, which fixes the number of GPUs")
     if grow_batch and not doublings:
         raise UsageError(
-            "--grow-batch only affects plans for more GPUs, and --doublings 0 makes none. Leave one of them out."
+            "--grow-batch only affects plans for more GPUs, and --doublings 0 asks for none. Leave one of them out."
         )
     from lmtrain.cli.plan.layout_search import find_layouts, read_question, with_gpus_per_node
     from lmtrain.cli.plan.print_plan import plan_page, print_plan
@@ -106,11 +106,11 @@ def plan(
 
     question = read_question(overrides or [], layout, config_dir, config_name)
     if price == math.inf:
-        raise UsageError(f"--price {price:g} is not a sum of money. Use --price 2.5, or another number of dollars.")
+        raise UsageError(f"--price {price:g} is not a finite number of dollars. Use --price 2.5, or another number.")
     if price is not None and question.tokens is None:
         raise UsageError(
-            f"--price {price:g} gives the cost of a whole run, whose number of tokens is not given. Add tokens=300B, "
-            "or another number."
+            f"--price {price:g} shows the cost of a whole run, and the number of tokens of the run was not given. Add "
+            "tokens=300B, or another number."
         )
     if gpus_per_node is not None:
         question = with_gpus_per_node(question, gpus_per_node)
@@ -130,7 +130,7 @@ def plan(
         print_plan(result)
     if result.first is None:
         raise LayoutError(
-            f"No layout of {question.gpus:,} x {question.hardware.name} that was priced fits with {margin:.0%} of the "
-            "memory free; what misses by least is said above. Give more gpus, recompute=full or a smaller --margin."
+            f"No layout on {question.gpus:,} x {question.hardware.name} fits in memory with {margin:.0%} of it left "
+            "free; the layouts printed above come closest. Use more gpus, recompute=full or a smaller --margin."
         )
     return None

@@ -96,8 +96,8 @@ class Attempt:
         if self.env.rank == 0 and os.path.lexists(path):
             path.unlink()
             raise StoppedForGood(
-                f"{path} asks this run to stop, and existed before this start. The file has been removed; run the same "
-                "command again to go on."
+                f"The file {path}, which asks a run to stop, existed before this start. It has been removed; run the "
+                "same command again to go on."
             )
 
     def count_start(self, inputs: Inputs, *, starts_ranks: bool = False) -> None:

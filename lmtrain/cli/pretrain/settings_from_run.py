@@ -42,19 +42,20 @@ class SourceRun:
         neither.
         """
         if not path.is_dir():
-            state = "is not a folder" if path.exists() else "does not exist"
-            raise MissingInputError(f"--from-run={path} {state}. Give the folder of a run, or a checkpoint in it.")
+            raise MissingInputError(
+                f"--from-run={path} does not name an existing folder. Give the folder of a run, or a checkpoint in it."
+            )
         run = next((folder for folder in (path, path.parent, path.parent.parent) if (folder / CONFIG).is_file()), None)
         if run is None or (run != path and not (path / MANIFEST).is_file()):
             raise MissingInputError(
-                f"--from-run={path} is not a run: it holds no {CONFIG}, which every run writes when it begins. "
-                "Give the folder that was its run.dir, or a checkpoint in it."
+                f"--from-run={path} is neither a run folder, which has a {CONFIG}, nor a checkpoint in a run folder. "
+                "Give the run.dir of a run, or a checkpoint in it."
             )
         settings = parse_json(read_bytes(run / CONFIG, MAX_BYTES), run / CONFIG)
         if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
             raise DataError(f"{run / CONFIG} does not hold the settings of a run. Give another run to --from-run.")
-        if wrong := next(_settings_problems(settings), None):
-            raise DataError(f"{run / CONFIG} {wrong}, which no run writes. It is damaged; give another to --from-run.")
+        if settings_problem := next(_settings_problems(settings), None):
+            raise DataError(f"{run / CONFIG} is damaged: {settings_problem}. Give another run to --from-run.")
         return cls(path, run, with_resolved_paths(settings, run))
 
     def base_settings(self, overrides: Sequence[str], *, is_branch: bool) -> dict[str, Any]:
@@ -80,9 +81,9 @@ def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
     surrogate characters.
     """
     for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
-        yield from (f"has the key {key}" for key in ("defaults", "hydra") if key in group)
+        yield from (f"it has the key {key}, which no run writes" for key in ("defaults", "hydra") if key in group)
     if surrogate := re.search("[\ud800-\udfff]", json.dumps(tree, ensure_ascii=False)):
-        yield f"holds half a character (U+{ord(surrogate[0]):04X})"
+        yield f"it holds half a character (U+{ord(surrogate[0]):04X}), which no run writes"
 
 
 _launcher_config: RunConfig | None = None
@@ -120,8 +121,8 @@ def compose_run(
         return _launcher_config or compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report)
     if name != "pretrain":
         raise UsageError(
-            f"--from-run={from_run} replaces the root config, and --config-name={name} chooses one. Leave one of them "
-            "out."
+            f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "
+            "cannot choose one. Leave one of the two options out."
         )
     source = SourceRun.find(from_run)
     names_folder = any(text.lstrip("+").startswith("run.dir=") for text in overrides)
@@ -136,8 +137,8 @@ def compose_run(
     resumes_source = is_branch and config.checkpoint.resume == str(source.run)
     if resumes_source and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
-            f"--from-run={from_run} has saved no checkpoint that run.dir={config.run.dir} could branch off from. "
-            "Add checkpoint.resume=none to begin anew with its settings."
+            f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could go on. "
+            "Add checkpoint.resume=none to begin a new run with the same settings."
         )
     if report is not None:
         for line in messages:

@@ -72,7 +72,9 @@ def run_sweep(
                 _check_layouts(jobs, env)
             _run_jobs(jobs, flags, _CommandRunner(stop), prints_output=env.rank == 0)
         except Stopped:
-            raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
+            raise StoppedEarly(
+                f"{stop.cause}: the sweep stops while no run is under way. Run the same command again to go on."
+            ) from None
 
 
 def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -116,7 +118,7 @@ def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner
         else:
             print_sweep_table(rows)
     if runner.stopped:
-        raise StoppedEarly(f"Stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
+        raise StoppedEarly(f"The sweep stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
     return _raise_if_failed(jobs)
 
 
@@ -152,7 +154,8 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
     is_source_folder = from_run is not None and folder == SourceRun.find(from_run).run.resolve()
     if is_source_folder and jobs[0].changed:
         raise UsageError(
-            f"-m makes several runs from --from-run={from_run}, which need a run folder of their own. Add run.dir=DIR."
+            f"-m makes several runs, which cannot have the folder of --from-run={from_run} as theirs. Add run.dir=DIR, "
+            "a folder for the new runs."
         )
     return jobs
 
@@ -244,7 +247,7 @@ def _raise_if_failed(jobs: Sequence[SweepRun]) -> None:
     names = join_few(f"{job.folder} (exit code {job.exit_code})" for job in failed)
     error = LmtrainError(
         f"{len(failed)} of {len(jobs)} runs failed: {names}. "
-        "Their messages are above; the same command tries them again, and leaves alone those that are done."
+        "Their messages are above; the same command repeats them, and skips the runs that are done."
     )
     codes = {job.exit_code for job in failed}
     error.exit_code = code if len(codes) == 1 and (code := codes.pop()) > 0 else LmtrainError.exit_code

@@ -114,8 +114,9 @@ def detect_process(options: ProcessOptions) -> ProcessEnv:
         )
     if options.max_restarts is not None and env.launcher != "single":
         raise UsageError(
-            f"--max-restarts={options.max_restarts} would start processes again that {env.launcher} has started. Leave "
-            f"it out, and let {'the batch script' if env.launcher == 'slurm' else env.launcher} do that."
+            f"--max-restarts={options.max_restarts} restarts only processes that lmtrain has started, and "
+            f"{env.launcher} has started these. Leave it out, and let "
+            f"{'the batch script' if env.launcher == 'slurm' else env.launcher} restart them."
         )
     if options.count is None:
         return env
@@ -214,7 +215,7 @@ def _local_ranks(env: ProcessEnv) -> NodeRanks:
 
 def _print_if_debug(problem: str) -> None:
     if "--debug" in sys.argv:
-        print_notice(f"Each rank is started by itself and imports for itself, as no server forks it: {problem}.")
+        print_notice(f"Each rank starts and imports by itself, as ranks cannot be forked from one server: {problem}.")
 
 
 def _exit_with_outcome(outcome: Outcome, env: ProcessEnv, *, is_reported: bool = False) -> None:

@@ -32,7 +32,7 @@ def plot_runs(paths: Sequence[Path], key: str, axis: str, log: bool, height: int
     from lmtrain.cli.screen.console import PlainConsole
 
     if axis not in _AXES:
-        raise UsageError(f"--by={axis} is not an axis. {spelling_hint(axis, _AXES)}")
+        raise UsageError(f"--by={axis} is not an axis of the plot. {spelling_hint(axis, _AXES)}")
     screen = PlainConsole(highlight=False)
     curves = _read_curves(paths, key, axis, log)
     use_braille = screen.encoding.lower().startswith("utf") and (
@@ -56,10 +56,10 @@ def _read_curves(paths: Sequence[Path], key: str, axis: str, log: bool) -> list[
         if drawable.any():
             curves.append((run.name, positions[drawable], values[drawable]))
     if not curves and known_keys and key not in known_keys:
-        raise UsageError(f"--key={key} is in no step row of the runs. {spelling_hint(key, known_keys)}")
+        raise UsageError(f"--key={key} is not a number that the runs have recorded. {spelling_hint(key, known_keys)}")
     if not curves:
         raise DataError(
-            f"The runs have no step row with a number to plot ({key} over {axis}). Give runs that have trained."
+            f"The runs have recorded no number to plot for --key={key} over --by={axis}. Give runs that have trained."
         )
     return curves
 

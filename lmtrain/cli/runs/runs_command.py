@@ -120,8 +120,9 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
             raise UsageError(f"--where={text} has no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
     if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
-        problem = "holds no run" if empty.is_dir() else "is no folder"
-        raise MissingInputError(f"{empty} {problem}. Name a folder in which `lmtrain pretrain` has written runs.")
+        raise MissingInputError(
+            f"{empty} is not a folder that holds runs. Name a folder in which `lmtrain pretrain` has written runs."
+        )
     runs = read_runs(expand_runs(folders))
     for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
         run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name
@@ -130,7 +131,7 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
         if key not in known_keys:
             searched = join_few(map(str, folders))
             hint = spelling_hint(key, known_keys)
-            raise UsageError(f"--where={key} is a setting that no run in {searched} has. {hint}")
+            raise UsageError(f"--where={key} does not name a setting of any run in {searched}. {hint}")
     rows = [_run_row(run) for run in runs if all(_has_setting(run, key, value) for key, _, value in conditions)]
     return [row for row in rows if not states or row["state"] in states]
 

@@ -65,12 +65,12 @@ def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: b
             f"{run} is not a run folder but contains runs: {join_few(runs)}. Give one of them, or list them with "
             "`lmtrain runs`."
         )
-    problem = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
     if not may_wait or (run.exists() and not run.is_dir()):
         raise MissingInputError(
-            f"{run} {problem} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
+            f"No run has begun in {run}: there is no {run / CONFIG}. Give the run.dir of a run; without --once, and on "
+            "a terminal, `lmtrain watch` waits for a run to begin in a folder."
         )
-    print_message(console, f"{run} {problem} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
+    print_message(console, f"waiting for a run to begin in {run}, which has no {CONFIG} yet. Ctrl-C ends the waiting.")
     while not (run / CONFIG).is_file():
         time.sleep(interval_s)
 

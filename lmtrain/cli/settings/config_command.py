@@ -84,8 +84,9 @@ def show(
         name = name or default_choices().get(group, "")
         file = config_file(group, name, config_dir)
         if file is None:
-            problem = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
-            raise UsageError(f"{problem}. {spelling_hint(name, groups[group])}")
+            raise UsageError(
+                f"The group {group} has no choice {name or 'by default'}. {spelling_hint(name, groups[group])}"
+            )
         file_and_text = file, read_config_text(file)
     if as_json:
         return print_json({"file": str(file_and_text[0]), "yaml": file_and_text[1]})
@@ -116,7 +117,7 @@ def explain(
 
     if run is not None and overrides:
         raise UsageError(
-            f"--run={run} asks for the values of an earlier run, which {overrides[0]} cannot change. Leave one of them "
+            f"--run={run} shows the values of an earlier run, which {overrides[0]} cannot change. Leave one of them "
             "out."
         )
     keys = all_keys()

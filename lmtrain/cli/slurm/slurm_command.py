@@ -115,13 +115,13 @@ class SlurmOptions:
             )
         if self.container_image and self.container_command:
             raise UsageError(
-                f"--container-image={self.container_image} and --container-command both start a container. "
-                "Give one of them."
+                f"--container-image={self.container_image} and --container-command cannot be given together, because "
+                "both start a container. Give one of them."
             )
         if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
             raise UsageError(
-                f"--time={self.time} is not a time limit of Slurm's. Write it as in 90 (minutes), 4:00:00 or 2-12 "
-                "(days and hours)."
+                f"--time={self.time} is not a time limit that Slurm accepts. Write it as in --time=90 (minutes), "
+                "--time=4:00:00 or --time=2-12 (days and hours)."
             )
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():
@@ -154,7 +154,7 @@ class SlurmOptions:
         if num_processes % per_node:
             divisor = max(size for size in divisors(num_processes) if size <= per_node)
             raise LayoutError(
-                f"{option}={per_node} does not divide the {num_processes} processes of {layout}, and all nodes get the "
+                f"{option}={per_node} does not divide the {num_processes} processes of {layout}, but all nodes get the "
                 f"same number. Use {option}={divisor} on {num_processes // divisor} nodes, or another layout."
             )
         return num_processes // per_node, per_node
@@ -236,8 +236,8 @@ def _check_extra_option(option: str, word: str) -> None:
         raise UsageError(f"{option}={word} is not an option of {option[2:]}. Write it as in {option}=--mem=0.")
     if name[0] in _RESERVED_OPTIONS:
         raise UsageError(
-            f"{option}={word} would contradict the sbatch file: nodes and processes follow from the layout, and "
-            "restarts from exit codes. Leave it out, or change parallel.*, --gpus-per-node or --spare-nodes."
+            f"{option}={word} would contradict the sbatch file, which takes nodes and processes from the layout and "
+            "restarts by exit codes. Leave it out, or change parallel.*, --gpus-per-node or --spare-nodes."
         )
 
 
