@@ -61,7 +61,7 @@ def demo(
     _run_verb(console, "reshard", run, "--to", LAYOUT, "--output", output / "resharded", "--overwrite")
     _run_verb(console, "eval", output / "resharded", *measure, reports[1])
     shutil.rmtree(output / "hf", ignore_errors=True)  # because: an earlier demo's would be in the way
-    _run_verb(console, "reshard", run, "--to", "hf", "--output", output / "hf")
+    _run_verb(console, "export", run, "--to", "hf", "--output", output / "hf")
     prompt = 'def read_json(path):\n    """'
     _run_verb(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 120, "--temperature", 0.6, "--seed", 1)
     _finish(console, output, read_result(reports[0]), read_result(reports[1]), time.monotonic() - began)

@@ -40,8 +40,9 @@ HELP = {
     "runs": "List the runs of a folder, compare two runs, plot runs in the terminal.",
     "eval": "Evaluate a checkpoint with a published protocol or on any text.",
     "generate": "Generate text from a prompt with a checkpoint. The same seed gives the same text.",
-    "reshard": "Convert a checkpoint to another parallel layout, or to or from the format of Hugging Face or "
-        "Megatron-LM.",
+    "import": "Make a checkpoint from a model of Hugging Face or Megatron-LM.",
+    "export": "Write the weights of a checkpoint for Hugging Face or Megatron-LM.",
+    "reshard": "Convert a checkpoint to another parallel layout.",
     "plan": "Find the parallel layouts that a model can have on a number of GPUs, and predict the time, memory, "
         "energy and cost of each.",
     "watch": "Watch a run's progress from another terminal: a live panel, or one line for each logged step.",
@@ -57,10 +58,12 @@ _FILES = {
     "data": "data.data_command", "config": "settings.config_command", "pretrain": "pretrain.pretrain_command",
     "slurm": "slurm.slurm_command", "inspect": "inspect.inspect_command", "trace": "trace.trace_command",
     "report": "report.report_command", "runs": "runs.runs_command", "eval": "eval.evaluate_command",
-    "generate": "generate_command", "reshard": "checkpoint.reshard_command", "plan": "plan.plan_command",
+    "generate": "generate_command", "import": "checkpoint.import_command", "export": "checkpoint.export_command",
+    "reshard": "checkpoint.reshard_command", "plan": "plan.plan_command",
     "watch": "runs.watch_command", "verify": "checkpoint.verify_command", "env": "env_command",
     "demo": "demo_command",
 }  # fmt: skip
+_FUNCTIONS = {"import": "import_"}  # verbs whose name cannot be a function's, as it is a keyword of Python
 
 
 class PlainGroup(TyperGroup):
@@ -182,5 +185,5 @@ def build_verb(name: str) -> Any:
         examples_module = import_module("lmtrain.cli.pretrain.print_summary") if name == "pretrain" else module
         epilog = examples_epilog(examples_module.EXAMPLES) if hasattr(examples_module, "EXAMPLES") else None
         function_name = _FILES[name].rpartition(".")[2].removesuffix("_command")
-        root.command(name=name, epilog=epilog)(getattr(module, function_name))
+        root.command(name=name, epilog=epilog)(getattr(module, _FUNCTIONS.get(name, function_name)))
     return get_command(root).commands[name]  # type: ignore[attr-defined]

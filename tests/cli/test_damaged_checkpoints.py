@@ -59,8 +59,8 @@ def verbs(toy: Toy, path: Path, out: Path) -> dict[str, tuple[object, ...]]:
     return {
         "verify": ("verify", path),
         "reshard": ("reshard", path, "--to", "tp=2", "--output", out / "two"),
-        "to hf": ("reshard", path, "--to", "hf", "--output", out / "hf"),
-        "to megatron": ("reshard", path, "--to", "megatron", "--output", out / "megatron"),
+        "to hf": ("export", path, "--to", "hf", "--output", out / "hf"),
+        "to megatron": ("export", path, "--to", "megatron", "--output", out / "megatron"),
         "eval": ("eval", path, "--task", "perplexity", "--data", toy.text / "page_003.txt"),
         "generate": ("generate", path, "--prompt", "def", "--max-new-tokens", 2),
         "init_from": ("pretrain", *settings, f"checkpoint.init_from={path}"),

@@ -121,7 +121,7 @@ def test_the_numbers_of_one_process(
     saved: str, count: int, words: list[str], layout: str,
 ) -> None:  # fmt: skip
     subject, output = tmp_path / "step_00000001", tmp_path / "o.json"
-    lmtrain("reshard", checkpoint, "--to", saved, "--output", subject)
+    lmtrain("export" if saved == "hf" else "reshard", checkpoint, "--to", saved, "--output", subject)
     settings = [f"parallel.{word}" for word in words]
     document = measured(subject, text, *settings, "--nproc", count, "--batch-size", 3, "--output", output)
     assert document == json.loads(output.read_text())

@@ -60,8 +60,8 @@ class Runs:
             heads = {"model__num_heads": 4} if name == "gpt" else {}
             words = (*WORDS[name][0], *self.makers[name].settings(self.folder / name, train__steps=6, **heads))
             lmtrain("pretrain", *words)
-            lmtrain("reshard", self.folder / name, "--to", "hf", "--output", self.folder / f"{name}_hf")
-            lmtrain("reshard", self.folder / f"{name}_hf", "--from", "hf", "--output", imported)
+            lmtrain("export", self.folder / name, "--to", "hf", "--output", self.folder / f"{name}_hf")
+            lmtrain("import", self.folder / f"{name}_hf", "--output", imported)
         return imported
 
 
@@ -120,8 +120,8 @@ def test_another_layout_begins_from_the_same_weights(makers: Makers, runs: Runs,
 
 @pytest.mark.wide
 def test_from_megatron_it_is_the_same_run(makers: Makers, runs: Runs, tmp_path: Path) -> None:
-    lmtrain("reshard", runs["gpt"], "--to", "megatron,tp=2,pp=2", "--output", tmp_path / "megatron")
-    lmtrain("reshard", tmp_path / "megatron", "--from", "megatron", "--output", tmp_path / "imported")
+    lmtrain("export", runs["gpt"], "--to", "megatron", "--layout", "tp=2,pp=2", "--output", tmp_path / "megatron")
+    lmtrain("import", tmp_path / "megatron", "--output", tmp_path / "imported")
     for folder, source in ((tmp_path / "a", runs["gpt"]), (tmp_path / "b", tmp_path / "imported")):
         lmtrain("pretrain", *settings(makers, "gpt", folder, checkpoint__init_from=source))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
@@ -145,11 +145,11 @@ def test_two_dropouts_are_not_taken_for_one(runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(runs["bert"].with_name("bert_hf"), tmp_path / "hf")
     config = json.loads((tmp_path / "hf/config.json").read_text())
     (tmp_path / "hf/config.json").write_text(json.dumps(config | {"attention_probs_dropout_prob": 0.1}))
-    command = ["reshard", tmp_path / "hf", "--from", "hf", "--output", tmp_path / "out"]
+    command = ["import", tmp_path / "hf", "--output", tmp_path / "out"]
     output = lmtrain(*command, code=65)
     assert "hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.1 would have to be equal" in output
     assert "choose it with --set dropout=SHARE" in output
-    assert "With --from hf only dropout can be set." in lmtrain(*command, "--set", "width=64", code=2)
+    assert "Of a Hugging Face model only dropout can be set." in lmtrain(*command, "--set", "width=64", code=2)
     lmtrain(*command, "--set", "dropout=0.1")
     state = json.loads((tmp_path / "out/step_00000000/manifest.json").read_text())["state"]
     assert state["model"]["dropout"] == 0.1

@@ -44,7 +44,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refused(folder: Path, words: Path, *, of: str = "megatron") -> str:
     output = folder.parent / "imported"
-    said = lmtrain("reshard", folder, "--from", of, "--output", output, "--tokenizer", words, code=65)
+    said = lmtrain("import", folder, "--format", of, "--output", output, "--tokenizer", words, code=65)
     assert not list(output.glob("step_*"))
     assert len(said) < 1500
     return " ".join(said.split())

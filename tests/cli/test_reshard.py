@@ -89,25 +89,6 @@ def test_processes_of_the_new_layout_go_on_with_it(toy: Toy, run: Path, tmp_path
 
 
 @pytest.mark.wide
-def test_import_and_change_of_layout_in_one_command(run: Path, tmp_path: Path) -> None:
-    lmtrain("reshard", run, "--to", "hf", "--output", tmp_path / "hf")
-    lmtrain("reshard", tmp_path / "hf", "--from", "hf", "--output", tmp_path / "one")
-    output = lmtrain(
-        "reshard", tmp_path / "hf", "--from", "hf", "--to", OTHER, "--output", tmp_path / "eight", "--json"
-    )
-    facts = json.loads(output[output.index("{") :])
-    assert (facts["checkpoint"], facts["processes"]) == (str(tmp_path / "eight"), 8)
-    assert facts["from"] == str(tmp_path / "hf")
-    assert same_tensors(tmp_path / "one" / "step_00000000", tmp_path / "eight")
-    lmtrain("verify", tmp_path / "eight")
-    assert sorted(os.listdir(tmp_path)) == ["eight", "hf", "one"]
-    again = ("reshard", tmp_path / "hf", "--from", "hf", "--to", "tp=2", "--output", tmp_path / "eight")
-    assert "exists" in lmtrain(*again, code=73)
-    lmtrain(*again, "--overwrite")
-    assert sorted(os.listdir(tmp_path)) == ["eight", "hf", "one"]
-
-
-@pytest.mark.wide
 def test_a_kill_and_the_same_command_again(run: Path, other: Path, tmp_path: Path) -> None:
     fault = {"LMTRAIN_FAULT": "kill:point=reshard.publish", "LMTRAIN_ALLOW_FAULTS": "1"}
     command = ("reshard", run, "--to", OTHER, "--output", tmp_path / "again")
@@ -225,16 +206,36 @@ def test_inspect_tells_what_differs_and_by_how_much(run: Path) -> None:
         ((), 2, "--to is missing"),
         (("--to", "tp=2", "--max-memory", "10MiB"), 2, "is too little"),
         (("--to", "tp=2", "--max-memory", "much"), 2, "is not a size"),
-        (("--to", "hf,tp=2"), 2, "has no parallel layout"),
-        (("--to", "megatron,dp=2"), 2, "tp or pp=NUMBER"),
-        (("--from", "hf", "--to", "tensor=2"), 2, "is not a layout"),
-        (("--from", "hf", "--to", "tp=2"), 66, "has no model.safetensors"),
+        (("--to", "tp=2", "--dtype", "bf16"), 2, "keeps every number as it is. Leave it out"),
     ],
 )
 def test_refusals(run: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
     output = lmtrain("reshard", run, "--output", tmp_path / "out", *arguments, code=code)
     assert said in output
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "commands"),
+    [
+        (("--to", "hf"), ["export in --to hf --output out"]),
+        (("--to", "megatron,tp=2,pp=4", "--dtype", "bf16"),
+         ["export in --to megatron --layout tp=2,pp=4 --output out --dtype bf16"]),
+        (("--from", "hf"), ["import in --output out"]),
+        (("--from", "megatron", "--tokenizer", "my words", "--set", "num_heads=16", "--set", "activation=gelu"),
+         ['import in --output out --tokenizer "my words" --set num_heads=16 --set activation=gelu']),
+        (("--from", "hf", "--to", "tp=2"),
+         ["import in --output out_imported", "reshard out_imported --to tp=2 --output out"]),
+        (("--from", "hf", "--to", "megatron,tp=2", "--dtype", "fp16"),
+         ["import in --output out_imported",
+          "export out_imported --to megatron --layout tp=2 --output out --dtype fp16"]),
+        (("--tokenizer", "words"), ["import in --output out --tokenizer words"]),
+    ],
+)  # fmt: skip
+def test_other_programs_formats_have_commands_of_their_own(arguments: tuple[str, ...], commands: list[str]) -> None:
+    said = lmtrain("reshard", "in", "--output", "out", *arguments, code=2)
+    assert [line.strip() for line in said.splitlines()[1:]] == [f"lmtrain {command}" for command in commands]
+    assert said.splitlines()[0].endswith("Type, one after the other:" if len(commands) > 1 else "Type:")
 
 
 def test_outputs_that_are_refused(run: Path, other: Path, tmp_path: Path) -> None:

@@ -147,13 +147,13 @@ def _run(world: World, path: Path) -> None:
 
 
 def _hugging_face(world: World, path: Path) -> None:
-    lmtrain("reshard", world.path("runs/a"), "--to", "hf", "--output", path)
+    lmtrain("export", world.path("runs/a"), "--to", "hf", "--output", path)
 
 
 def _megatron(world: World, path: Path) -> None:
     chosen = ["model=megatron_355m", f"data.path={world.path('data/train')}", f"run.dir={path}.run"]
     lmtrain("pretrain", *chosen, *settings())
-    lmtrain("reshard", f"{path}.run", "--to", "megatron", "--output", path)
+    lmtrain("export", f"{path}.run", "--to", "megatron", "--output", path)
 
 
 MAKERS: dict[str, Callable[[World, Path], None]] = {

@@ -1,1 +1,1 @@
-"""`lmtrain reshard` and `verify`: convert and check checkpoints."""
+"""`lmtrain import`, `export`, `reshard` and `verify`: make, convert and check checkpoints."""

@@ -64,7 +64,7 @@ def _huggingface_source(path: Path, config: Any) -> ModelSource:
         except MissingInputError as error:
             raise MissingInputError(
                 f"The tokenizer of {path} could not be read: {error} Put a tokenizer there, or convert {path} with "
-                "`lmtrain reshard --from hf --tokenizer PATH`."
+                "`lmtrain import --tokenizer PATH`."
             ) from error
 
     return ModelSource(

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, join_few, shorten
 from lmtrain.exchange.huggingface.config_json import WeightMapping, settings_from_config, weight_mappings
+from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import is_safe_name, open_fd, read_json, read_range
 
-_INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids")  # tables that can be computed
 _SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of an embedding that is tied to the output
@@ -49,8 +49,7 @@ class HFFolder:
     def __init__(self, path: Path, dropout: object = None) -> None:
         """Open a folder; `dropout`, if given, overrides the dropout of config.json."""
         self.path = path
-        if not path.is_dir():
-            raise MissingInputError(f"{path} is not a folder. Give one with config.json and model.safetensors.")
+        identify_source(path, "hf")
         self._open_tensors: tuple[str, Any] | None = None
         self._bytes_left = 0
         config = read_json(self._file("config.json"))
@@ -152,27 +151,19 @@ class HFFolder:
         return result if decoder is None else {"cls.predictions.bias": decoder} | result
 
     def _weight_files(self) -> list[str]:
-        if (self.path / _INDEX).exists():
-            places = read_json(self._file(_INDEX))
-            weight_map = places.get("weight_map") if isinstance(places, dict) else None
-            values = weight_map.values() if isinstance(weight_map, dict) else ()
-            files = sorted({name if isinstance(name, str) else "" for name in values})
-            bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
-            if bad or not files:
-                raise CheckpointError(
-                    f"{self.path / _INDEX} names {shorten(bad[0]) if bad else 'no file'}. "
-                    "Use plain names of files here."
-                )
-            return files
-        if (self.path / "model.safetensors").exists():
-            return ["model.safetensors"]
-        for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
-            if (self.path / name).exists():
-                raise CheckpointError(
-                    f"{self.path} has its weights in {name}, a pickle, which can run code when it is read. "
-                    "Save the model again with transformers: save_pretrained(DIR) writes safetensors."
-                )
-        raise MissingInputError(f"{self.path} has no model.safetensors. Give the folder of a whole model.")
+        if not (self.path / WEIGHTS_INDEX).exists():
+            return [WEIGHTS]
+        places = read_json(self._file(WEIGHTS_INDEX))
+        weight_map = places.get("weight_map") if isinstance(places, dict) else None
+        values = weight_map.values() if isinstance(weight_map, dict) else ()
+        files = sorted({name if isinstance(name, str) else "" for name in values})
+        bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
+        if bad or not files:
+            raise CheckpointError(
+                f"{self.path / WEIGHTS_INDEX} names {shorten(bad[0]) if bad else 'no file'}. "
+                "Use plain names of files here."
+            )
+        return files
 
     def _file(self, name: str) -> Path:
         """Return the path of the file `name` in this folder. Raise DataError for a link that leads out of the folder,

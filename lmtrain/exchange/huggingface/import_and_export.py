@@ -1,7 +1,7 @@
 """Export a checkpoint as a folder that transformers loads without remote code, and import such a folder as a
 checkpoint.
 
-Called by `lmtrain reshard --to hf` and `--from hf`. Weights stream from one to the other in parts. Before an exported
+Called by `lmtrain export` and `lmtrain import`. Weights stream from one to the other in parts. Before an exported
 folder takes its name, its model's scores of random tokens are compared with the source's. Imported weights are fp32.
 """
 
@@ -312,7 +312,8 @@ def import_hf(
     unknown_overrides = (overrides or {}).keys() - {"dropout"}
     if unknown_overrides:
         raise UsageError(
-            f"--set {min(unknown_overrides)}: config.json sets it already. With --from hf only dropout can be set."
+            f"--set {min(unknown_overrides)}: config.json sets it already. "
+            "Of a Hugging Face model only dropout can be set."
         )
     source = HFFolder(folder, (overrides or {}).get("dropout"))
     loaded_tokenizer = load_tokenizer(tokenizer or folder)

@@ -22,6 +22,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, intersect
 from lmtrain.errors import CheckpointError, MissingInputError, shorten
 from lmtrain.exchange.megatron.weight_names import LAYER_PLACEHOLDER, lmtrain_name
+from lmtrain.exchange.source_format import METADATA, RANK_FOLDER, TRACKER
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
 from lmtrain.exchange.torch_files.safe_pickle import (
     MAX_DEPTH,
@@ -33,9 +34,7 @@ from lmtrain.exchange.torch_files.safe_pickle import (
 )
 from lmtrain.runtime.files.safe_files import is_safe_name, read_bytes
 
-TRACKER = "latest_checkpointed_iteration.txt"
 RANK_FILE = "model_optim_rng.pt"
-_RANK = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?(_[0-9]{3,5})?")
 _CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
 _MASTER = re.compile(r"(?:chained_0\.)?optimizer\.state\.fp32_param\.(.+)")
 _MAX_LAYERS = 1 << 16
@@ -81,9 +80,10 @@ def open_megatron(path: Path) -> MegatronCheckpoint:
     MissingInputError or CheckpointError if it is incomplete or of another format.
     """
     folder = _checkpoint_folder(path)
-    if (folder / ".metadata").is_file():
+    if (folder / METADATA).is_file():
         return _open_distributed(folder)
-    rank_folders = [(match, child) for child in sorted(folder.iterdir()) if (match := _RANK.fullmatch(child.name))]
+    children = sorted(folder.iterdir())
+    rank_folders = [(match, child) for child in children if (match := RANK_FOLDER.fullmatch(child.name))]
     if not rank_folders:
         raise MissingInputError(
             f"{folder} holds neither {RANK_FILE} under mp_rank_XX nor .metadata. Give a checkpoint of Megatron-LM."
@@ -326,7 +326,7 @@ def _read_metadata(folder: Path) -> dict[str, DistributedTensor]:
     """Read .metadata, torch's pickled list of the tensors of a distributed checkpoint, as data. Return tensor name ->
     where its chunks lie; raise CheckpointError if the list is malformed.
     """
-    path = folder / ".metadata"
+    path = folder / METADATA
     value = read_pickle(io.BytesIO(read_bytes(path, MAX_PICKLE_BYTES)), path)
     try:
         places = {

@@ -1,6 +1,6 @@
 """Export a checkpoint in Megatron-LM's format, and import a Megatron-LM checkpoint. One tensor is in memory at a time.
 
-Called by `lmtrain reshard --to megatron` and `--from megatron`. An export has a file for each tensor- and
+Called by `lmtrain export` and `lmtrain import`. An export has a file for each tensor- and
 pipeline-parallel rank, in Megatron Core's names and layout: weights only, as a `release`, from which Megatron-LM starts
 without an optimizer. An import takes its settings from the arguments and weights of the checkpoint. Of its optimizer
 only the fp32 weights are read, where a distributed checkpoint names them: with its moments alone no run of ours could
@@ -29,12 +29,12 @@ from lmtrain.exchange.megatron.checkpoint_args import (
 )
 from lmtrain.exchange.megatron.checkpoint_folder import (
     RANK_FILE,
-    TRACKER,
     MegatronCheckpoint,
     WeightPart,
     open_megatron,
 )
 from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
+from lmtrain.exchange.source_format import TRACKER
 from lmtrain.exchange.stream_tensors_to_disk import Report, load_tokenizer, parse_dtype, save_imported, tensor_bytes
 from lmtrain.exchange.torch_files.writer import Namespace, TensorToWrite, write_torch_file
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes

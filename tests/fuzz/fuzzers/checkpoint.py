@@ -98,10 +98,10 @@ class Fuzz:
                 written("rank_00000.safetensors", "rank_00001.safetensors", "tokenizer.json"),
             ),
             "to hf": Verb(
-                lambda path, out: ("reshard", path, "--to", "hf", "--output", out), written("model.safetensors")
+                lambda path, out: ("export", path, "--to", "hf", "--output", out), written("model.safetensors")
             ),
             "to megatron": Verb(
-                lambda path, out: ("reshard", path, "--to", "megatron", "--output", out),
+                lambda path, out: ("export", path, "--to", "megatron", "--output", out),
                 written("release/mp_rank_00/model_optim_rng.pt"),
             ),
             "eval": Verb(lambda path, out: ("eval", path, *evaluated), said),

@@ -59,7 +59,7 @@ class Fuzz:
 
     def _call(self, kind: str, source: Path, output: Path) -> tuple[object, ...]:
         words = () if kind == "hf" else ("--tokenizer", self.words)
-        return "reshard", source, "--from", kind, "--output", output, *words
+        return "import", source, "--format", kind, "--output", output, *words
 
     def case(self, rng: random.Random, folder: Path) -> Case:
         kind = rng.choice(("hf", "megatron", "megatron"))

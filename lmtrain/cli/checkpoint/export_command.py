@@ -1,0 +1,72 @@
+"""`lmtrain export CHECKPOINT --to hf|megatron --output DIR`: write a checkpoint's weights for another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lmtrain.cli.checkpoint.print_exchange import print_exchange
+from lmtrain.cli.screen.print_output import print_json, progress
+from lmtrain.cli.shared_options import Json, Plugins
+from lmtrain.errors import UsageError
+from lmtrain.runtime.processes.fault_injection import arm_from_env
+
+EXAMPLES = (
+    ("lmtrain export runs/a --to hf --output models/a", "write a folder that transformers loads"),
+    ("lmtrain export runs/a --to megatron --layout tp=2,pp=2 --output checkpoints/a", "write the files of four ranks"),
+)
+
+
+def export(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, a run's folder for its newest one, or RUN@best for its best.")
+    ],
+    to: Annotated[Literal["hf", "megatron"], typer.Option(help="The program that the folder is for.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="tp=N,pp=N", help="With --to megatron: its parallel layout. [default: tp=1,pp=1]"),
+    ] = None,
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Number format of the weights.")] = "fp32",
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Write the weights of a checkpoint for Hugging Face or Megatron-LM.
+
+    The tokenizer and the model's settings are written with them; the optimizer's state is not. A Hugging Face folder is
+    loaded again before it gets its name, by transformers too if it is installed and the model fits into memory, and is
+    refused if its logits differ. The checkpoint may have any layout and stays as it is.
+    """
+    sizes = parse_sizes(layout) if layout is not None else {}
+    if to == "hf" and layout is not None:
+        raise UsageError(
+            f"--layout {layout} cuts weights for the ranks of Megatron-LM, and a Hugging Face folder has no parallel "
+            "layout. Leave --layout out, or use --to megatron."
+        )
+    arm_from_env()
+    with progress("written", "bytes", interrupted=f"{output} is not there; the same command begins anew.") as report:
+        if to == "hf":
+            from lmtrain.exchange.huggingface.import_and_export import export_hf
+
+            facts = export_hf(checkpoint, output, dtype=dtype, report=report)
+        else:
+            from lmtrain.exchange.megatron.import_and_export import export_megatron
+
+            facts = export_megatron(
+                checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype, report=report
+            )
+    return print_json(facts, default=str) if as_json else print_exchange(facts)
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """Parse a layout of Megatron-LM such as "tp=2,pp=2". Raise UsageError on another key or a size below 1."""
+    words = [word.partition("=") for word in text.split(",")]
+    sizes = {key: int(size) for key, _, size in words if key in ("tp", "pp") and size.isdecimal() and int(size) > 0}
+    if len(sizes) < len(words):
+        raise UsageError(
+            f"--layout {text} is not a layout that can be exported. Write tp=NUMBER, pp=NUMBER or both, as in "
+            "tp=2,pp=2, each only once."
+        )
+    return sizes
