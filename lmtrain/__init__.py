@@ -1,3 +1,41 @@
-"""lmtrain: pretrain GPT and BERT language models, from raw text to an evaluated checkpoint."""
+"""lmtrain: pretrain GPT and BERT language models, from raw text to an evaluated checkpoint.
+
+The names in `__all__` are the Python interface, for notebooks and scripts; docs/how_to/use_from_python.md shows them.
+Each is imported when it is first used, so that `import lmtrain` takes a millisecond.
+"""
 
 __version__ = "0.1.0"
+__all__ = ["LmtrainError", "Model", "Tokenizer", "load"]
+
+TYPE_CHECKING = False  # because: type checkers take this name for True, and importing `typing` is slow
+
+if TYPE_CHECKING:
+    from lmtrain.api.model import Model, load
+    from lmtrain.api.tokenizer import Tokenizer
+    from lmtrain.errors import LmtrainError
+else:  # because: type checkers would take any name for one that `__getattr__` knows
+    _MODULES = {
+        "LmtrainError": "lmtrain.errors", "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer",
+        "load": "lmtrain.api.model",
+    }  # fmt: skip
+
+    def __getattr__(name):
+        """Import and return a name of the Python interface, which is then kept as an attribute of the package."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'lmtrain' has no attribute {name!r}. It has {', '.join(__all__)}.", name=name)
+        # because: every process of a run imports this file, and needs neither
+        import gc
+        from importlib import import_module
+
+        was_enabled = gc.isenabled()
+        gc.disable()  # because: scanning torch's objects again and again takes a tenth of the time of its import
+        try:
+            value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        finally:
+            if was_enabled:
+                gc.enable()
+        return value
+
+    def __dir__():
+        """Return the names that an editor or notebook completes."""
+        return sorted({*__all__, "__version__"})

@@ -29,11 +29,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"--temperature={self.temperature} must be 0 or more. 0 takes the most likely token.")
+            raise UsageError(f"temperature={self.temperature} must be 0 or more. 0 takes the most likely token.")
         if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"--top-k={self.top_k} must be at least 1. Leave it out to allow every token.")
+            raise UsageError(f"top_k={self.top_k} must be at least 1. Leave it out to allow every token.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p={self.top_p} must be above 0 and at most 1. Leave it out to allow every token.")
+            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1. Leave it out to allow every token.")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
     if tokens:
         return tokens
     if tokenizer.eod_id is None:
-        raise UsageError("--prompt is empty and the tokenizer has no end-of-document token instead. Give a prompt.")
+        raise UsageError(
+            "The prompt is empty, and the tokenizer has no end-of-document token to begin with instead. Give a prompt."
+        )
     return [tokenizer.eod_id]
 
 

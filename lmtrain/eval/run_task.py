@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.model_source import check_kind
+from lmtrain.eval.model_checks import check_kind
 from lmtrain.eval.scoring import AnswerCache, Scorable, Scorer, SharedAnswers, TargetScores
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (

@@ -154,7 +154,7 @@ class Scorer:
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"{self.model.device} ran out of memory scoring {self.batch_size} x {batches[0][0].num_fed} "
-                f"tokens. Use a --batch-size below {self.batch_size}."
+                f"tokens. Use a batch size below {self.batch_size}."
             ) from error
 
     def _split_scores(

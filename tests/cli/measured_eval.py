@@ -15,10 +15,11 @@ import lmtrain.eval.load_model
 import lmtrain.parallel.mesh
 import lmtrain.runtime.processes.process_group  # noqa: F401
 from lmtrain.checkpoint.tensor_reader import CheckpointReader  # noqa: F401
-from lmtrain.cli.eval.model_source import choose_layout, find_model, open_model_loader
+from lmtrain.cli.eval.load_in_layout import choose_layout, open_model_loader
 from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
+from lmtrain.exchange.find_model import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from tests.layouts.memory import living_tensors, storages
 

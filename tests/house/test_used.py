@@ -61,6 +61,8 @@ def definitions(house: Any) -> Iterator[Definition]:
         classes = [node for node in module.tree.body if isinstance(node, ast.ClassDef)]
         inside = [(node, True) for cls in classes for node in cls.body]
         for node, is_method in [*((node, False) for node in module.tree.body), *inside]:
+            if is_method and module.name.startswith("lmtrain.api."):
+                continue  # because: users call these
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not (node.name.startswith("_") or found(node)):
                 where = f"{module.shown}:{node.lineno}"
                 yield Definition(f"{module.name}.{node.name}", node.name, is_method, node, where)

@@ -125,7 +125,7 @@ def evaluate(
     processes = ProcessOptions(nproc, nproc_per_node)
     env = detect_process(processes)
 
-    from lmtrain.cli.eval.model_source import check_device, choose_layout, find_model
+    from lmtrain.cli.eval.load_in_layout import check_device, choose_layout
     from lmtrain.cli.eval.run_tasks import (
         Options,
         Session,
@@ -135,8 +135,9 @@ def evaluate(
         evaluate_steps,
         find_step_checkpoints,
     )
-    from lmtrain.eval.model_source import check_kind
+    from lmtrain.eval.model_checks import check_kind
     from lmtrain.eval.task import choose_window
+    from lmtrain.exchange.find_model import find_model
 
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,

@@ -76,7 +76,7 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 
     Raise one error for all unknown or unfit tasks, else one for all data files that do not exist.
     """
-    from lmtrain.eval.model_source import check_kind
+    from lmtrain.eval.model_checks import check_kind
     from lmtrain.eval.task import find_task
 
     tasks, wrong, terms = [], [], config.model.terms

@@ -66,12 +66,13 @@ COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose 
 PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION_IMPORTS = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
-    "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
+    "lmtrain.cli.eval.load_in_layout", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
     "lmtrain.eval.statistics", "lmtrain.eval.recipes.text_sizes_and_hashes",
     "lmtrain.eval.resume_journal", "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
-    "lmtrain.eval.run_task", "lmtrain.observe.screen.training_view", "lmtrain.parallel.weights.fsdp_sharding",
-    "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config",
-    "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.read.parse_documents", "hydra",
+    "lmtrain.eval.run_task", "lmtrain.exchange.find_model", "lmtrain.observe.screen.training_view",
+    "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.launcher",
+    "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config", "lmtrain.train.layouts.layout_table",
+    "lmtrain.train.before.preflight", "data_tools.read.parse_documents", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lmtrain.batch import Batch
+from lmtrain.checkpoint.model_source import checkpoint_source
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.eval.load_model import load_for_eval, load_source
-from lmtrain.eval.model_source import checkpoint_source
 from lmtrain.eval.run_task import run as run_task
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput

@@ -1,7 +1,4 @@
-"""The model and the layout of `lmtrain eval`: found and checked before torch is imported, then loaded on all processes.
-
-A model is a checkpoint of any layout, or a Hugging Face folder, which is converted while it is loaded.
-"""
+"""The layout of `lmtrain eval`, checked before torch is imported, and the loading of models on all its processes."""
 
 from __future__ import annotations
 
@@ -9,20 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.checkpoint.model_source import ModelSource
 from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
 from lmtrain.config.settings_builder import build_settings
-from lmtrain.errors import LayoutError, MissingInputError, SettingsError, spelling_hint
-from lmtrain.eval.model_source import ModelSource, Weights, checkpoint_source
+from lmtrain.errors import LayoutError, SettingsError, spelling_hint
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
-from lmtrain.runtime.files.safe_files import read_json
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
@@ -32,45 +26,6 @@ if TYPE_CHECKING:
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 LAYOUT_KEYS, TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
-
-
-def find_model(path: Path) -> ModelSource:
-    """Find the model at a path (a checkpoint, a run folder or a Hugging Face folder) without loading it. Return its
-    settings, tokenizer and a function that opens its weights.
-    """
-    if (path / "config.json").is_file():
-        config = read_json(path / "config.json")
-        if not isinstance(config, dict) or "model" not in config:  # because: a run folder has a config.json too
-            return _huggingface_source(path, config)
-    return checkpoint_source(path)
-
-
-def _huggingface_source(path: Path, config: Any) -> ModelSource:
-    """Return the source of a Hugging Face folder, without opening its weights yet; `config` is the content of its
-    config.json.
-    """
-    from lmtrain.exchange.huggingface.config_json import settings_from_config
-
-    family, settings = settings_from_config(config, path / "config.json", pair_head=False, dropout=None)
-
-    def open_weights() -> Weights:
-        from lmtrain.exchange.huggingface.import_and_export import HFWeights
-
-        return HFWeights(path)
-
-    def tokenizer() -> Tokenizer:
-        try:
-            return Tokenizer.load(path)
-        except MissingInputError as error:
-            raise MissingInputError(
-                f"The tokenizer of {path} could not be read: {error} Put a tokenizer there, or convert {path} with "
-                "`lmtrain import --tokenizer PATH`."
-            ) from error
-
-    return ModelSource(
-        path=path, settings=settings, open=open_weights, tokenizer=tokenizer,
-        facts={"checkpoint": str(path), "format": "huggingface", "model_type": family},
-    )  # fmt: skip
 
 
 def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:

@@ -1,6 +1,7 @@
-"""A model on disk as an object to evaluate: its settings and facts, before its weights are opened. Torch-free.
+"""A model on disk before its weights are opened: its settings, its facts, and how to open weights and tokenizer.
 
-Called by the command line and by load. Later code does not distinguish a checkpoint from another program's folder.
+Called by `exchange.find_model`, evaluation and the Python interface, for which a checkpoint and another program's
+folder are the same. Torch-free.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from typing import Any, Protocol
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
-from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.eval.task import Task, all_tasks
+from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer
@@ -30,7 +30,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """A model on disk that can be evaluated: its settings, and functions that open its weights and its tokenizer."""
+    """A model on disk that can be loaded: its settings, and functions that open its weights and its tokenizer."""
 
     path: Path
     settings: ModelSettings
@@ -77,30 +77,3 @@ def checkpoint_source(path: Path) -> ModelSource:
         open=lambda: CheckpointWeights(folder, settings),
         tokenizer=lambda: Tokenizer.from_bytes(contents.read_file("tokenizer.json")),
     )
-
-
-def check_causal(source: ModelSource) -> None:
-    """Raise CheckpointError unless the model `source` is causal, that is, predicts the next token from the tokens
-    before it.
-    """
-    if not source.settings.shape.causal:
-        raise CheckpointError(
-            f"{source.path} is a {source.settings.kind} model, which predicts masked tokens and cannot continue a "
-            "text. Give a causal model."
-        )
-
-
-def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
-    """Raise UsageError unless `task` fits the model. `causal`: the model predicts the next token, not masked tokens.
-    `pairs`: it can tell whether one segment follows another.
-    """
-    if task.causal == causal and pairs >= task.pairs:
-        return
-    fitting = [name for name, other in all_tasks().items() if other.causal == causal and pairs >= other.pairs]
-    if task.causal and not causal:
-        problem = "scores the next token, but this model sees the tokens on both sides, and so the answer"
-    elif causal:
-        problem = "scores masked tokens, but this model predicts the next token"
-    else:
-        problem = "asks whether one segment follows another, but this model has no head for pairs"
-    raise UsageError(f"--task={task.id} {problem}. Give another model, or one of its tasks: {', '.join(fitting)}.")

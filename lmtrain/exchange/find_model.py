@@ -1,0 +1,53 @@
+"""Find the model at a path: a checkpoint of any layout, or a Hugging Face folder, converted while it is loaded.
+
+Called by `lmtrain eval` and the Python interface. Torch-free until weights are opened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.model_source import ModelSource, Weights, checkpoint_source
+from lmtrain.errors import MissingInputError
+from lmtrain.exchange.huggingface.config_json import settings_from_config
+from lmtrain.runtime.files.safe_files import read_json
+from lmtrain.tokenizer.base import Tokenizer
+
+
+def find_model(path: Path) -> ModelSource:
+    """Find the model at a path (a checkpoint, a run folder or a Hugging Face folder) without loading it. Return its
+    settings, tokenizer and a function that opens its weights.
+    """
+    if (path / "config.json").is_file():
+        config = read_json(path / "config.json")
+        if not isinstance(config, dict) or "model" not in config:  # because: a run folder has a config.json too
+            return _huggingface_source(path, config)
+    return checkpoint_source(path)
+
+
+def _huggingface_source(path: Path, config: Any) -> ModelSource:
+    """Return the source of a Hugging Face folder, without opening its weights yet; `config` is the content of its
+    config.json.
+    """
+    family, settings = settings_from_config(config, path / "config.json", pair_head=False, dropout=None)
+
+    def open_weights() -> Weights:
+        # because: weights need torch, and a wrong model is refused before that is imported
+        from lmtrain.exchange.huggingface.import_and_export import HFWeights
+
+        return HFWeights(path)
+
+    def tokenizer() -> Tokenizer:
+        try:
+            return Tokenizer.load(path)
+        except MissingInputError as error:
+            raise MissingInputError(
+                f"The tokenizer of {path} could not be read: {error} Put a tokenizer there, or convert {path} with "
+                "`lmtrain import --tokenizer PATH`."
+            ) from error
+
+    return ModelSource(
+        path=path, settings=settings, open=open_weights, tokenizer=tokenizer,
+        facts={"checkpoint": str(path), "format": "huggingface", "model_type": family},
+    )  # fmt: skip
