@@ -137,13 +137,13 @@ def test_bytes_that_make_no_character_come_out_once_text_goes_on(tokenizer: Toke
     [
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": 0}, "top-k"),
-        ({"top_p": 0.0}, "top-p"),
-        ({"top_p": 1.5}, "top-p"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], key: str) -> None:
-    with pytest.raises(UsageError, match=f"--{key}="):
+    with pytest.raises(UsageError, match=f"{key}="):
         Sampling(**wrong)
 
 
