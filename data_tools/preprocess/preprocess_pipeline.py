@@ -29,14 +29,16 @@ from data_tools.preprocess.encode_documents import (
 )
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.resumable_dataset_writer import OutputNames, Outputs, Totals
-from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
+from data_tools.read.find_input_files import STDIN, Inputs, Source, TextSplit, find_sources
 from data_tools.read.input_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.parse_documents import (
+    COMMAND_LINE,
     BadLine,
     BadLines,
     ChunkBadLines,
     Content,
     OnError,
+    OptionNames,
     TextList,
     collect_bad_lines,
     read_content,
@@ -66,6 +68,8 @@ class Options:
     limits: SizeLimits = field(default_factory=SizeLimits)
     shard_tokens: int | None = None
     overwrite: bool = False
+    text_split: TextSplit = "file"  # what is a document of a text file
+    names: OptionNames = COMMAND_LINE
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -270,8 +274,8 @@ def preprocess(
     if options.prepend_bos and (tokenizer.bos_id is None or options.split_sentences):
         reason = "is for whole documents" if options.split_sentences else "needs a token for it; the tokenizer has none"
         raise UsageError(f"--prepend-bos {reason}. Leave it out.")
-    sources = find_sources(inputs)
-    if len(options.keys) > 1 and (texts := [source.path for source in sources if source.kind == "text"]):
+    sources = find_sources(inputs, options.text_split)
+    if len(options.keys) > 1 and (texts := [source.path for source in sources if source.is_text]):
         raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)}. Name one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     tokenizer_bytes = tokenizer.to_bytes()
@@ -286,7 +290,7 @@ def preprocess(
             raise DataError(
                 f"The input holds no text that could be used (files: {len(sources)}, empty documents: "
                 f"{outputs.totals.num_documents}, filtered documents: {filtered}, bad lines: {bad.total()}{causes}). "
-                "Check the files and options: --key is the key of the text, --format is the format of the files."
+                f"Check the files and options: {options.names.key} is the key of the text."
             )
         files = outputs.finish()
     totals = outputs.totals
@@ -322,7 +326,7 @@ def _tokenize_portions(
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0
     budget = build_budget(options.workers, options.limits)
     totals = outputs.totals
-    bad_lines = BadLines(options.on_error, options.max_bad, totals.bad, totals.line)
+    bad_lines = BadLines(options.on_error, options.max_bad, totals.bad, totals.line, options.names)
     portions = cut_portions(sources, totals.place, options.limits, options.keys, budget)
     encoder = build_encoder(tokenizer)
     if notify is not None and isinstance(encoder, TwinEncoder):
@@ -376,6 +380,7 @@ def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options)
         [options.keys, options.append_eod, options.shard_tokens, options.on_error],
         [options.split_sentences, options.lines_end_sentences, *([options.prepend_bos] if options.prepend_bos else [])],
         [options.limits.slice_bytes, options.limits.max_doc_bytes],
+        *([options.text_split] if options.text_split != "file" else []),
         options.filters.identity(),
     ])
     return hashlib.sha256(facts.encode()).hexdigest()

@@ -1,8 +1,8 @@
 """Finds the input files: files, folders and globs become a list of sources. Called by the verbs that take INPUT.
 
-A file's name decides its kind. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and a bare .zst. Text, one
-document per file: .txt, .txt.gz. Columns: .parquet. Instead of .gz the suffix may be .zst, .bz2 or .xz. `-` is standard
-input, read as JSON lines unless another format is given. This module reads no file.
+A file's name decides its kind. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and a bare .zst. Text: .txt,
+.txt.gz; a document per file, per paragraph or per line. Columns: .parquet. Instead of .gz the suffix may be .zst, .bz2
+or .xz. `-` is standard input, read as JSON lines unless another format is given. This module reads no file.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import glob
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.safe_files import read_errors, refuse_sparse_file
@@ -27,6 +28,8 @@ SUFFIXES = {  # suffix -> (kind, codec); the first match is used
     **{f".json{line}.{codec}": ("jsonl", codec) for codec in _CODECS for line in ("l", "")},
     ".zst": ("jsonl", "zst"),
 }
+TextSplit = Literal["file", "blank-line", "line"]  # what is a document of a text file
+_TEXT_KINDS: dict[TextSplit, str] = {"file": "text", "blank-line": "paragraphs", "line": "lines"}
 READABLE = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
 
 
@@ -35,7 +38,7 @@ class Source:
     """An input file: its path, kind of content and compression, with size and time for identification."""
 
     path: Path
-    kind: str  # jsonl, text or parquet
+    kind: str  # jsonl, text, paragraphs (text with a document between blank lines), lines (one per line) or parquet
     codec: str  # an entry of _CODECS, or "" if uncompressed
     num_bytes: int = 0  # size on disk; 0 for standard input
     mtime_ns: int = 0
@@ -43,7 +46,12 @@ class Source:
     @property
     def streamed(self) -> bool:
         """True if the source can only be read sequentially."""
-        return bool(self.codec) or self.path == STDIN
+        return bool(self.codec) or self.path == STDIN or self.kind in ("paragraphs", "lines")
+
+    @property
+    def is_text(self) -> bool:
+        """True if the source is plain text, without keys."""
+        return self.kind in _TEXT_KINDS.values()
 
 
 Inputs = Sequence[str | Path | Source]
@@ -82,9 +90,9 @@ def skipped_files(inputs: Inputs) -> list[Path]:
     return skipped
 
 
-def find_sources(inputs: Inputs) -> list[Source]:
+def find_sources(inputs: Inputs, split: TextSplit = "file") -> list[Source]:
     """Return a Source for each file that the inputs (files, folders and globs) name, in the given order; the files of a
-    folder or glob are sorted by path.
+    folder or glob are sorted by path. `split` decides what is a document of a text file.
 
     Raise UsageError if there is no input or a file is given twice.
     """
@@ -92,7 +100,8 @@ def find_sources(inputs: Inputs) -> list[Source]:
         raise UsageError(f"No input was given. Give files ({READABLE}), folders, globs, or - for standard input.")
     files = [file for entry in inputs for file in _expand(entry if isinstance(entry, Source) else Path(entry))]
     _refuse_repeated(file.path if isinstance(file, Source) else file for file in files)
-    return [file if isinstance(file, Source) else _build_source(file) for file in files]
+    sources = [file if isinstance(file, Source) else _build_source(file) for file in files]
+    return [replace(source, kind=_TEXT_KINDS[split]) if source.is_text else source for source in sources]
 
 
 def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:

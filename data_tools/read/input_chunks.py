@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Condition
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ _MAX_FILES = 1024  # most files in a portion
 _BEYOND_BYTES = 64 << 10  # bytes read beyond a slice to find the end of its last line
 _SCAN_BYTES = 1 << 20
 _MANY_SLICES = 4
+_LINE_ENDS = (b"\n",)
+_PARAGRAPH_ENDS = (b"\n\n", b"\n\r\n")
 Buffer = bytes | bytearray | memoryview
 _ContentSpan = tuple[int, int, Buffer | None, str]  # first byte, one past the last, the bytes or None, the problem
 
@@ -122,7 +125,7 @@ class Chunk:
 
     source: int
     path: Path
-    kind: str  # jsonl, text or parquet
+    kind: str  # a Source's kind
     start: int
     stop: int
     num_bytes: int  # bytes that it takes from the budget
@@ -232,12 +235,13 @@ def _parquet_chunks(
 def _stream_chunks(
     source_number: int, source: Source, start: int, limits: SizeLimits, budget: MemoryBudget
 ) -> Iterator[Chunk]:
-    """Yield chunks of a source that can only be read sequentially: whole JSON lines, about `limits.slice_bytes` each,
-    or the whole text. Chunks that end at or before the offset `start` are left out.
+    """Yield chunks of a source that can only be read sequentially: whole lines or paragraphs, about
+    `limits.slice_bytes` each, or the whole text. Chunks that end at or before the offset `start` are left out.
     """
     reported = 0
     with open_source(source) as file:
-        cutter = _cut_lines if source.kind == "jsonl" else _read_whole_text
+        ends = _PARAGRAPH_ENDS if source.kind == "paragraphs" else _LINE_ENDS
+        cutter = _read_whole_text if source.kind == "text" else partial(_cut_documents, ends=ends)
         for begin, stop, content, problem in cutter(read_stream(file, source.codec), limits, budget):
             done = min(file.tell(), source.num_bytes) if source.num_bytes else 0
             num_bytes = len(content) if content is not None else 0
@@ -251,25 +255,33 @@ def _stream_chunks(
             reported = done
 
 
-def _cut_lines(stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget) -> Iterator[_ContentSpan]:
-    """Cut a stream into spans of whole lines, about `limits.slice_bytes` each, and yield (start, stop, bytes, problem).
-    A line that is too long, and the rest of a damaged stream, are spans with a problem and None for the bytes.
+def _cut_documents(
+    stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget, ends: Sequence[bytes]
+) -> Iterator[_ContentSpan]:
+    """Cut a stream into spans of whole documents, about `limits.slice_bytes` each, and yield (start, stop, bytes,
+    problem). `ends` are the byte sequences with which a document ends, such as a newline. A document that is too long,
+    and the rest of a damaged stream, are spans with a problem and None for the bytes.
     """
-    pending, start, num_complete = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
-    long_from, damage = -1, ""  # start of an overlong line that is being skipped; why the stream ended early
+    pending, start, num_complete = bytearray(), 0, 0  # held bytes, their offset, and how many are whole documents
+    long_from, damage = -1, ""  # start of an overlong document that is being skipped; why the stream ended early
+    overlap = max(map(len, ends)) - 1  # bytes of an end that may lie in the data before
+    skipped = b""  # the last bytes of an overlong document, in which its end may begin
     for data, cause in _catch_damage(stream):
         damage = cause
         if long_from >= 0:
-            end = data.find(b"\n") + 1
-            start += end or len(data)
+            data, before = skipped + data, len(skipped)
+            end = min((at + len(mark) for mark in ends if (at := data.find(mark)) >= 0), default=0)
+            start += (end or len(data)) - before
             if not end:
+                skipped = data[len(data) - overlap :] if overlap else b""
                 continue
             yield long_from, start, None, limits.too_long_cause
-            long_from, data = -1, data[end:]
+            long_from, skipped, data = -1, b"", data[end:]
         budget.acquire(len(data))
-        end = data.rfind(b"\n") + 1
-        num_complete = len(pending) + end if end else num_complete
+        searched = max(len(pending) - overlap, num_complete)
         pending += data
+        end = max(at + len(mark) if (at := pending.rfind(mark, searched)) >= 0 else 0 for mark in ends)
+        num_complete = end or num_complete
         is_overlong = len(pending) - num_complete >= limits.overlong_bytes
         if num_complete >= limits.slice_bytes or (num_complete and is_overlong):
             rest = pending[num_complete:]
@@ -277,10 +289,11 @@ def _cut_lines(stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget
             pending, start, num_complete = rest, start + num_complete, 0
         if is_overlong:
             budget.release(len(pending))
+            skipped = bytes(pending[len(pending) - overlap :]) if overlap else b""
             long_from, pending, start = start, bytearray(), start + len(pending)
     if long_from >= 0:
         yield long_from, start, None, limits.too_long_cause
-    if damage:  # the last line is incomplete
+    if damage:  # the last document is incomplete
         budget.release(len(pending) - num_complete)
         pending = pending[:num_complete]
     if pending:

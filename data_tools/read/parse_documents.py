@@ -8,19 +8,21 @@ the source.
 `BadLines` receives bad lines in input order: it stops, skips or quarantines, and counts by cause. The rejects file has
 one JSON object per line: file, line (or row), byte, cause, and in quarantine the line itself.
 
-`SourceTexts` iterates over all texts of files, for callers that need no dataset: `tokenizer train` and `lmtrain eval`.
-The first bad line raises an error with its place and cause.
+`SourceTexts` iterates over all texts of files, to train a tokenizer or for `lmtrain eval`, which need no dataset. The
+first bad line raises an error with its place and cause.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ from lmtrain.tokenizer.text_from_json_lines import (
 MAX_BAD_LINES = 100_000
 _STEP_BYTES = 1 << 20
 ALL_READ = -1
+_DOCUMENT_ENDS = {"lines": re.compile(rb"\n"), "paragraphs": re.compile(rb"(?:\n[ \t]*\r?)+\n")}  # kind of source
 _NO_KEY = "no key "  # start of the cause if an object lacks the text's key
 
 
@@ -182,11 +185,32 @@ def _count_newlines(data: Buffer, start: int, stop: int) -> int:
 class TextList:
     """Documents of a chunk as rows of texts, one text per key. The item, a document's number, is the number of its row.
     The methods are as in `LineList`.
+
+    `places` has, if a text file is cut into documents, the number of lines before each document in the chunk, and its
+    offset in the file.
     """
 
-    def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, is_table: bool = False) -> None:
+    def __init__(
+        self, rows: Iterable[tuple[Any, ...]], start: int = 0, is_table: bool = False,
+        places: Sequence[tuple[int, int]] = (), num_lines: int | None = None,
+    ) -> None:  # fmt: skip
         self.rows, self._start, self._is_table = dict(enumerate(rows)), start, is_table
-        self.num_lines = len(self.rows)
+        self._places = places
+        self.num_lines = len(self.rows) if num_lines is None else num_lines
+
+    @classmethod
+    def cut(cls, text: bytes, start: int, ends: re.Pattern[bytes]) -> TextList:
+        """Cut a text into documents at the matches of `ends`; blank documents are left out. `start` is the text's
+        offset in its file.
+        """
+        rows, places, line, at = list[tuple[bytes]](), list[tuple[int, int]](), 0, 0
+        for stop, next_at in [*(match.span() for match in ends.finditer(text)), (len(text), len(text))]:
+            if document := text[at:stop].strip(b"\r\n"):
+                first = text.index(document, at)
+                rows += [(document,)] * bool(document.strip())
+                places += [(line + text.count(b"\n", at, first), start + first)] * bool(document.strip())
+            line, at = line + text.count(b"\n", at, next_at), next_at
+        return cls(rows, start, places=places, num_lines=line)
 
     def encode(self, encoder: Encoder, key_number: int, key: str, append_eod: bool) -> EncodedDocuments:
         items = [item for item, row in self.rows.items() if row[key_number] is not None]
@@ -211,7 +235,7 @@ class TextList:
             yield item, {name: text} if isinstance(text, str) else text
 
     def position(self, item: int) -> int:
-        return self._start + item
+        return self._places[item][1] if self._places else self._start + item
 
     def items(self) -> Iterable[int]:
         return self.rows.keys()
@@ -219,6 +243,12 @@ class TextList:
     def drop(self, items: Iterable[int]) -> None:
         for item in items:
             del self.rows[item]
+
+    def drop_long(self, limits: SizeLimits) -> list[BadLine]:
+        long = [item for item, row in self.rows.items() if len(row[0]) > limits.max_doc_bytes]
+        bad_lines = self.locate_rejects([Reject(item, 0, limits.too_long_cause) for item in long])
+        self.drop(long)
+        return bad_lines
 
     def without(self, items: Iterable[int]) -> TextList:
         dropped = set(items)
@@ -236,6 +266,8 @@ class TextList:
             text = self.rows[item][0]
             has_offset = isinstance(text, bytes) and not self._is_table
             line = text.count(b"\n", 0, offset) if has_offset else item
+            if self._places:
+                line, offset = line + self._places[item][0], offset + self._places[item][1]
             bad_lines.append(BadLine(line, offset if has_offset else None, cause))
         return bad_lines
 
@@ -251,7 +283,7 @@ def read_content(
     read. `before_long_read` is called before a line of several slices is read.
     """
     if chunk.problem:
-        empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
+        empty: Content = LineList(b"", chunk.start) if chunk.kind == "jsonl" else TextList([], num_lines=0)
         return empty, [BadLine(0, chunk.start, chunk.problem)]
     if chunk.kind == "parquet":
         return _read_parquet(chunk, limits)
@@ -262,6 +294,11 @@ def read_content(
         text = bytes(data).removeprefix(BOM)
         is_short = len(text) <= limits.max_doc_bytes
         return TextList([(text,)] if is_short else []), [] if is_short else [BadLine(0, 0, limits.too_long_cause)]
+    if chunk.kind in _DOCUMENT_ENDS:
+        text = bytes(chunk.content or b"")
+        start = len(BOM) if chunk.start == 0 and text.startswith(BOM) else 0
+        texts = TextList.cut(text[start:], chunk.start + start, _DOCUMENT_ENDS[chunk.kind])
+        return texts, texts.drop_long(limits)
     start, data, long_at = chunk.start, chunk.content, None
     if data is None:
         start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, before_long_read)
@@ -307,6 +344,18 @@ def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) 
 # ---- bad lines -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class OptionNames:
+    """How the user of a command gives the options that messages about bad lines suggest."""
+
+    key: str = "--key"
+    skip: str | None = "--on-error skip"  # None: there is no such option
+    split: str = "--split blank-line"
+
+
+COMMAND_LINE = OptionNames()
+
+
 class OnError(StrEnum):
     """Action at a bad line."""
 
@@ -323,6 +372,7 @@ class BadLines:
     max_bad: int | None = None
     counts: Counter[str] = field(default_factory=Counter)
     line: int = 0  # lines of the current source read so far
+    names: OptionNames = COMMAND_LINE
 
     def __post_init__(self) -> None:
         self._counter = _LineCounter()
@@ -348,7 +398,8 @@ class BadLines:
         the bad line is, for the message.
         """
         if self.on_error is OnError.STOP:
-            advice = _repair_advice(chunk, bad_line, ", or skip such lines: --on-error skip")
+            skip = f", or skip such lines: {self.names.skip}" if self.names.skip else ""
+            advice = _repair_advice(chunk, bad_line, self.names, skip)
             raise DataError(f"{location}: {bad_line.cause}. {advice}")
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
@@ -391,12 +442,14 @@ def format_location(chunk: Chunk, line: int, bad_line: BadLine) -> str:
     return f"{chunk.path}:{line} (byte {bad_line.offset})"
 
 
-def _repair_advice(chunk: Chunk, bad_line: BadLine, alternative: str = "") -> str:
-    """Return a sentence on what to do about a bad line: add an option if probably all lines are bad in this way, else
-    repair it. `alternative` is appended to the advice to repair it.
+def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames, alternative: str = "") -> str:
+    """Return a sentence on what to do about a bad line: add an option, by its name in `names`, if probably all lines
+    are bad in this way, else repair it. `alternative` is appended to the advice to repair it.
     """
     if bad_line.cause.startswith(_NO_KEY):
-        return "Name the key of the text with --key."
+        return f"Name the key of the text with {names.key}."
+    if chunk.kind == "text" and bad_line.kind == "longer than a document may be":
+        return f"Make a document of each of its paragraphs: {names.split}."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":
         return "If it is plain text, add --format txt."
     if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":
@@ -429,8 +482,10 @@ class SourceTexts:
         key: str,
         limits: SizeLimits | None = None,
         report: Callable[[int], None] = lambda done: None,
+        names: OptionNames = COMMAND_LINE,
     ) -> None:
         self._sources, self._key, self._limits, self._report = sources, key, limits or SizeLimits(), report
+        self._names = names
 
     def __iter__(self) -> Iterator[str]:
         return (text for _, text in self.iterate_with_paths())
@@ -453,15 +508,28 @@ class SourceTexts:
         content, too_long = read_content(chunk, self._limits, lambda: None)
         for _, text in content.texts(0, self._key):
             if isinstance(text, Reject):
-                _raise_bad_line(chunk, lines_before, content.locate_rejects([text])[0])
+                self._raise_bad_line(chunk, lines_before, content.locate_rejects([text])[0])
             else:
                 yield chunk.path, text
         for bad_line in too_long:
-            _raise_bad_line(chunk, lines_before, bad_line)
+            self._raise_bad_line(chunk, lines_before, bad_line)
         return content.num_lines
 
+    def _raise_bad_line(self, chunk: Chunk, lines_before: int, bad_line: BadLine) -> None:
+        """Raise DataError for a bad line of a chunk with `lines_before` lines before it."""
+        location = format_location(chunk, lines_before + bad_line.line + 1, bad_line)
+        raise DataError(f"{location}: {bad_line.cause}. {_repair_advice(chunk, bad_line, self._names)}")
 
-def _raise_bad_line(chunk: Chunk, lines_before: int, bad_line: BadLine) -> None:
-    """Raise DataError for a bad line of a chunk with `line` lines before it."""
-    location = format_location(chunk, lines_before + bad_line.line + 1, bad_line)
-    raise DataError(f"{location}: {bad_line.cause}. {_repair_advice(chunk, bad_line)}")
+
+def refuse_blank_texts(texts: Iterable[str], names: OptionNames = COMMAND_LINE) -> Iterable[str]:
+    """Return the texts unchanged. Raise DataError if all are blank, as a tokenizer trained on them would hold only
+    bytes.
+    """
+    ahead = iter(texts)
+    first = next((text for text in ahead if text.strip()), None)
+    if first is None:
+        raise DataError(
+            "All input texts are empty, so there is nothing to train a tokenizer on. "
+            f"Check the files and {names.key}."
+        )
+    return chain([first], ahead) if ahead is texts else texts

@@ -41,6 +41,11 @@ def quantity(unit: str, **kwargs: Any) -> Any:
     return dataclasses.field(metadata={"unit": unit}, **kwargs)
 
 
+def required(way_out: str) -> Any:
+    """Return a dataclass field without a default. `way_out` is the advice to show if the setting is missing."""
+    return dataclasses.field(metadata={"way_out": way_out})
+
+
 S = TypeVar("S", bound=Settings)
 
 
@@ -93,7 +98,8 @@ class _Builder:
             if name in data:
                 values[name] = self._build_field(field, hints[name], data[name], where)
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                self.problems.append(f"{where} is not set. {self._choices_sentence(where) or f'Add {where}=VALUE.'}")
+                way_out = field.metadata.get("way_out") or self._choices_sentence(where) or f"Add {where}=VALUE."
+                self.problems.append(f"{where} is not set. {way_out}")
         if len(self.problems) > before:
             valid = {name: value for name, value in values.items() if value is not _INVALID}
             messages = [problem.text() for problem in cls.problems_across(valid)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -9,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
-from lmtrain.config.settings_builder import quantity
+from lmtrain.config.settings_builder import quantity, required
 from lmtrain.observe.measure.measure_names import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _UNUSED = "is never read with train.valid_interval_steps=0, which means no validation"
 _PREFIX_HINT = "Give a .bin's path without the suffix."
 _VALIDATION_HINT = "Leave it out, or add train.valid_interval_steps=200."
+_PATH_OR_TEXT = "Add data.path=PREFIX of a dataset, or data.text=FILE to make a dataset of a text."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,17 +97,40 @@ class DataChoice(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(DataChoice):
-    """Settings of a single dataset, split into training, validation and test parts."""
+    """Settings of a single dataset, split into training, validation and test parts: a dataset that exists, or one that
+    the run makes of `text` before it begins.
+    """
 
     kind = "dataset"
 
-    path: str  # the prefix of the dataset, which is the path of its .bin without the suffix; it has to be given
+    path: str = required(_PATH_OR_TEXT)  # the prefix of the dataset, which is the path of its .bin without the suffix
     valid_path: str | None = None
+    text: str | None = None
+    text_key: str = "text"
+    text_split: Literal["file", "blank-line", "line"] = "file"
+    text_limit: int = quantity("bytes", default=1 << 30)
+    text_dir: str | None = None
+
+    @property
+    def cuts_sentences(self) -> bool:
+        """True if a dataset made of `text` must have a sequence for each sentence."""
+        return False
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.problem_if(not self.path, "path", "names no dataset", _PREFIX_HINT)
         yield from self.validation_key_conflict("valid_path")
+        yield from self.checked(
+            (self.text is not None and not self.text.strip(), "text", "names no text", "Give a file or a folder."),
+            self.at_least(1, "text_limit", "Use 1GiB."),
+        )
+        for field_ in dataclasses.fields(self):
+            if field_.name.startswith("text_") and self.text is None:
+                yield from self.problem_if(
+                    getattr(self, field_.name) != field_.default, field_.name,
+                    "has no effect without data.text, of which it says how a dataset is made",
+                    "Leave it out, or add data.text=FILE.",
+                )  # fmt: skip
 
     def problems_without_validation(self) -> Iterator[Problem]:
         yield from super().problems_without_validation()
@@ -191,6 +216,10 @@ class MaskedSettings(DataSettings):
     max_predictions: int | None = None
     whole_word: bool = True
     max_ngram: int = 1
+
+    @property
+    def cuts_sentences(self) -> bool:
+        return True
 
     @property
     def terms(self) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ TOKENIZER = "tokenizer.json"
 FAILED_STARTS = "starts.json"  # failed starts since the newest checkpoint: train/in_loop/failed_start_counter.py
 PHASE_TIMES = "phase_times.json"  # the longest time seen per phase, in seconds, for the watchdog of the next start
 LOG = "log.txt"
+DATA = "data"  # folder with what is made of data.text
+TEXT_PREFIX = "text"  # name of the dataset in it, without suffix
+TEXT_RECORD = "text_sources.json"  # file in it that records the text and how the dataset was made of it
 CHECKPOINTS, TENSORBOARD, TRACES, HANGS = "checkpoints", "tensorboard", "trace", "hangs"  # folders
 SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # a user creates the file as a request
 

@@ -7,6 +7,7 @@ checked itself by the time `RunConfig` exists; this module has the rules that in
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, problem_if
+from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, kinds, problem_if
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.data_settings import DataChoice
+from lmtrain.data.data_settings import DataChoice, DataSettings
 from lmtrain.errors import spelling_hint
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
@@ -32,14 +33,15 @@ from lmtrain.parallel.device_and_precision_settings import (
 )
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
+from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
 from lmtrain.runfolder.folder_reader import read_settings, read_working_directory
 from lmtrain.train.adjust_conflicting_defaults import adjust_defaults
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
 _BEST_BY = "checkpoint.best_by"
 _PATH_KEYS = (
-    r"data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir)|eval\.tasks\.data|"
-    r"checkpoint\.(?:resume|init_from)"
+    r"data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir|text|text_dir)|"
+    r"eval\.tasks\.data|checkpoint\.(?:resume|init_from)"
 )
 # Limits on quantities that code enumerates before a run begins; no real run comes near them.
 MAX_PARAMETERS = 10**15
@@ -146,6 +148,8 @@ class RunConfig(Settings):
                 yield replace(problem, key=f"model.{problem.key}")
         if {"model", "data"} <= parts.keys():
             yield from _label_problems(parts["model"], parts["data"])
+        if {"data", "run"} <= parts.keys() and isinstance(parts["data"], DataSettings):
+            yield from _text_problems(parts["data"], parts["run"])
         if {"model", "eval"} <= parts.keys():
             yield from problem_if(
                 bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
@@ -187,7 +191,9 @@ class RunConfig(Settings):
 
     @classmethod
     def adjust_defaults(cls, tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
-        return list(adjust_defaults(tree, typed_values))
+        adjusted = list(adjust_defaults(tree, typed_values))
+        _set_path_of_text(tree, typed_values)
+        return adjusted
 
     @property
     def seq_len(self) -> int:
@@ -204,6 +210,39 @@ class RunConfig(Settings):
     def flops_per_token(self, model: ModelSettings) -> float:
         """Return model FLOPs per token, as MFU counts them; `model` has the tokenizer's vocabulary."""
         return model.shape.flops_per_token(self.seq_len, scored_share=self.data.scored_share(self.seq_len))
+
+
+def text_dataset_prefix(run_dir: str, text_dir: str | None) -> str:
+    """Return the prefix of the dataset that a run makes of data.text: in `text_dir`, or by default in the run's own
+    folder `run_dir`.
+    """
+    return str((Path(text_dir) if text_dir else Path(run_dir) / DATA) / TEXT_PREFIX)
+
+
+def _set_path_of_text(tree: dict[str, Any], typed_values: Mapping[str, str]) -> None:
+    """Set data.path in `tree`, the settings as nested dicts, to the dataset that will be made of data.text. A typed
+    data.path stays, and is refused later.
+    """
+    data, run = tree.get("data"), tree.get("run")
+    if not isinstance(data, dict) or not isinstance(run, dict) or not isinstance(data.get("text"), str):
+        return
+    if not issubclass(kinds(DataChoice).get(str(data.get("kind")), DataChoice), DataSettings):
+        return  # because: a blend has neither of the keys
+    text_dir, is_typed = data.get("text_dir"), "data.text" in typed_values and "data.path" not in typed_values
+    if (is_typed or data.get("path") is None) and isinstance(text_dir, str | None):
+        data["path"] = text_dataset_prefix(str(run.get("dir")), text_dir)
+
+
+def _text_problems(data: DataSettings, run: RunSettings) -> Iterator[Problem]:
+    """Yield a problem if data.text and data.path both name the training data."""
+    if data.text is None:
+        return
+    path = text_dataset_prefix(run.dir, data.text_dir)
+    yield from problem_if(
+        os.path.realpath(data.path) != os.path.realpath(path), "data.path", data.path,
+        f"and data.text={data.text} both name the data to train on",
+        f"Leave data.path out to train on a dataset made of the text, {path}, or leave data.text out.",
+    )  # fmt: skip
 
 
 def _observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]:

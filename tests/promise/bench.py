@@ -30,6 +30,7 @@ A, B, SENTENCES, OTHER_SENTENCES = "../../a", "../../b", "../../s", "../../t"
 FOREIGN_A, FOREIGN_B, FOREIGN_SENTENCES = "../../fa", "../../fb", "../../fs"
 BYTES, MORE_BYTES, WORDS, MORE_WORDS = "../../bpe", "../../bpe2", "../../wordpiece", "../../wordpiece2"
 TEXT, OTHER_TEXT = "../../one.jsonl", "../../two.jsonl"
+NOTES, KEYED = "../../notes.txt", "../../keyed.jsonl"  # paragraphs of lines; lines with two texts each
 DONE = "../../done"  # a run of BASE to its end, made when it is first named
 _SYLLABLES = ("ba", "do", "ki", "lu", "me", "no", "ra", "shi", "ten", "vor")
 
@@ -131,6 +132,10 @@ def _write_corpus(folder: Path) -> None:
             lines.append(json.dumps({"text": " ".join(f"{sentence.capitalize()}." for sentence in sentences)}))
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     texts = folder / "one.jsonl", folder / "two.jsonl"
+    pages = [[json.loads(line)["text"] for line in text.read_text().splitlines()] for text in texts]
+    (folder / "notes.txt").write_text("\n\n".join("\n".join(pages[0][at : at + 4]) for at in range(0, 80, 4)))
+    lines = [json.dumps({"text": first, "other": second}) + "\n" for first, second in zip(*pages, strict=True)]
+    (folder / "keyed.jsonl").write_text("".join(lines))
     for name, kind, size in (("bpe", "bpe", 300), ("bpe2", "bpe", 310), ("wordpiece", "wordpiece", 90),
                              ("wordpiece2", "wordpiece", 100)):  # fmt: skip
         lmtrain("tokenizer", "train", *texts, "--output", folder / name, "--kind", kind, "--vocab-size", size)

@@ -25,12 +25,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
+from lmtrain.cli.pretrain.text_data import make_data_of_text
 from lmtrain.cli.ranks.launch_ranks import choose_layout
+from lmtrain.config.compose import compose
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.samples import masked, megatron, packing
 from lmtrain.data.store import document_boundaries
-from lmtrain.errors import DataError, LmtrainError
+from lmtrain.errors import DataError, LmtrainError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.screen.training_view import RunView
@@ -42,6 +44,7 @@ from lmtrain.runtime.processes.fault_injection import arm
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.before.preflight import load_data, preflight
 from lmtrain.train.layouts.dry_run_estimates import forecast_facts, planned_run, predict_step
+from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Run
 from lmtrain.train.set_up_run import open_run
 from tests.cli.harness import outcome
@@ -89,6 +92,18 @@ def samples(bench: Bench, settings: Settings) -> Any:
     for name, valid in data.valid.items():
         seen[f"valid {name}"] = _arrays(valid.batch(np.arange(min(_MANY, valid.num_samples))))
     return seen
+
+
+def made_of_text(bench: Bench, settings: Settings) -> Any:
+    """The samples of a dataset that a run makes of a text, and where it lies; or that it makes none."""
+    config = compose(RunConfig, typed(settings))
+    try:
+        make_data_of_text(config, [], ProcessEnv())
+    except SettingsError:
+        return "refused"
+    _, model, data = load_data(config)
+    train = _arrays(data.train.batch(data.order.ids(0, min(_MANY, data.num_samples))))
+    return {"vocabulary": model.shape.vocab_size, "train": train, "files": sorted(map(str, Path().rglob("*.idx")))}
 
 
 def indexes(bench: Bench, settings: Settings) -> Any:

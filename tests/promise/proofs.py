@@ -23,8 +23,10 @@ from tests.promise.bench import (
     FOREIGN_A,
     FOREIGN_B,
     FOREIGN_SENTENCES,
+    KEYED,
     MORE_BYTES,
     MORE_WORDS,
+    NOTES,
     OTHER_SENTENCES,
     OTHER_TEXT,
     SENTENCES,
@@ -131,6 +133,10 @@ _RUN_SAMPLES = {"data.megatron_samples": (None, 4000)}
 _INDEX_DIR = {"data.index_dir": (None, "kept")}
 _VERIFY = {"data.verify": ("read", "full", "none")}
 _PREFETCH = {"data.prefetch_steps": (0, 2)}
+_OF_TEXT: dict[str, Sequence[Any]] = {
+    "data.text": (NOTES, KEYED), "data.text_split": ("file", "blank-line", "line"), "data.text_limit": ("1GiB", 10),
+    "data.text_dir": (None, "shared"),
+}  # fmt: skip
 DATA = [
     *proofs("", see.samples, BASE, {"data.kind": ("dataset", "blend", "masked")},
             {"blend": BLEND, "masked": BERT}),
@@ -140,6 +146,16 @@ DATA = [
             _TEXT | _RUN_SAMPLES | _DOMAINS | {"data.valid_path": (None, B)}),
     *proofs("dataset", see.samples, BASE | LONGER | {"data.document_mask": True}, _PACKING),
     *proofs("dataset", see.samples, BASE | {"data.path": FOREIGN_A}, {"data.tokenizer": (BYTES, MORE_BYTES)}),
+    *(
+        proof
+        for kind, base, tokenizers in (("dataset", BASE, (BYTES, MORE_BYTES)), ("masked", BERT, (WORDS, MORE_WORDS)))
+        for proof in [
+            *proofs(kind, see.made_of_text, without(base, "data.path") | {"data.text": NOTES},
+                    _OF_TEXT | {"data.tokenizer": (None, *tokenizers)}),
+            *proofs(kind, see.made_of_text, without(base, "data.path") | {"data.text": KEYED},
+                    {"data.text_key": ("text", "other")}),
+        ]
+    ),
     *proofs("dataset", see.indexes, BASE, _INDEX_DIR),
     *proofs("dataset", see.verified, BASE, _VERIFY),
     *proofs("dataset", see.threads, BASE, _PREFETCH),
@@ -358,6 +374,13 @@ REFUSALS = [
     Refusal(Key("dataset", "data.valid_path"), BASE | {"data.valid_path": B}),
     Refusal(Key("masked", "data.valid_path"), BERT | {"data.valid_path": OTHER_SENTENCES}),
     Refusal(Key("blend", "data.valid_datasets"), BLEND | {"data.valid_datasets": [{"path": B, "weight": 1}]}),
+    *(
+        Refusal(Key(kind, f"data.{key}"), base | {f"data.{key}": value})
+        for kind, base in (("dataset", BASE), ("masked", BERT))
+        for key, value in {
+            "text": NOTES, "text_key": "k", "text_split": "line", "text_limit": 5, "text_dir": "d"
+        }.items()
+    ),
     Refusal(Key("", "parallel.schedule"), BASE | {"parallel.schedule": "gpipe"}),
     Refusal(Key("", "parallel.balance"), BASE | {"parallel.balance": "cost"}),
     Refusal(Key("", "checkpoint.interval_s"), UNSAVED | {"checkpoint.interval_s": 300.0}),

@@ -20,7 +20,8 @@ from tests.promise.bench import BASE, DONE, Bench, Observer, Settings, config_of
 from tests.promise.keys import Key, every_key
 from tests.promise.proofs import BERT, PROOFS, REFUSALS, TOGETHER, Proof, Refusal
 
-QUICK = (see.built, see.samples, see.indexes, see.verified, see.forecast, see.layout)  # these need no run
+# these need no run
+QUICK = (see.built, see.samples, see.made_of_text, see.indexes, see.verified, see.forecast, see.layout)
 # a word that means another one, whichever the machine allows
 MEANS_ANOTHER = {(Key("", "compute.device"), "auto")}
 IMPATIENT = TOGETHER | {"parallel.dp_shard": 2, "parallel.timeout_s": 1.0}

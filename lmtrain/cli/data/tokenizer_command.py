@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ import typer
 
 from lmtrain.cli.screen.print_output import echo, progress
 from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_count_option, resolve_text_inputs
-from lmtrain.errors import DataError, OutputError, UsageError
+from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import plural
 
 app = typer.Typer(no_args_is_help=True)
@@ -37,7 +36,7 @@ def train(
 ) -> None:
     """Train a tokenizer on texts; the same texts give the same tokenizer."""
     from data_tools.read.find_input_files import find_sources
-    from data_tools.read.parse_documents import ALL_READ, SourceTexts
+    from data_tools.read.parse_documents import ALL_READ, SourceTexts, refuse_blank_texts
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
     if lowercase and kind == "bpe":
@@ -56,7 +55,7 @@ def train(
         texts: Iterable[str] = SourceTexts(sources, key, report=report)
         if "-" in inputs:
             texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
-        texts = _with_text(texts)
+        texts = refuse_blank_texts(texts)
         made = train_bpe(texts, vocab_size) if kind == "bpe" else train_wordpiece(texts, vocab_size, lowercase)
     path = output / "tokenizer.json"
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
@@ -66,17 +65,6 @@ def train(
     made.save(path)
     few = "" if made.vocab_size >= vocab_size else f"; the text has no more of the {vocab_size:,} that were asked for"
     echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces{few}, fingerprint {made.fingerprint[:12]}")
-
-
-def _with_text(texts: Iterable[str]) -> Iterable[str]:
-    """Return the texts unchanged. Raise DataError if all are blank, as the tokenizer would then hold only bytes."""
-    ahead = iter(texts)
-    first = next((text for text in ahead if text.strip()), None)
-    if first is None:
-        raise DataError(
-            "All input texts are empty, so there is nothing to train a tokenizer on. Check the files and --key."
-        )
-    return chain([first], ahead) if ahead is texts else texts
 
 
 @app.command()

@@ -56,6 +56,7 @@ def pretrain(
     from lmtrain.cli.pretrain.print_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
     from lmtrain.cli.pretrain.settings_from_run import compose_run
+    from lmtrain.cli.pretrain.text_data import make_data_of_text
 
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
@@ -64,8 +65,9 @@ def pretrain(
         return print_settings(config, env, as_json) if print_config else print_preview(config, env, as_json)
     with run_attempt(env) as attempt:
         composed = compose()
-        config = choose_layout(composed, overrides, env, elastic=elastic)
-        attempt.accept_settings(config)
+        attempt.accept_settings(composed)
+        make_data_of_text(composed, overrides, env)
+        config = attempt.config = choose_layout(composed, overrides, env, elastic=elastic)
 
         # because: wrong settings are refused before these are imported
         from lmtrain.cli.pretrain.check_eval_tasks import prepare_eval_tasks

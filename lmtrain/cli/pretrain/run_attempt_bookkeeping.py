@@ -76,9 +76,13 @@ class Attempt:
 
     @property
     def config(self) -> RunConfig:
-        """The settings; only available after `accept_settings`."""
+        """The settings; only available after `accept_settings`. Set again once the layout is chosen."""
         assert self._config is not None
         return self._config
+
+    @config.setter
+    def config(self, config: RunConfig) -> None:
+        self._config = config
 
     def accept_settings(self, config: RunConfig) -> None:
         """Store the composed settings. From now on, until `join_peers`, a stop request ends this process at once and is

@@ -23,7 +23,8 @@ def test_the_config_asks_for_the_path(repository: Path) -> None:
     tree = shipped(repository, "dataset")
     with pytest.raises(SettingsError) as caught:
         build_settings(DataChoice, tree, "data")
-    assert str(caught.value) == "data.path is not set. Add data.path=VALUE."
+    advice = "Add data.path=PREFIX of a dataset, or data.text=FILE to make a dataset of a text."
+    assert str(caught.value) == f"data.path is not set. {advice}"
     assert build_settings(DataChoice, tree | {"path": "books"}, "data") == DataSettings(path="books")
 
 

@@ -1,0 +1,251 @@
+"""Makes a tokenizer and a dataset of a text file or folder, once, in a folder of its own: for `data.text` of a run.
+
+Called by `lmtrain pretrain`. The steps are those of `lmtrain tokenizer train` and `lmtrain preprocess`. A record beside
+the dataset holds the size and hash of every input file. It is written before the first step and completed after the
+last, so that a start after a kill goes on with the finished steps, and a later start refuses a changed text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_tools.preprocess.preprocess_pipeline import Options, preprocess
+from data_tools.read.find_input_files import Source, TextSplit, find_sources
+from data_tools.read.parse_documents import ALL_READ, COMMAND_LINE, OptionNames, SourceTexts, refuse_blank_texts
+from data_tools.read.stream_readers import DamagedArchiveError, open_source, read_rows, read_stream
+from lmtrain.data.store.dataset_writer import working_folder
+from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file
+from lmtrain.errors import LmtrainError
+from lmtrain.runtime.files.safe_files import folder_lock, read_errors, read_json, remove, write_json
+from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+
+TOKENIZER_FILE = "tokenizer.json"
+SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
+_SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size
+_FORMAT = {"format": "lmtrain dataset of a text", "version": 1}
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """What to make a dataset of, and how."""
+
+    text: Path  # a file or a folder
+    key: str = "text"  # of .jsonl lines, or the column of .parquet files
+    split: TextSplit = "file"
+    cuts_sentences: bool = False  # for BERT: WordPiece pieces, and a sequence for each sentence
+    tokenizer: Path | None = None  # the tokenizer to use; None: train one
+    max_vocab: int | None = None  # the most pieces of a tokenizer that is trained
+    workers: int = 1
+    names: OptionNames = COMMAND_LINE
+
+    def find_sources(self) -> list[Source]:
+        """Return the files of the text in the order in which they are read. Raise if there are none."""
+        return find_sources([self.text], self.split)
+
+    def vocab_size(self, num_bytes: int) -> int:
+        """Return the number of pieces of a tokenizer that is trained on `num_bytes` of text: the largest power of two
+        up to the square root of the bytes, but at least 512 and at most 32,768 and `max_vocab`.
+
+        because: the number of different words in a text grows about as the square root of its length.
+        """
+        by_text = 1 << (max(int(num_bytes**0.5), 1).bit_length() - 1)
+        wanted = min(max(by_text, SMALLEST_VOCAB), LARGEST_VOCAB)
+        return wanted if self.max_vocab is None else min(wanted, self.max_vocab)
+
+    def identity(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Return, as plain data, what decides the dataset's content besides the tokenizer: the options, and the size
+        and SHA-256 of every file.
+        """
+        root = self.text if self.text.is_dir() else self.text.parent
+        return {
+            "text_key": self.key, "text_split": self.split, "cuts_sentences": self.cuts_sentences,
+            "files": {
+                str(source.path.relative_to(root)): [source.num_bytes, _sha256(source.path)] for source in sources
+            },
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """The result: a dataset made of a text, and how its tokenizer came about."""
+
+    prefix: Path
+    num_files: int
+    num_bytes: int  # of the texts, in UTF-8
+    num_documents: int
+    num_tokens: int
+    vocab_size: int
+    tokenizer_kind: str
+    tokenizer_source: str | None  # path of the tokenizer that was given; None: trained on this text
+    tokenizer_seconds: float
+    seconds: float
+    was_there: bool = False  # made by an earlier start
+
+
+class TextChangedError(Exception):
+    """Raised if a dataset was made of another text or with other options; the message is a clause that says what
+    differs.
+    """
+
+
+Report = Callable[[str, int, int], None]  # receives the step's name, the bytes of the input files done, and the total
+
+
+def estimate_text_bytes(sources: Sequence[Source], key: str) -> int:
+    """Return about how many bytes the files hold when they are decompressed, from their sizes and, for compressed files
+    and tables, from the first 4 MiB of their content.
+    """
+    return sum(_estimate_file(source, key) for source in sources)
+
+
+def _estimate_file(source: Source, key: str) -> int:
+    """Return about how many bytes of text a file holds."""
+    if source.kind == "parquet":
+        rows = next(read_rows(source.path, (key,), 0, _SAMPLED_BYTES), None)
+        return int(rows[2] / rows[3]) if rows is not None and rows[3] else 0
+    if not source.codec:
+        return source.num_bytes
+    num_bytes = 0
+    try:
+        with open_source(source) as file:
+            for data in read_stream(file, source.codec):
+                num_bytes += len(data)
+                if num_bytes >= _SAMPLED_BYTES and file.tell() < source.num_bytes:
+                    return num_bytes * source.num_bytes // file.tell()
+    except DamagedArchiveError:
+        pass  # because: reading the text reports the damage, with its place
+    return num_bytes
+
+
+def find_text_dataset(request: TextRequest, folder: Path, name: str, record: str) -> TextDataset | None:
+    """Return the dataset `name` in `folder` if an earlier start has completed it, else None. Raise TextChangedError if
+    it was made of another text or with other options. `record` is the name of the file that records this.
+    """
+    tree = _read_record(folder / record)
+    if tree is None or not tree.get("dataset") or not dataset_file(folder / name, ".idx").is_file():
+        return None
+    made = TextDataset(**tree["dataset"] | {"prefix": folder / name, "was_there": True})
+    if not request.text.exists():
+        return made  # because: the text is no longer needed
+    if change := _first_change(tree["identity"], request.identity(request.find_sources())):
+        raise TextChangedError(change)
+    return made
+
+
+def make_text_dataset(
+    request: TextRequest, folder: Path, name: str, record: str, report: Report, notify: Callable[[str], None]
+) -> TextDataset:
+    """Train a tokenizer on the text, unless one is given, and write the dataset `name`, both in `folder`. Steps that an
+    earlier, killed call has finished for the same text and options are kept. `record` is the name of the file that
+    records what was made. `report` receives the progress, `notify` notices for the user.
+    """
+    began, prefix = time.perf_counter(), folder / name
+    sources = request.find_sources()
+    identity = request.identity(sources)
+    with folder_lock(folder):
+        if (_read_record(folder / record) or {}).get("identity") != identity:
+            _clear(folder, prefix, record)
+            write_json(folder / record, _FORMAT | {"identity": identity, "dataset": None})
+        fault_point("text.tokenizer")
+        tokenizer = _provide_tokenizer(request, sources, folder, report)
+        tokenizer_seconds = time.perf_counter() - began
+        fault_point("text.dataset")
+        if not _is_finished(prefix, tokenizer):
+            options = Options(
+                workers=request.workers, keys=(request.key,), split_sentences=request.cuts_sentences, overwrite=True,
+                text_split=request.split, names=request.names,
+            )  # fmt: skip
+            preprocess(
+                sources, tokenizer, prefix, options, notify=notify,
+                report=lambda at: report("tokenized", at.done_bytes, at.total_bytes),
+            )  # fmt: skip
+        fault_point("text.record")
+        info = IndexedDataset.open(prefix).info
+        assert info is not None, "preprocess writes a sidecar"
+        made = TextDataset(
+            prefix, len(sources), info.num_bytes, info.num_documents, info.num_tokens, tokenizer.vocab_size,
+            tokenizer.kind, None if request.tokenizer is None else str(request.tokenizer), tokenizer_seconds,
+            time.perf_counter() - began,
+        )  # fmt: skip
+        facts = asdict(made) | {"prefix": str(prefix)}
+        write_json(folder / record, _FORMAT | {"identity": identity, "dataset": facts})
+    return made
+
+
+def _provide_tokenizer(request: TextRequest, sources: Sequence[Source], folder: Path, report: Report) -> Tokenizer:
+    """Return the tokenizer that is given, or one trained on the sources, which is kept in `folder`."""
+    if request.tokenizer is not None:
+        return Tokenizer.load(request.tokenizer)
+    path = folder / TOKENIZER_FILE
+    if path.is_file() and (earlier := Tokenizer.load(path)).vocab_size <= (request.max_vocab or earlier.vocab_size):
+        return earlier
+    size, total = request.vocab_size(estimate_text_bytes(sources, request.key)), sum(s.num_bytes for s in sources)
+
+    def show(done: int) -> None:
+        report(f"learning {size:,} pieces" if done == ALL_READ else "read", max(done, 0), total)
+
+    texts = refuse_blank_texts(SourceTexts(sources, request.key, report=show, names=request.names), request.names)
+    tokenizer = train_wordpiece(texts, size, lowercase=False) if request.cuts_sentences else train_bpe(texts, size)
+    tokenizer.save(path)
+    return tokenizer
+
+
+def _is_finished(prefix: Path, tokenizer: Tokenizer) -> bool:
+    """Return True if an earlier, killed call has written the whole dataset with this tokenizer."""
+    try:
+        info = IndexedDataset.open(prefix).info
+    except (LmtrainError, OSError):
+        return False
+    return info is not None and info.tokenizer_fingerprint == tokenizer.fingerprint
+
+
+def _clear(folder: Path, prefix: Path, record: str) -> None:
+    """Remove what earlier calls have made in the folder: the record first, so that no dataset without its text counts
+    as whole.
+    """
+    for path in (folder / record, dataset_file(prefix, ".idx"), folder / TOKENIZER_FILE):
+        remove(path)
+    for suffix in SUFFIXES:
+        remove(dataset_file(prefix, suffix))
+    shutil.rmtree(working_folder(prefix), ignore_errors=True)
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """Return the record of an earlier call, or None if there is none or it is damaged."""
+    try:
+        tree = read_json(path)
+    except (LmtrainError, OSError):
+        return None
+    is_record = isinstance(tree, dict) and all(tree.get(key) == value for key, value in _FORMAT.items())
+    return tree if is_record else None
+
+
+def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """Return a clause that names the first difference between two identities, None if they are equal."""
+    for name, value in new.items():
+        if name != "files" and value != old.get(name):
+            return f"{name} was {old.get(name)} then and is {value} now"
+    was, now = old["files"], new["files"]
+    for name in sorted({*was, *now}):
+        if name not in now:
+            return f"{name} is no longer there"
+        if name not in was:
+            return f"{name} was not there then"
+        if was[name] != now[name]:
+            sizes = f", from {was[name][0]:,} to {now[name][0]:,} bytes" if was[name][0] != now[name][0] else ""
+            return f"{name} has changed since{sizes}"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with read_errors(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

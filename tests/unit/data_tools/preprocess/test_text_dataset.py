@@ -1,0 +1,130 @@
+"""A tokenizer and a dataset made of a text: the vocabulary, a kill between the steps, and a text that has changed."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from data_tools.preprocess.text_dataset import (
+    TextChangedError,
+    TextDataset,
+    TextRequest,
+    estimate_text_bytes,
+    find_text_dataset,
+    make_text_dataset,
+)
+from data_tools.read.find_input_files import find_sources
+from lmtrain.runtime.processes.fault_injection import Fault, arm
+from lmtrain.tokenizer.base import Tokenizer
+
+WORDS = "the fox and the dog saw the other fox; then the dog ran. " * 40
+
+KEPT = ("tokenizer.json", "text.bin", "text.idx")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.txt"
+    path.write_text(f"{WORDS}\n\n{WORDS}\nand more\n")
+    return path
+
+
+def make(request: TextRequest, folder: Path) -> TextDataset:
+    return make_text_dataset(request, folder, "text", "record.json", lambda *step: None, lambda notice: None)
+
+
+def find(request: TextRequest, folder: Path) -> TextDataset | None:
+    return find_text_dataset(request, folder, "text", "record.json")
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    arm()
+
+
+def test_the_vocabulary_grows_with_the_root_of_the_text(text: Path) -> None:
+    free, bound = TextRequest(text=text), TextRequest(text=text, max_vocab=300)
+    sizes = {0: 512, 10**6: 512, 2**22: 2048, 10**8: 8192, 10**12: 32768}
+    assert {count: free.vocab_size(count) for count in sizes} == sizes
+    assert bound.vocab_size(10**8) == 300
+
+
+@pytest.mark.parametrize("point", ["text.tokenizer", "text.dataset", "data.slice", "data.publish", "text.record"])
+def test_after_a_kill_the_finished_steps_are_kept(text: Path, tmp_path: Path, point: str) -> None:
+    request, folder = TextRequest(text=text), tmp_path / "made"
+    whole = make(request, tmp_path / "whole")
+    arm(Fault("exc", point))
+    with pytest.raises(RuntimeError, match=point):
+        make(request, folder)
+    assert find(request, folder) is None
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name in KEPT}
+    assert kept.keys() == set(KEPT[: {"text.tokenizer": 0, "text.record": 3}.get(point, 1)])
+    made = make(request, folder)
+    assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept
+    assert (made.num_documents, made.num_tokens) == (whole.num_documents, whole.num_tokens)
+    assert (folder / "text.bin").read_bytes() == (tmp_path / "whole/text.bin").read_bytes()
+    assert find(request, folder) is not None
+
+
+def test_a_text_that_changes_before_all_is_made_starts_anew(text: Path, tmp_path: Path) -> None:
+    request, folder = TextRequest(text=text), tmp_path / "made"
+    arm(Fault("exc", "text.record"))
+    with pytest.raises(RuntimeError):
+        make(request, folder)
+    text.write_text(WORDS.upper())
+    make(request, folder)
+    make(request, tmp_path / "whole")
+    for name in ("text.bin", "tokenizer.json"):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_what_has_changed_is_named(text: Path, tmp_path: Path) -> None:
+    folder, root = tmp_path / "made", tmp_path / "texts"
+    root.mkdir()
+    (root / "a.txt").write_text(WORDS)
+    request = TextRequest(text=root)
+    make(request, folder)
+    (root / "notes.md").write_text("this suffix is not read")
+    assert find(request, folder) is not None
+    (root / "b.txt").write_text(WORDS)
+    with pytest.raises(TextChangedError, match=r"^b.txt was not there then$"):
+        find(request, folder)
+    (root / "b.txt").unlink()
+    (root / "a.txt").write_text(WORDS.replace("fox", "cat"))
+    with pytest.raises(TextChangedError, match=r"^a.txt has changed since$"):
+        find(request, folder)
+    (root / "a.txt").rename(root / "c.txt")
+    with pytest.raises(TextChangedError, match=r"^a.txt is no longer there$"):
+        find(request, folder)
+    (root / "c.txt").rename(root / "a.txt")
+    (root / "a.txt").write_text(WORDS)
+    with pytest.raises(TextChangedError, match=r"^text_split was file then and is line now$"):
+        find(TextRequest(text=root, split="line"), folder)
+    for path in (*root.iterdir(), root):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert find(request, folder) is not None  # the text is needed no more
+
+
+def test_a_tokenizer_that_is_given_is_used(text: Path, tmp_path: Path) -> None:
+    make(TextRequest(text=text), tmp_path / "a")
+    text.write_text(WORDS.upper())
+    made = make(TextRequest(text=text, tokenizer=tmp_path / "a"), tmp_path / "b")
+    assert made.tokenizer_source == str(tmp_path / "a")
+    assert not (tmp_path / "b/tokenizer.json").exists()
+    assert Tokenizer.load(tmp_path / "b/text.tokenizer.json").fingerprint == Tokenizer.load(tmp_path / "a").fingerprint
+
+
+def test_the_size_of_a_compressed_text_is_estimated(tmp_path: Path) -> None:
+    text = Random(1).randbytes(3 << 20).hex().encode()
+    sizes = {"small": 100_000, "large": len(text)}
+    for name, size in sizes.items():
+        (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(text[:size], 1))
+    (tmp_path / "zeros.txt.gz").write_bytes(gzip.compress(b"0" * (5 << 20)))
+    found = {path.name[:5]: estimate_text_bytes(find_sources([path]), "text") for path in tmp_path.iterdir()}
+    assert (found["small"], found["zeros"]) == (100_000, 5 << 20)
+    assert abs(found["large"] - len(text)) < len(text) // 10
