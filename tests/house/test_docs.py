@@ -69,7 +69,7 @@ def _settings_problem(words: tuple[str, ...]) -> str | None:
     overrides = [word for word in words[2:] if re.match(r"[a-z_./]+=", word)]
     if words[:2] != ("lmtrain", "pretrain") or "--config-dir" in words or not overrides:
         return None
-    if "--from-run" in words:
+    if "--from-run" in words and not any(word.startswith(("data.path=", "data.text=")) for word in overrides):
         overrides.append("data.path=that_of_the_run")
     try:
         every = expand_sweep(overrides) if "-m" in words else [overrides]
