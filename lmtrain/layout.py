@@ -56,7 +56,7 @@ class Layout:
     def coordinate(self, rank: int) -> Coordinate:
         """Return a rank's index on each axis of the layout. Raise a LayoutError if there is no such rank."""
         if not 0 <= rank < self.world_size:
-            raise LayoutError(f"rank {rank} is outside the layout's {self.world_size} processes.")
+            raise LayoutError(f"There is no rank {rank}: the ranks of this layout are 0 to {self.world_size - 1}.")
         rank, tp = divmod(rank, self.tp)
         rank, shard = divmod(rank, self.dp_shard)
         pp, replicate = divmod(rank, self.dp_replicate)

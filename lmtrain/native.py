@@ -30,8 +30,8 @@ def _load() -> ModuleType | None:
     module: ModuleType = _native
     if getattr(module, "interface", 0) != INTERFACE:
         raise LmtrainError(
-            f"{module.__file__} was compiled for another version of lmtrain, and would fail during "
-            "the work. Run `make native`, or install lmtrain again; LMTRAIN_NATIVE=0 runs without it, more slowly."
+            f"{module.__file__} was compiled for another version of lmtrain and cannot be used with this one. Run "
+            "`make native`, or install lmtrain again; with LMTRAIN_NATIVE=0 lmtrain runs without it, more slowly."
         )
     return module
 

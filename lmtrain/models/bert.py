@@ -25,7 +25,7 @@ def build(settings: BertSettings) -> Bert:
     """Build the whole BERT model on torch's default device; raise SettingsError if `settings` has no vocabulary size.
     """
     if settings.vocab_size is None:
-        raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=30522."])
+        raise SettingsError(["model.vocab_size=null needs a tokenizer, and there is none. Set model.vocab_size=30522."])
     return Bert(settings)
 
 

@@ -21,7 +21,7 @@ from lmtrain.models.layers.heads import Head
 def build(settings: GPTSettings) -> GPT:
     """Build the whole GPT model on torch's default device; raise SettingsError if `settings` has no vocabulary size."""
     if settings.vocab_size is None:
-        raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=50257."])
+        raise SettingsError(["model.vocab_size=null needs a tokenizer, and there is none. Set model.vocab_size=50257."])
     return GPT(settings)
 
 

@@ -61,14 +61,14 @@ class GrowingFile:
             self.num_lost += bool(record)
             if not self._failing:
                 self._failing = True
-                why = limit_reached(error, self.path) or f"{error.strerror}. Look at its disk."
+                reason = limit_reached(error, self.path) or f"{error.strerror}. Look at its disk."
                 self._report(
-                    f"Writing {self.path} failed: {why} Training goes on; {self._unit} are lost until writing works."
+                    f"Writing {self.path} failed: {reason} Training goes on; {self._unit} are lost until writing works."
                 )
             return
         if self._failing:
             num_lost, self.num_lost, self._failing = self.num_lost, 0, False
-            self._report(f"{self.path} is written again; {num_lost} {self._unit} were lost.")
+            self._report(f"Writing {self.path} works again; {num_lost} {self._unit} were lost.")
 
     def last_line(self) -> bytes:
         """Return the bytes after the last newline, within the last 64 KiB; empty if the last line is complete."""
@@ -115,7 +115,7 @@ class MetricsLog:
         `step` or an `attempt`.
         """
         if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
-            raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
+            raise ValueError(f"The metrics row {dict(row)} must have a step, an attempt and an event of {EVENTS}.")
         # one write per row, so that a reader never sees half of a row
         self._file.append(json_bytes(to_json_data(row), allow_nan=False, separators=(", ", ": ")) + b"\n")
 

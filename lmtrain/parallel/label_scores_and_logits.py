@@ -109,8 +109,8 @@ class Inference:
         """
         if not all_equal(peers_before_mesh("the agreement on texts"), checksum):
             raise RanksDifferError(
-                f"Rank {self.mesh.rank} has other texts to score than another rank. Give all processes the same "
-                "command, the same files and the same tokenizer."
+                f"The texts to score on rank {self.mesh.rank} differ from those on another rank. Give all processes "
+                "the same command, the same files and the same tokenizer."
             )
 
     def _score_labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:

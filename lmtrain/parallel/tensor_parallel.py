@@ -58,8 +58,9 @@ def apply_tensor_parallel(model: LanguageModel, tp: Axis, *, sequence_parallel: 
     for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
         if value % tp.size != 0:
             legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == 0]
-            way_out = f"Use {format_choices(legal)}."
-            raise LayoutError(f"parallel.tp={tp.size} does not divide model.{key}={value}. {way_out}")
+            raise LayoutError(
+                f"parallel.tp={tp.size} does not divide model.{key}={value}. Use {format_choices(legal)}."
+            )
     for path, module in list(model.named_modules()):
         cut = cuts.get(f"{path}.weight", Cut(Split.NONE))
         replacement = _sharded_module(module, cut, tp, sequence_parallel)
@@ -91,7 +92,8 @@ def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bo
         case Split.NONE, _:
             return None
     raise LayoutError(
-        f"a {type(module).__name__} cannot be split by {cut.split.value}. Use a Linear, an Embedding or a Head."
+        f"parallel.tp={tp.size} cannot split a module of type {type(module).__name__} by {cut.split.value}. Use a "
+        "Linear, an Embedding or a Head in the model, or parallel.tp=1."
     )
 
 

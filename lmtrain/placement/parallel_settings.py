@@ -58,11 +58,11 @@ class ParallelSettings(Settings):
             )  # fmt: skip
         sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
         yield from self.checked(
-            (not 0 <= self.zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3."),
+            (not 0 <= self.zero <= 3, "zero", "is not a ZeRO level", "Use 0, 1, 2 or 3."),
             self.above_0("timeout_s", "Use 600."),
             self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600."),
             (math.prod(sizes.values()) > MAX_PROCESSES, max(sizes, key=lambda axis: sizes[axis], default="dp_shard"),
-             f"makes {math.prod(sizes.values())} processes, and {MAX_PROCESSES} are the most", "Use a smaller one."),
+             f"makes {math.prod(sizes.values())} processes; at most {MAX_PROCESSES} are allowed", "Use a smaller one."),
         )  # fmt: skip
 
     def _schedule_problems(self) -> Iterator[Problem]:
@@ -111,7 +111,7 @@ def _problems_of(
         )
     yield from problem_if(
         stages > shape.num_layers, "parallel.pp", parallel.pp,
-        f"x vp={parallel.vp} makes {stages} stages of model.num_layers={shape.num_layers}",
+        f"x vp={parallel.vp} makes {stages} stages, more than model.num_layers={shape.num_layers}",
         f"Use parallel.pp={max(shape.num_layers // parallel.vp, 1)} or less.",
     )
     if compiles and (why_not := why_not_compiled(parallel, uses_dropout=uses_dropout)):
@@ -166,7 +166,7 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
         return
     microbatches = global_batch // (micro_batch * dp)
     if layout.pp > 1 and stages * microbatches > MAX_STAGE_MICROBATCHES:
-        rule = f"takes {microbatches} microbatches a step through {stages} stages, and the most, multiplied, is "
+        rule = f"makes {microbatches} microbatches x {stages} stages in a step; the product must be at most "
         way_out = "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard)."
         yield Problem("parallel.pp", layout.pp, f"{rule}{MAX_STAGE_MICROBATCHES}", way_out)
 
@@ -194,8 +194,8 @@ def parse_layout(text: str, previous: ParallelSettings | None = None) -> Paralle
         key, equals, value = (part.strip() for part in word.partition("="))
         key = {"dp": "dp_shard"}.get(key, key)
         if not equals or key in values or key not in KEYS:
-            rule = "is there twice." if key in values else f"is not a layout. {spelling_hint(key, KEYS)}"
-            raise SettingsError([f"--to: {word!r} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
+            rule = "repeats an axis." if key in values else f"is not an axis and size. {spelling_hint(key, KEYS)}"
+            raise SettingsError([f"{word!r} in --to={text} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
         values[key] = int(value) if value.isdecimal() else value
     if values.get("vp", 1) != 1:
         values.setdefault("schedule", "interleaved")  # because: other schedules with vp > 1 must be named explicitly

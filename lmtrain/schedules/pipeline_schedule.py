@@ -47,7 +47,7 @@ class PipelineSchedule(Choice):
         ValueError if the schedule does not allow that number.
         """
         if not self.allows(chunks):
-            raise ValueError(f"the schedule {self.kind} {self.rule}, not {chunks}")
+            raise ValueError(f"The pipeline schedule {self.kind} cannot have {chunks} stages a rank: it {self.rule}.")
         rows = (tuple(self.row(rank, num_ranks, chunks, num_microbatches)) for rank in range(num_ranks))
         return ScheduleTable(self.ranks_of_stages(num_ranks, chunks), num_microbatches, tuple(rows))
 

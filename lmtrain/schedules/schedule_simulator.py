@@ -96,7 +96,7 @@ def _actions_in_order(
                 at[rank] += 1
                 num_left -= 1
         if num_left == before:
-            raise ValueError(f"the schedule {schedule.kind} deadlocks")
+            raise ValueError(f"The pipeline schedule {schedule.kind} deadlocks: each rank waits for another one.")
     return ordered
 
 

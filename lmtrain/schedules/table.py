@@ -85,11 +85,13 @@ def check_table(table: ScheduleTable) -> None:
     )  # fmt: skip
     if actual != expected:
         wrong_actions = sorted(map(str, (actual - expected) + (expected - actual)))
-        raise ValueError(f"a schedule has {', '.join(wrong_actions[:5])} more than once or not at all")
+        raise ValueError(
+            f"The schedule must have each action once, but repeats or lacks {', '.join(wrong_actions[:5])}."
+        )
     for rank, actions in enumerate(table.actions):
         for action in actions:
             if table.rank_of[action.stage] != rank:
-                raise ValueError(f"a schedule has {action} on rank {rank}, which does not hold the stage")
+                raise ValueError(f"The schedule has the action {action} on rank {rank}, which does not hold its stage.")
     for _ in executable_order(table.actions, table.num_stages - 1):
         pass
 
@@ -116,5 +118,5 @@ def executable_order(actions: Sequence[Sequence[Action]], last_stage: int) -> It
             yield rank, action
     stuck = [(rank, mine[i]) for rank, (mine, i) in enumerate(zip(actions, at, strict=True)) if mine[i:]]
     if stuck:
-        waits = ", ".join(f"rank {rank} at {action}" for rank, action in stuck)
-        raise ValueError(f"a schedule deadlocks: {waits}")
+        waiting_ranks = ", ".join(f"rank {rank} at {action}" for rank, action in stuck)
+        raise ValueError(f"The schedule deadlocks, since these ranks wait for each other: {waiting_ranks}.")

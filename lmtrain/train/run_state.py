@@ -147,7 +147,7 @@ def resume(
             with collective_phase(peers):
                 if peers.rank == 0:
                     set_aside_damaged(path, folder / CHECKPOINTS, error)
-            skip_messages.append(f"{path} is set aside: {error}")
+            skip_messages.append(f"The checkpoint {path} is set aside: {error}")
             inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
 
 
@@ -165,7 +165,7 @@ def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | Non
         path = find_resume_checkpoint(config)
         exchange.own_numbers = (crc32(str(path).encode()),)
     if len({number for (number,) in exchange.all_numbers}) > 1:
-        raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
+        raise OutputError(f"Ranks see different checkpoints in run.dir={folder}. Use a folder that all nodes share.")
     return path
 
 

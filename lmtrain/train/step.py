@@ -47,18 +47,18 @@ def train_step(
     num_terms = len(model.terms)
     losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), num_terms)]
     terms = {name: math.fsum(numbers[i::num_terms]) for i, name in enumerate(model.terms)}
-    for index, share in enumerate(losses):
-        if not math.isfinite(share):
+    for index, loss in enumerate(losses):
+        if not math.isfinite(loss):
             samples = _sample_text(batches, index, len(losses))
             raise NonFiniteLossError(
-                f"the loss of microbatch {index} of step {batches.step + 1} is {share}. No weight was changed; "
+                f"The loss of microbatch {index} of step {batches.step + 1} is {loss}. No weight was changed; "
                 f"lower optim.lr, or look at samples {samples} as in "
                 f"`lmtrain data show --run {run_folder or 'RUN'} --sample {samples.split(',')[0]}`."
             )
     overflow = not math.isfinite(grad_norm)
     if overflow and not model.loss_scale.dynamic:
         raise NonFiniteLossError(
-            f"the gradient of step {batches.step + 1} is {grad_norm} though its loss is {sum(losses):.4g}. "
+            f"The gradient norm of step {batches.step + 1} is {grad_norm}, though its loss is {sum(losses):.4g}. "
             "No weight was changed; lower optim.lr or use precision=fp32."
         )
     fault_point("opt_step")

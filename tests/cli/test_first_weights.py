@@ -175,7 +175,7 @@ def test_refusals(makers: Makers, runs: Runs, tmp_path: Path, changes: dict[str,
 
 def test_there_is_no_run_to_go_on_with(makers: Makers, runs: Runs, tmp_path: Path) -> None:
     output = lmtrain("pretrain", *settings(makers, "gpt", tmp_path, checkpoint__resume=runs["gpt"]), code=65)
-    assert f"Begin one from them: checkpoint.init_from={runs['gpt']}/step_00000000." in output
+    assert f"Begin a run from these weights: checkpoint.init_from={runs['gpt']}/step_00000000." in output
 
 
 @pytest.mark.wide

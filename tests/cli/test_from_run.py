@@ -82,7 +82,7 @@ def test_it_goes_on_or_branches_off(trained: Path, tmp_path: Path) -> None:
 def test_from_a_checkpoint_of_a_run(trained: Path, tmp_path: Path) -> None:
     earlier, new = trained / "checkpoints/step_00000004", f"run.dir={tmp_path / 'new'}"
     assert plan("--from-run", earlier, new)["resume_from"] == str(earlier)
-    assert "goes back in a run" in lmtrain("pretrain", "--from-run", earlier, code=73)
+    assert "is not the newest checkpoint of run.dir=" in lmtrain("pretrain", "--from-run", earlier, code=73)
     assert plan("--from-run", trained, new, "checkpoint.resume=none")["resume_from"] == "nothing: a new run"
     weights = plan("--from-run", trained, new, f"checkpoint.init_from={trained}", "optim=lamb")
     assert weights["weights_from"] == str(trained / "checkpoints/step_00000006")

@@ -81,7 +81,7 @@ def test_room_that_comes_back_is_used_and_a_save_without_room_is_the_cause(toy: 
     _read_until(process, "metrics.jsonl failed: a file may have 1 B here")
     _read_until(process, "step ")
     _allow(process, resource.RLIM_INFINITY)
-    _read_until(process, "metrics.jsonl is written again;")
+    _read_until(process, "metrics.jsonl works again;")
     _read_until(process, "step ")
     _allow(process, 1)
     process.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ def test_room_that_comes_back_is_used_and_a_save_without_room_is_the_cause(toy: 
     assert then.startswith("The reason could not be written to stop.json: Writing ")
     log = (run / "log.txt").read_text()
     assert "lines are missing here, which could not be written" in log
-    [lost] = map(int, re.findall(r"metrics.jsonl is written again; (\d+) rows were lost", log))
+    [lost] = map(int, re.findall(r"metrics.jsonl works again; (\d+) rows were lost", log))
     steps = _steps(run)
     assert steps[-1] - len(steps) >= lost >= 1
     assert "SIGTERM: stopping after this step" in rest
@@ -135,7 +135,7 @@ def test_a_run_whose_saves_keep_failing_ends_and_goes_on_when_there_is_room(toy:
     faults = ",".join(f"enospc:point=ckpt.begin:count={count}" for count in (1, 2, 4, 5, 6))
     output = lmtrain("pretrain", *settings, code=74, env={"LMTRAIN_FAULT": faults, "LMTRAIN_ALLOW_FAULTS": "1"})
     assert output.count("Training goes on.") == 4
-    assert "error: 3 checkpoints in a row failed, the last with: Saving a checkpoint in" in output
+    assert "error: The run stops, since 3 checkpoints in a row could not be saved; the last error: Saving" in output
     stop = json.loads((tmp_path / "run" / "stop.json").read_text())
     assert (stop["exit_code"], stop["requeue"]) == (74, False)
     assert stop["resume"].endswith("step_00000006")

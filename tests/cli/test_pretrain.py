@@ -242,7 +242,7 @@ def test_a_named_checkpoint_is_only_the_beginning(toy: Toy, run: Path, tmp_path:
     more = toy.settings(tmp_path / "new", train__steps=18, checkpoint__resume=run)
     assert f"continuing from {tmp_path / 'new'}" in lmtrain("pretrain", *more)
     back = toy.settings(run, train__steps=18, checkpoint__resume=run / "checkpoints/step_00000008")
-    assert "goes back in a run" in lmtrain("pretrain", *back, code=73)
+    assert "is not the newest checkpoint of run.dir=" in lmtrain("pretrain", *back, code=73)
 
 
 def test_a_fault_that_was_left_behind_is_refused(toy: Toy, tmp_path: Path) -> None:

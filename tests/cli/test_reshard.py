@@ -201,8 +201,8 @@ def test_inspect_tells_what_differs_and_by_how_much(run: Path) -> None:
     ("arguments", "code", "said"),
     [
         (("--to", "tp=3"), 78, "does not divide model.num_heads=2"),
-        (("--to", "pp=5"), 78, "5 stages of model.num_layers=2"),
-        (("--to", "tensor=2"), 2, "is not a layout"),
+        (("--to", "pp=5"), 78, "5 stages, more than model.num_layers=2"),
+        (("--to", "tensor=2"), 2, "is not an axis and size"),
         ((), 2, "--to is missing"),
         (("--to", "tp=2", "--max-memory", "10MiB"), 2, "is too little"),
         (("--to", "tp=2", "--max-memory", "much"), 2, "is not a size"),

@@ -24,7 +24,7 @@ def test_sizes_are_refused_before_anything_is_counted(toy: Toy) -> None:
     said = _said(toy, f"{words} parallel.timeout_s=1e308 model.vocab_multiple=1e18", 2, 2)
     for part in (
         "train.global_batch=1000000000000000 must be at most 16777216", "num_layers=1000000000 must be at most 4096",
-        "parallel.dp_shard=1000000000 makes 1000000000 processes, and 131072 are the most",
+        "parallel.dp_shard=1000000000 makes 1000000000 processes; at most 131072 are allowed",
         "compute.threads=1000000000 must be at most 1024", "parallel.timeout_s=1e+308 must be at most 10000000",
         "model.vocab_multiple=1000000000000000000 must be at most 65536",
     ):  # fmt: skip
@@ -60,7 +60,7 @@ def test_values_that_are_none(toy: Toy, words: str, code: int, part: str) -> Non
         ("parallel.pp=1000000000", 2, "makes 1000000000 processes"), ("parallel.pp=1000", 78, "Use parallel.pp=2 or"),
         ("parallel.tp=100000", 78, "does not divide model.num_heads=2"),
         ("train.micro_batch=1000000000000", 2, "Use 1, 2 or 4"), ("model.num_heads=1000000000000", 2, "not divide"),
-        ("parallel.pp=2 train.global_batch=131072", 2, "takes 65536 microbatches a step through 2 stages"),
+        ("parallel.pp=2 train.global_batch=131072", 2, "makes 65536 microbatches x 2 stages in a step; the product"),
         ("parallel.pp=2 parallel.vp=2 parallel.schedule=zb_v model.num_layers=4 train.global_batch=1048576", 2, "4 st"),
         ("train.rampup={start:2,increment:2,samples:9} train.global_batch=16000000", 2, "increments"),
         ("optim=muon optim.newton_schulz_rounds=1000000000", 2, "must be at most 100"),

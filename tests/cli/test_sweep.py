@@ -175,7 +175,7 @@ def heard() -> Iterator[list[int]]:
 def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_path: Path) -> None:
     words = ["data.path=nowhere", f"run.dir={tmp_path / 's'}", "parallel.dp_shard=2", "train.seed=1,2"]
     said = lmtrain("pretrain", "-m", *words, code=78)
-    assert said.count("1 process was started but parallel.dp_shard=2 asks for 2.") == 1
+    assert said.count("1 process was started but parallel.dp_shard=2 needs 2.") == 1
     assert "run 1 of 2" not in said
 
 

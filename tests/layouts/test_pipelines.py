@@ -151,7 +151,7 @@ def test_a_rank_holds_the_activations_that_its_schedule_says(name: str, pool: Po
 def test_stages_with_other_batches_are_told_so(pool: Pool) -> None:
     told = pool.run("tests.layouts.pipelines:disagree", 2, {"name": "deepgqa-pp2-dp1-fp32-micro4"})
     assert (
-        "Rank 0 sends 4 messages of [12, 24, 16] float32 to rank 1, which expects 4 messages of [24, 24, 16]" in told[1]
+        "rank 0 sends 4 messages of [12, 24, 16] float32, and rank 1 expects 4 messages of [24, 24, 16]" in told[1]
     )
 
 

@@ -85,7 +85,7 @@ class Throughput:
         tokens over all ranks. Raise ValueError if `start` was not called before.
         """
         if not self._marks:
-            raise ValueError("call start() before the first step")
+            raise ValueError("step_done() was called before start(). Call start() before the first step.")
         if self._is_warm:
             self._marks.append((step, now_s, self._marks[-1][2] + tokens))
         else:

@@ -85,7 +85,7 @@ class WeightsAndBiases:
             self._process.wait(_UPLOAD_S)
         except subprocess.TimeoutExpired:
             raise TimeoutError(
-                f"its process {self._process.pid} still uploads after {_UPLOAD_S:g} s, and goes on alone"
+                f"wandb's process {self._process.pid} still uploads after {_UPLOAD_S:g} s, and goes on by itself"
             ) from None
 
     def _request(self, message: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ class WeightsAndBiases:
         except OSError:
             answer = b""
         if not answer:
-            raise ConnectionError(f"its process has ended; see {self._output}")
+            raise ConnectionError(f"the process that runs wandb has ended; its output is in {self._output}")
         if answer != b"\n":
             raise ConnectionError(json.loads(answer))
 

@@ -242,7 +242,7 @@ def read_spans(path: Path) -> RankSpans:
         # because: a running process may have overwritten records meanwhile
         newest_header = _parse_header(path, read_range(fd, 0, HEADER_BYTES))
     if len(content) < num_records * SPAN.itemsize:
-        raise _damage_error(path, f"ends before the last of its {num_records} records")
+        raise _damage_error(f"{path} ends before the last of its {num_records} records")
     numbers = np.arange(max(0, newest_header.num_written + 1 - header.capacity), header.num_written)
     spans = np.frombuffer(content, SPAN)[numbers % header.capacity]
     _check_spans(path, spans, numbers // header.capacity % 255 + 1, newest_header)
@@ -251,16 +251,16 @@ def read_spans(path: Path) -> RankSpans:
 
 def _parse_header(path: Path, head: bytes) -> Header:
     if len(head) < HEADER_BYTES or not head.startswith(_MAGIC):
-        raise _damage_error(path, f"does not begin with the {HEADER_BYTES}-byte header of a trace file")
+        raise _damage_error(f"{path} does not begin with the {HEADER_BYTES}-byte header of a trace file")
     _, version, *numbers, host, schedule = _FIXED.unpack_from(head)
     if version != VERSION:
-        raise _damage_error(path, f"has version {version}, and this lmtrain reads {VERSION}")
+        raise _damage_error(f"{path} has trace format {version}, but this lmtrain reads only format {VERSION}")
     if _SUM.unpack_from(head, _FIXED.size) != (crc32(head[: _FIXED.size]),):
-        raise _damage_error(path, "has a header whose checksum is wrong")
+        raise _damage_error(f"{path} has a header whose checksum is wrong")
     rank, world_size, pid, start, num_microbatches, capacity, wall_ns, monotonic_ns, *axes = numbers
     (num_written,), (num_names,) = COUNTER.unpack_from(head, COUNTER_AT), _NUM_NAMES.unpack_from(head, _NUM_NAMES_AT)
     if not (1 <= num_names <= MAX_NAMES and 1 <= capacity <= MAX_RECORDS and num_written < 1 << 62):
-        raise _damage_error(path, f"has an impossible header: {num_names} names and {num_written} records")
+        raise _damage_error(f"{path} has an impossible header: {num_names} names and {num_written} records")
     names = (head[_NAMES_AT + i * NAME_BYTES :][:NAME_BYTES] for i in range(num_names))
     return Header(
         rank, world_size, (axes[0], axes[1], axes[2], axes[3]), (axes[4], axes[5], axes[6], axes[7], axes[8]),
@@ -271,7 +271,7 @@ def _parse_header(path: Path, head: bytes) -> Header:
 
 def _check_spans(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: Header) -> None:
     problems = {
-        "were not written in this order": spans["lap"] != laps,
+        "are not in the order in which a run writes them": spans["lap"] != laps,
         "end before they begin": spans["end_ns"] < spans["begin_ns"],
         "have impossible times": (spans["begin_ns"] < 0) | (spans["end_ns"] >> 62 != 0),
         "have an unknown kind, axis or flag": (spans["kind"] > max(Kind)) | (spans["axis"] > max(Axis))
@@ -281,13 +281,13 @@ def _check_spans(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: He
     }  # fmt: skip
     for problem, mask in problems.items():
         if mask.any():
-            raise _damage_error(path, f"has {int(mask.sum())} records of {len(spans)} that {problem}")
+            raise _damage_error(f"{path} is damaged: {int(mask.sum())} of its {len(spans)} records {problem}")
 
 
-def _damage_error(path: Path, problem: str) -> DataError:
+def _damage_error(problem: str) -> DataError:
     return DataError(
-        f"{path} {problem}. A run writes such files into its folder trace: copy the file from there again, or "
-        "delete it to read the other ranks' files without it."
+        f"{problem}. Copy the file again from the folder trace of its run, or delete it to read the other ranks' files "
+        "without it."
     )
 
 

@@ -163,10 +163,10 @@ def _read_files(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
     files = sorted((folder / TRACES).glob("rank-*.spans"))
     if not files:
         if not (folder / CONFIG).is_file():
-            raise MissingInputError(f"{folder} is not a run's folder: it has no {CONFIG}. Name a run.dir.")
+            raise MissingInputError(f"{folder} is not a run folder: it has no {CONFIG}. Give the run.dir of a run.")
         raise MissingInputError(
-            f"{folder} has no traces ({TRACES}/rank-*.spans). A run that goes on traces its next steps after "
-            f"`touch {folder / TRACE_FILE}`; a new one does with observe.trace=sampled or observe.trace=all."
+            f"The run {folder} has no traces ({TRACES}/rank-*.spans). To trace the next steps while it runs, `touch "
+            f"{folder / TRACE_FILE}`; to trace a new run, set observe.trace=sampled or observe.trace=all."
         )
     starts, notes = defaultdict(list), []
     for path in files:
@@ -177,7 +177,7 @@ def _read_files(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
         except (DataError, OSError) as error:
             notes.append(str(error))
     if not starts:
-        raise DataError("\n".join(notes[:4]))
+        raise DataError("\n".join([f"No trace file in {folder / TRACES} can be read:", *notes[:4]]))
     return starts, notes
 
 
@@ -196,8 +196,8 @@ def _check_header(rank_spans: RankSpans, path: Path) -> None:
         possible = False
     if not possible:
         raise DataError(
-            f"{path} has an impossible header: rank {header.rank} of {header.world_size} at {header.coordinate} of "
-            f"{header.sizes}. Delete it to read the other ranks' files without it."
+            f"{path} has a header that contradicts itself: rank {header.rank} of {header.world_size} cannot be at "
+            f"position {header.coordinate} of a layout {header.sizes}. Delete the file to read the other ranks' files."
         )
 
 

@@ -74,7 +74,9 @@ def _recompute_cores(block: nn.Module, checkpoint_options: Mapping[str, Any]) ->
     cores = {path: module for path, module in block.named_modules() if isinstance(module, core_types)}
     outer = {path: core for path, core in cores.items() if path.rpartition(".")[0] not in cores}
     if not outer:
-        raise SettingsError(["recompute.kind=attention finds no attention in this model's blocks. Use recompute=full."])
+        raise SettingsError(
+            ["recompute.kind=attention needs blocks with attention, and a block has none. Use recompute=full."]
+        )
     for path, core in outer.items():
         block.set_submodule(path, RecomputedCore(core, checkpoint_options))
 

@@ -184,11 +184,12 @@ class Inbox:
         began = current_phase.span_start(self.header_tensor)
         _wait(header_receive)
         current_phase.record_message(began, "receive", self.sender, self.header_tensor)
-        self.header_receive, received = None, Header.of(self.header_tensor)
-        if received != self.header:
+        self.header_receive, sent_header = None, Header.of(self.header_tensor)
+        if sent_header != self.header:
             raise LayoutError(
-                f"Rank {self.sender} sends {received} to rank {dist.get_rank()}, which expects {self.header}: they do "
-                "not have the same batch. Give every stage of a pipeline the same settings and the same data."
+                f"Ranks {self.sender} and {dist.get_rank()} do not have the same batch: rank {self.sender} sends "
+                f"{sent_header}, and rank {dist.get_rank()} expects {self.header}. Give every stage of a pipeline the "
+                "same settings and the same data."
             )
         self._post_receives()
 
@@ -323,8 +324,8 @@ class Mailbox:
         shape = self.shapes[key.microbatch]
         if tensor.shape != shape:
             raise LayoutError(
-                f"Stage {key.sender} on rank {dist.get_rank()} computed a tensor of shape {list(tensor.shape)}, and "
-                f"{list(shape)} was announced. Give all microbatches of a step the same size."
+                f"Stage {key.sender} on rank {dist.get_rank()} computed a tensor of shape {list(tensor.shape)}, but "
+                f"the next stage expects the shape {list(shape)}. Give all microbatches of a step the same size."
             )
         receiver = self.message_plan.rank_of[key.stage]
         if receiver == self.pp.index:

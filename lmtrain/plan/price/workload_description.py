@@ -148,7 +148,7 @@ class Cases:
     def __getattr__(self, name: str) -> PerCase:
         """Return an empty column if there are no cases; else raise AttributeError for an unknown name."""
         if self.arrays:
-            raise AttributeError(f"a case has no {name}")
+            raise AttributeError(f"The cases have no column {name}.")
         return np.zeros(0)
 
     def __len__(self) -> int:

@@ -213,7 +213,7 @@ def recomputed_shares(run: PlannedRun) -> RecomputedShares:
             return RecomputedShares(attention=share)
         case "operators":  # because: products are kept before the all-reduce over tp
             return RecomputedShares(pointwise=share, collectives=share)
-    raise AssertionError(f"recompute={run.recompute.kind} has no price")
+    raise AssertionError(f"recompute.kind={run.recompute.kind} has no rule for what it recomputes")
 
 
 def _recomputed_share(run: PlannedRun, stages: tuple[Stage, ...]) -> float:

@@ -177,7 +177,7 @@ class LayoutSpace:
         for index, table in enumerate(self._tables[1:], 1):
             if conflicts := sorted(table_of_column.keys() & table.deciding_columns):
                 raise ValueError(
-                    f"{conflicts[0]} of a case depends on two tables of settings: put these settings in a single table"
+                    f"The column {conflicts[0]} depends on two tables of settings. Put these settings into one table."
                 )
             table_of_column |= dict.fromkeys(table.deciding_columns, index)
         return table_of_column

@@ -177,7 +177,7 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
-        required = f"{' x '.join(factors)} =" if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]} asks for"
+        required = " x ".join(factors) if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]}"
         ways = f"Start {_process_count_text(layout.world_size)}"
         ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
         axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
@@ -187,7 +187,7 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
             ways += f" or set {' '.join(overrides)}"
         ways += ", or add --elastic, which takes the nearest layout for them" if train else ""
         were = "was" if env.world_size == 1 else "were"
-        yield f"{_process_count_text(env.world_size)} {were} started but {required} {layout.world_size}. {ways}."
+        yield f"{_process_count_text(env.world_size)} {were} started but {required} needs {layout.world_size}. {ways}."
 
 
 def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
@@ -228,9 +228,9 @@ def _load_tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
         first = opened.train[0]
         raise SettingsError(
             [
-                f"data.tokenizer=null does not name the tokenizer of {first.prefix}, "
-                f"and no {_tokenizer_path(first).name} is beside it. "
-                "Add data.tokenizer=PATH of the tokenizer that wrote it."
+                f"data.tokenizer=null names no tokenizer for the dataset {first.prefix}, "
+                f"and there is no {_tokenizer_path(first).name} beside it. "
+                "Add data.tokenizer=PATH of the tokenizer with which the dataset was written."
             ]
         )
     path = Path(settings.tokenizer) if settings.tokenizer else stored
@@ -243,8 +243,9 @@ def _load_tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
     for dataset in opened.datasets:
         if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(
-                f"{path} has the fingerprint {tokenizer.fingerprint[:12]}, but {dataset.prefix} was written with "
-                f"{dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess again."
+                f"The tokenizer {path} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset "
+                f"{dataset.prefix} was written with a tokenizer of fingerprint "
+                f"{dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess the text again."
             )
     return tokenizer
 
@@ -273,7 +274,7 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
     if newest is None and damaged:
         raise CheckpointError(
             f"run.dir={config.run.dir} holds no checkpoint but {damaged[-1].name}, which is damaged. "
-            "Choose another run.dir to begin anew, or move it away."
+            "Choose another run.dir for a new run, or move the damaged checkpoint away."
         )
     if settings.fallback:
         newest = newest_readable(newest)
@@ -282,7 +283,7 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
     if settings.resume == "none":
         if newest is not None:
             raise OutputError(
-                f"run.dir={config.run.dir} already holds checkpoints and checkpoint.resume=none would start over. "
+                f"checkpoint.resume=none begins a new run, but run.dir={config.run.dir} already holds checkpoints. "
                 "Choose another run.dir, or checkpoint.resume=auto to go on."
             )
         return None
@@ -291,8 +292,8 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
         chosen = newest_readable(chosen) or chosen
     if newest is not None and chosen.parent.resolve() == own_folder.resolve() and chosen.name != newest.name:
         raise OutputError(
-            f"checkpoint.resume={chosen} goes back in a run that has reached {newest.name}. "
-            "Choose another run.dir to branch off there."
+            f"checkpoint.resume={chosen} is not the newest checkpoint of run.dir={config.run.dir}, which is "
+            f"{newest.name}. Choose another run.dir to go on from the older one."
         )
     return newest or chosen
 
@@ -329,8 +330,8 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
     fingerprint = saved_tokenizer.get("fingerprint") if isinstance(saved_tokenizer, dict) else None
     if fingerprint != tokenizer.fingerprint:
         raise SettingsError([
-            f"checkpoint.init_from={path} was trained with the tokenizer {str(fingerprint)[:12]} and the data was "
-            f"written with {tokenizer.fingerprint[:12]}. "
+            f"checkpoint.init_from={path} was trained with a tokenizer of fingerprint {str(fingerprint)[:12]}, but the "
+            f"data was written with one of fingerprint {tokenizer.fingerprint[:12]}. "
             f"Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
         ])  # fmt: skip
     _check_model(path, model, saved_model)
@@ -353,9 +354,9 @@ def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -
         settings = " ".join(
             f"model.{key}={show(typed[key])}" for key in differing if typed[key] != model.to_dict().get(key)
         )
-        way_out = "Choose a model of that kind." if "kind" in differing else f"Add {settings}."
-        what = "is of another model" if model.weights() != saved_model.weights() else "computes with other settings"
-        raise SettingsError([f"checkpoint.init_from={path} {what}: {differences}. {way_out}"])
+        way_out = "Choose a model of the same kind." if "kind" in differing else f"Add {settings}."
+        others = "weights" if model.weights() != saved_model.weights() else "settings"
+        raise SettingsError([f"checkpoint.init_from={path} has a model with other {others}: {differences}. {way_out}"])
 
 
 def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
@@ -421,21 +422,21 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
     if room >= num_wanted:
         return []
     need = num_needed if room < num_needed else num_wanted
-    subject = "A checkpoint" if need == 1 else f"{need} checkpoints, {format_bytes(size)} each,"
-    lack = (
-        f"{subject} and the run's records need {format_bytes(need * size + records)} in run.dir={config.run.dir} "
-        f"and its disk has {format_bytes(free)} free"
+    subject = "a checkpoint" if need == 1 else f"{need} checkpoints, {format_bytes(size)} each,"
+    needed_and_free = (
+        f"{subject} and the run's records need {format_bytes(need * size + records)}, but {format_bytes(free)} are free"
     )
     if room < num_needed:
         raise StorageError(
-            f"{lack}. Free some space, choose another run.dir, "
+            f"The disk of run.dir={config.run.dir} is too full: {needed_and_free}. Free some space, choose another "
+            "run.dir, "
             f"{_fewer_checkpoints_hint(config, num_existing + room, num_existing)}"
             "or set checkpoint.interval_steps=null to save none."
         )
     keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.retention_keys())
     return [
-        f"{lack}, enough for {room}. The settings may keep more checkpoints at once ({keys}); "
-        "a checkpoint that does not fit on the disk is not saved."
+        f"The disk of run.dir={config.run.dir} may become too full: {needed_and_free}, enough for {room}. The settings "
+        f"may keep more checkpoints at once ({keys}); a checkpoint that does not fit on the disk is not saved."
     ]
 
 
@@ -459,7 +460,9 @@ def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
     except CheckpointError as error:
         if config.checkpoint.interval_steps is None:
             return 0
-        raise LayoutError(f"{error} checkpoint.interval_steps=null saves none.") from error
+        raise LayoutError(
+            f"This layout cannot save checkpoints: {error} To save none, set checkpoint.interval_steps=null."
+        ) from error
 
 
 def check_port(env: ProcessEnv) -> None:

@@ -38,7 +38,9 @@ def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | N
     except CheckpointError as error:
         if config.checkpoint.fallback or isinstance(error, NewerFormatError) or previous_checkpoint(path) is None:
             raise
-        raise CheckpointError(f"{error} To go on from there, add checkpoint.fallback=true.") from error
+        raise CheckpointError(
+            f"The run cannot resume from {path}: {error} To go on from there, add checkpoint.fallback=true."
+        ) from error
     _check_steps_left(config, path, contents.manifest.step)
     return contents
 
@@ -105,8 +107,8 @@ def check_same_run(
     state = manifest.state
     if "data" not in state or "optimizer" not in state:
         raise CheckpointError(
-            f"{path} holds weights imported from another program and no run to resume. "
-            f"Begin one from them: checkpoint.init_from={path}."
+            f"The checkpoint {path} holds weights imported from another program, and no run to resume. "
+            f"Begin a run from these weights: checkpoint.init_from={path}."
         )
     type_problems = list(_type_problems(manifest))
     if type_problems:
@@ -133,8 +135,8 @@ def check_same_run(
     ]  # fmt: skip
     if differ:
         raise CheckpointError(
-            f"{path} was made with other settings: {'; '.join(text for _, text in differ)}. "
-            f"Go on with those, {_advice_to_keep_changes(path, config, [name for name, _ in differ])}."
+            f"The checkpoint {path} was made with other settings: {'; '.join(text for _, text in differ)}. "
+            f"Go on with its settings, {_advice_to_keep_changes(path, config, [name for name, _ in differ])}."
         )
 
 
@@ -232,6 +234,6 @@ def _check_steps_left(config: RunConfig, path: Path, saved_step: int) -> None:
     if config.train.steps is None:
         setting, key = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
     raise SettingsError([
-        f"{setting} ends before step {saved_step}, which {path} has reached. "
+        f"{setting} ends before step {saved_step}, which the checkpoint {path} has reached. "
         f"Use {key}={saved_step + 1} or more to go on, or another run.dir for a new run."
     ])

@@ -93,7 +93,7 @@ class LostStarts:
             else:
                 path.unlink(missing_ok=True)
         except (LmtrainError, OSError) as error:
-            warn(f"This start is not counted: {error}")
+            warn(f"This start cannot be counted in {FAILED_STARTS}: {error}")
 
     def add_start(self, env: ProcessEnv) -> None:
         """Add an entry for the start that this process begins (time, host, job, number of processes) and write

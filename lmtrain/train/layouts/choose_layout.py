@@ -147,7 +147,7 @@ def _no_legal_layout_message(
         f"{' with ' * bool(fixed_words)}{' and '.join(fixed_words)} that takes "
         f"train.global_batch={run.global_batch}, model.num_layers={run.shape.num_layers} and "
         f"model.num_heads={run.shape.num_heads}. "
-        + (f"Start {format_choices(counts)} of them." if counts else f"Leave out {' and '.join(fixed_words)}.")
+        + (f"Start {format_choices(counts)} processes." if counts else f"Leave out {' and '.join(fixed_words)}.")
     )
 
 

@@ -458,6 +458,7 @@ def _report_failed_save(run: Run, subject: str, error: StorageError | OutputErro
     if run.failed_saves == MAX_FAILED_SAVES:
         # because: further training would most likely be lost as well
         raise error_from_peer(
-            error.exit_code, f"{MAX_FAILED_SAVES} checkpoints in a row failed, the last with: {error}"
+            error.exit_code,
+            f"The run stops, since {MAX_FAILED_SAVES} checkpoints in a row could not be saved; the last error: {error}",
         ) from error
     run.view.show_note(f"{subject} failed: {error} Training goes on.")

@@ -31,7 +31,7 @@ def test_a_full_file_costs_records_and_says_so_once(tmp_path: Path) -> None:
     file.append(RECORD)
     file.close()
     assert (tmp_path / "rows").read_bytes() == 5 * RECORD
-    assert said[1:] == [f"{tmp_path / 'rows'} is written again; 5 rows were lost."]
+    assert said[1:] == [f"Writing {tmp_path / 'rows'} works again; 5 rows were lost."]
 
 
 def test_what_is_lost_at_the_end_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ def disagree(parallel: dict[str, Any]) -> str:
 @pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[2]], ids=str)
 def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, Any]) -> None:
     for rank, told in enumerate(pool.run(f"{__name__}:disagree", 2, {"parallel": parallel})):
-        assert told.startswith(f"Rank {rank} has other texts to score than another rank. Give all processes the same")
+        assert told.startswith(f"The texts to score on rank {rank} differ from those on another rank. Give all")
 
 
 def told_apart() -> list[str]:
@@ -131,7 +131,7 @@ def told_apart() -> list[str]:
 def test_no_rank_goes_on_where_one_has_other_texts(pool: Pool) -> None:
     for rank, (alike, apart) in enumerate(pool.run(f"{__name__}:told_apart", 3)):
         assert alike == "nothing"
-        assert apart.startswith(f"Rank {rank} has other texts to score than another rank. Give all processes the same")
+        assert apart.startswith(f"The texts to score on rank {rank} differ from those on another rank. Give all")
 
 
 @pytest.mark.wide

@@ -26,7 +26,7 @@ SHAPE = ModelShape(
         ({"pp": 2, "vp": 2}, "vp=2 does not fit parallel.schedule=1f1b, which has one stage a rank"),
         ({"pp": 2, "schedule": "zb_v"}, "has exactly two stages a rank. Use vp=2"),
         ({"pp": 2, "schedule": "zb_h1", "zero": 3, "dp_shard": 2}, "zero=3 releases the weights"),
-        ({"zero": 4}, "zero=4 is not a level. Use 0, 1, 2 or 3"),
+        ({"zero": 4}, "zero=4 is not a ZeRO level. Use 0, 1, 2 or 3"),
         ({"zero": 0, "dp_shard": 4, "dp_replicate": 2}, "Use zero=1, or dp_shard=1 and dp_replicate=8"),
         ({"zero": 3, "dp_replicate": 2}, "zero=3 has nothing to shard over"),
         ({"pp": 2, "schedule": "1fb1"}, "schedule=1fb1 is not a pipeline schedule. Did you mean 1f1b? If it is"),

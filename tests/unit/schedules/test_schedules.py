@@ -98,17 +98,17 @@ def test_a_wrong_table_is_refused() -> None:
     rows = ((Action(f, 0, 0), Action(b, 0, 0)), (Action(f, 1, 0), Action(b, 1, 0)))
     ScheduleTable((0, 1), 1, rows)
     for wrong, said in (
-        ((rows[0], rows[1][:1]), "B1.0 more than once or not at all"),
-        ((rows[0], (*rows[1], Action(f, 1, 0))), "F1.0 more than once"),
+        ((rows[0], rows[1][:1]), "repeats or lacks B1.0"),
+        ((rows[0], (*rows[1], Action(f, 1, 0))), "repeats or lacks F1.0"),
         ((rows[1], rows[0]), "F1.0 on rank 0, which does not hold"),
-        ((tuple(reversed(rows[0])), rows[1]), "deadlocks: rank 0 at B0.0, rank 1 at F1.0"),
+        ((tuple(reversed(rows[0])), rows[1]), "wait for each other: rank 0 at B0.0, rank 1 at F1.0"),
     ):
         with pytest.raises(ValueError, match=said):
             ScheduleTable((0, 1), 1, wrong)
 
 
 def test_chunks_that_a_schedule_does_not_have() -> None:
-    with pytest.raises(ValueError, match="1f1b has one stage a rank, not 2"):
+    with pytest.raises(ValueError, match="1f1b cannot have 2 stages a rank: it has one stage a rank"):
         schedule_named("1f1b").table(2, 2, 4)
     with pytest.raises(ValueError, match="needs two stages"):
         schedule_named("interleaved").table(2, 1, 4)

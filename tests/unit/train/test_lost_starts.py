@@ -104,4 +104,4 @@ def test_a_start_that_comes_to_its_end_clears_the_count(tmp_path: Path) -> None:
 def test_a_count_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / FAILED_STARTS).mkdir()
     begun(tmp_path)
-    assert "This start is not counted: " in capsys.readouterr().err
+    assert "This start cannot be counted in starts.json: " in capsys.readouterr().err

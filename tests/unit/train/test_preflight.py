@@ -110,7 +110,7 @@ def test_a_small_disk_takes_all_saves_or_it_is_said_before_the_first_step(
     size = save_checkpoint(tmp_path, 1, _data(config), {}, {"tokenizer.json": TOKENIZER.to_bytes()})[1]
     asked = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=2500))
     for room, advice in (
-        (size - (1 << 19), r"^3 checkpoints, .* each, and .* choose another run\.dir, or set .*=null to save none"),
+        (size - (1 << 19), r": 3 checkpoints, .* each, and .* choose another run\.dir, or set .*=null to save none"),
         (size + (3 << 20), r"set checkpoint\.interval_steps=0 checkpoint\.interval_s=null to save only at the end, or"),
         (2 * size + (4 << 20), r"set checkpoint\.keep_last=1, or set checkpoint\.interval_steps=null to save none"),
     ):
@@ -122,7 +122,7 @@ def test_a_small_disk_takes_all_saves_or_it_is_said_before_the_first_step(
         run = _in(asked, small_disk((keep_last + 1) * (size + (1 << 20)) + (2 << 20)), keep_last=keep_last)
         assert _check(run) == []
         assert _save_all(run) == 5
-    with pytest.raises(StorageError, match=r"^A checkpoint and the run's records need .*"):
+    with pytest.raises(StorageError, match=r"is too full: a checkpoint and the run's records need .*"):
         _check(_in(asked, small_disk(size - (1 << 19)), interval_steps=0))
 
 
@@ -132,7 +132,7 @@ def test_what_may_lack_room_later_is_told(
     size = check_checkpoint_size(config, config.model) + len(TOKENIZER.to_bytes())
     monkeypatch.setattr(preflight, "free_bytes", lambda folder: 4 * size)
     [told] = _check(_in(config, tmp_path, interval_steps=100, keep_every_steps=200))
-    assert told.startswith("8 checkpoints, ")
+    assert "may become too full: 8 checkpoints, " in told
     assert "(checkpoint.keep_last=2, checkpoint.keep_every_steps=200, checkpoint.interval_s=600.0)" in told
     [told] = _check(_in(config, tmp_path, interval_steps=0, interval_s=60.0, keep_last=5))
     assert "(checkpoint.keep_last=5, checkpoint.interval_s=60.0)" in told
@@ -150,7 +150,7 @@ def test_a_run_that_goes_on_needs_room_for_one_more_however_many_are_there(
     monkeypatch.setattr(preflight, "free_bytes", lambda folder: need + (2 << 20))
     _check(run)
     monkeypatch.setattr(preflight, "free_bytes", lambda folder: need - 1)
-    with pytest.raises(StorageError, match=r"^A checkpoint and the run's records need"):
+    with pytest.raises(StorageError, match=r"is too full: a checkpoint and the run's records need"):
         _check(run)
 
 

@@ -65,7 +65,7 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "run" / CHECKPOINTS, 7, RankData([], []), {}, {})
     (tmp_path / "elsewhere").mkdir()
     errors = enter(3, tmp_path / "run", tmp_path / "elsewhere")
-    assert all("Processes see different checkpoints" in str(error) for error in errors)
+    assert all("Ranks see different checkpoints" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])

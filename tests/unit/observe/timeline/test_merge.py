@@ -91,7 +91,7 @@ def test_a_moment_that_no_clock_shows_is_damage(tmp_path: Path) -> None:
     path.write_bytes(content)
     timeline = merge_traces(tmp_path)
     assert timeline.segments[0].ranks == [0, 1, 2]
-    assert "has 1 records of 72 that have impossible times" in timeline.notes[0]
+    assert "1 of its 72 records have impossible times" in timeline.notes[0]
 
 
 def test_ranks_that_nothing_joins_are_named(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_ranks_that_nothing_joins_are_named(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match=r"is not a run's folder: it has no config\.json"):
+    with pytest.raises(MissingInputError, match=r"is not a run folder: it has no config\.json"):
         merge_traces(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(MissingInputError, match=r"has no traces .* after `touch .*/TRACE`"):
+    with pytest.raises(MissingInputError, match=r"has no traces .* while it runs, `touch .*/TRACE`"):
         merge_traces(tmp_path)
     (tmp_path / "trace").mkdir()
     (tmp_path / "trace" / "rank-00000.spans").write_bytes(b"nothing")
