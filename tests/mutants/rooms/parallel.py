@@ -214,8 +214,8 @@ MUTANTS = [
         name="stages_agree_on_the_first_message_alone",
         file="lmtrain/parallel/pipeline/stage_to_stage_messages.py",
         function="Inbox._check_header",
-        old="if received != self.header:",
-        new="if received.shape != self.header.shape:",
+        old="if sent_header != self.header:",
+        new="if sent_header.shape != self.header.shape:",
         breaks="Stages that have been given different batches are not refused with a LayoutError but wait for ever, or "
         "read messages of another size.",
         only_for="stages that disagree about the number, the later shapes or the dtype of messages",
