@@ -5,18 +5,27 @@ Each is imported when it is first used, so that `import lmtrain` takes a millise
 """
 
 __version__ = "0.1.0"
-__all__ = ["LmtrainError", "Model", "Tokenizer", "load"]
+__all__ = [
+    "Dataset", "LmtrainError", "Metrics", "Model", "Tokenizer", "evaluate", "load", "metrics", "open_dataset",
+    "settings",
+]  # fmt: skip
 
 TYPE_CHECKING = False  # because: type checkers take this name for True, and importing `typing` is slow
 
 if TYPE_CHECKING:
+    from lmtrain.api.dataset import Dataset, open_dataset
+    from lmtrain.api.evaluate import evaluate
+    from lmtrain.api.metrics import Metrics, metrics
     from lmtrain.api.model import Model, load
+    from lmtrain.api.settings import settings
     from lmtrain.api.tokenizer import Tokenizer
     from lmtrain.errors import LmtrainError
 else:  # because: type checkers would take any name for one that `__getattr__` knows
     _MODULES = {
-        "LmtrainError": "lmtrain.errors", "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer",
-        "load": "lmtrain.api.model",
+        "Dataset": "lmtrain.api.dataset", "LmtrainError": "lmtrain.errors", "Metrics": "lmtrain.api.metrics",
+        "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer", "evaluate": "lmtrain.api.evaluate",
+        "load": "lmtrain.api.model", "metrics": "lmtrain.api.metrics", "open_dataset": "lmtrain.api.dataset",
+        "settings": "lmtrain.api.settings",
     }  # fmt: skip
 
     def __getattr__(name):

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtrain.api.token_ids import check_token_ids
+from lmtrain.api.check_arguments import check_dtype, check_token_ids
 from lmtrain.api.tokenizer import Tokenizer
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.config.settings_base import kinds
 from lmtrain.errors import UsageError
 from lmtrain.eval import generate as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
@@ -26,7 +25,6 @@ from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request
 from lmtrain.exchange.find_model import find_model
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.units import format_count, plural
 
@@ -43,9 +41,7 @@ def load(
     the first GPU is used if there is one, else the CPU. Raise an LmtrainError if there is no such model, if a file is
     damaged, or if the type or device cannot be used.
     """
-    known = kinds(PrecisionSettings)
-    if dtype not in known:
-        raise UsageError(f"dtype={dtype} is not a type that models compute in. Use {', '.join(known)}.")
+    check_dtype(dtype)
     loaded = load_source(find_model(Path(path)), _find_device(device), dtype)
     return Model(loaded), Tokenizer(loaded.subject.tokenizer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmtrain.api.token_ids import check_token_ids
+from lmtrain.api.check_arguments import check_token_ids
 from lmtrain.errors import UsageError
 from lmtrain.tokenizer import base
 

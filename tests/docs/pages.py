@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATED = [ROOT / "docs/reference" / name for name in ("cli.md", "settings.md", "errors.md")]
 WHY_NOT = (
     "needs GPUs", "needs a cluster", "needs the network", "needs your files", "needs a browser", "takes minutes",
-    "changes your shell",
+    "changes your shell", "needs pandas",
 )  # fmt: skip
 _BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*) -->\n\n?)?```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"(?:# @package _global_\n)?# ([\w./-]+\.\w+)\n")

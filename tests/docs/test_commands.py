@@ -34,7 +34,8 @@ def mark_problems(text: str) -> list[str]:
     """Marks that say nothing or stand before nothing, and commands that nobody can type here without one."""
     found = []
     for block in blocks(text):
-        if block.why_not is not None and (block.why_not not in WHY_NOT or not block.commands):
+        needless = not (block.commands or block.kind == "python")
+        if block.why_not is not None and (block.why_not not in WHY_NOT or needless):
             found.append(f"line {block.line}: `not run: {block.why_not}`, which is not of {', '.join(WHY_NOT)}")
         strange = [line for line in block.commands if line.split()[0] not in {*PROGRAMS, *AT_ROOT}]
         if block.why_not is None and strange:

@@ -62,15 +62,16 @@ class Typist:
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder = world, folder
+        self.names: dict[str, object] = {}  # of the page's Python, as in a notebook
         self.env = {"HOME": str(folder), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
     def type(self, block: Block) -> int:
         """Do what a reader does with a block; how many commands were run."""
         if block.file is not None or block.kind == "toml":
             self._write(block)
-        elif block.kind == "python":
+        elif block.kind == "python" and block.why_not is None:
             self._bring(re.findall(r"[\w./~-]+", block.text))
-            exec(compile(block.text, f"line {block.line}", "exec"), {})  # noqa: S102
+            exec(compile(block.text, f"line {block.line}", "exec"), self.names)  # noqa: S102
         elif block.why_not in ("needs GPUs", "needs a cluster"):
             return sum(self._dry_run(line) for line in block.commands if "lmtrain pretrain" in line)
         elif block.why_not is None:

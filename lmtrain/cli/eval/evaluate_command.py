@@ -34,6 +34,7 @@ from lmtrain.runtime.files.safe_files import check_output_folder, refuse_special
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 
 if TYPE_CHECKING:
+    from lmtrain.checkpoint.model_source import ModelSource
     from lmtrain.cli.eval.run_tasks import Job
     from lmtrain.eval.texts import TextInput
 
@@ -119,7 +120,7 @@ def evaluate(
     _check_comparison(context, checkpoint, compare, steps)
     _check_outputs(output, samples)
     compares_files = compare is not None and all(path.is_file() for path in compare)
-    jobs = [] if compares_files else _build_jobs(task, data, baseline, format_, key)
+    jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key)
     if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
     processes = ProcessOptions(nproc, nproc_per_node)
@@ -135,8 +136,6 @@ def evaluate(
         evaluate_steps,
         find_step_checkpoints,
     )
-    from lmtrain.eval.model_checks import check_kind
-    from lmtrain.eval.task import choose_window
     from lmtrain.exchange.find_model import find_model
 
     options = Options(
@@ -153,10 +152,7 @@ def evaluate(
     sources = [find_model(path) for path in paths]
     layouts = [choose_layout(layout or [], source.settings, env) for source in sources]
     check_device(device, env)
-    for task_of_job, _ in jobs:
-        for source in sources:
-            check_kind(task_of_job, causal=source.settings.shape.causal, pairs="pair" in source.settings.terms)
-            choose_window(task_of_job, source.settings.shape.seq_len, seq_len)
+    check_tasks_fit(jobs, sources, seq_len)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which only one process can read, and the evaluation has {env.world_size} "
@@ -167,7 +163,10 @@ def evaluate(
     session = Session(jobs, options, env, layouts)
     if compare is not None:
         return compare_models(sources, session)
-    return evaluate_one(sources[0], session) if steps is None else evaluate_steps(sources, session)
+    if steps is not None:
+        return evaluate_steps(sources, session)
+    evaluate_one(sources[0], session)
+    return None
 
 
 def _check_comparison(
@@ -208,7 +207,7 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
         raise UsageError(f"--output and --samples cannot both be {output}. Give two different files.")
 
 
-def _build_jobs(
+def build_jobs(
     task_ids: list[str] | None, data_options: list[str] | None, baseline: Path | None, format_: str | None, key: str
 ) -> list[Job]:
     """Return (task, function that reads its data) for each --task and its --data, whose values are `task_ids` and
@@ -253,6 +252,17 @@ def _build_jobs(
             "out."
         )
     return jobs
+
+
+def check_tasks_fit(jobs: list[Job], sources: list[ModelSource], seq_len: int | None) -> None:
+    """Raise UsageError unless every task can score every model, in windows of `seq_len` tokens if that is given."""
+    from lmtrain.eval.model_checks import check_kind
+    from lmtrain.eval.task import choose_window
+
+    for task, _ in jobs:
+        for source in sources:
+            check_kind(task, causal=source.settings.shape.causal, pairs="pair" in source.settings.terms)
+            choose_window(task, source.settings.shape.seq_len, seq_len)
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:

@@ -69,12 +69,15 @@ class Options:
 class Session:
     """The state of an evaluation: tasks, options and layouts. All processes hold all results; only rank 0 prints."""
 
-    def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, layouts: Sequence[ParallelSettings]) -> None:
-        """Create a session; `layouts` has one layout for each model."""
+    def __init__(
+        self, jobs: list[Job], options: Options, env: ProcessEnv, layouts: Sequence[ParallelSettings], *,
+        quiet: bool = False,
+    ) -> None:  # fmt: skip
+        """Create a session; `layouts` has one layout for each model. With `quiet` nothing is printed but --json."""
         arm_from_env()
         self.options, self._env, self._layouts, self.jobs = options, env, layouts, jobs
-        self.console = PlainConsole(stderr=True, quiet=env.rank > 0)
-        self.screen = PlainConsole(highlight=False, quiet=env.rank > 0 or options.as_json)
+        self.console = PlainConsole(stderr=True, quiet=quiet or env.rank > 0)
+        self.screen = PlainConsole(highlight=False, quiet=quiet or env.rank > 0 or options.as_json)
         self._inputs: dict[int, Path | TextInput] = {}  # by job number: data is read once for all models
 
     @contextmanager
@@ -175,9 +178,9 @@ class Session:
         return replace(outcome, result=result)
 
 
-def evaluate_one(source: ModelSource, session: Session) -> None:
-    """Evaluate one model. Each result is written and printed as soon as it is there, so it is kept if a later task
-    fails.
+def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
+    """Evaluate one model, and return the document of its results. Each result is written and printed as soon as it is
+    there, so it is kept if a later task fails.
     """
     options, lines = session.options, list[bytes]()
     document = new_document("lmtrain evaluation", model={}, results=[])
@@ -211,6 +214,7 @@ def evaluate_one(source: ModelSource, session: Session) -> None:
         finally:
             if document["results"]:
                 session.print_result(document)
+    return document
 
 
 def new_document(format_: str, **rest: Any) -> dict[str, Any]:

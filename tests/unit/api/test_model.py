@@ -18,9 +18,19 @@ from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.run_task import run as run_task
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
-from lmtrain.tokenizer import base
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.gpt_settings import GPTSettings
+from tests.unit.api.saved_models import VOCAB_SIZE, save_run, small_tokenizer
 
 IDS = [[5, 80, 9, 261, 3], [7, 7, 90, 2, 11]]
+
+
+@pytest.fixture(scope="module")
+def gpt_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = GPTSettings(
+        num_layers=2, width=16, num_heads=2, vocab_size=VOCAB_SIZE, vocab_multiple=64, seq_len=16, init_std=0.3
+    )
+    return save_run(tmp_path_factory.mktemp("gpt"), settings)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +39,9 @@ def gpt(gpt_run: Path) -> lmtrain.Model:
 
 
 @pytest.fixture(scope="module")
-def bert(bert_run: Path) -> lmtrain.Model:
-    return lmtrain.load(bert_run, device="cpu")[0]
+def bert(tmp_path_factory: pytest.TempPathFactory) -> lmtrain.Model:
+    settings = BertSettings(num_layers=2, width=16, num_heads=2, vocab_size=VOCAB_SIZE, seq_len=16)
+    return lmtrain.load(save_run(tmp_path_factory.mktemp("bert"), settings), device="cpu")[0]
 
 
 def test_types_are_known_to_checkers(gpt_run: Path) -> None:
@@ -88,9 +99,9 @@ def test_hidden_states_are_named_and_lead_to_the_logits(gpt: lmtrain.Model, bert
             assert torch.allclose(each, hidden[name][0], atol=1e-5)
 
 
-def test_a_text_is_the_generators_and_that_of_its_seed(gpt: lmtrain.Model, tokenizer: base.Tokenizer) -> None:
+def test_a_text_is_the_generators_and_that_of_its_seed(gpt: lmtrain.Model) -> None:
     sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=4)
-    expected = generate(gpt._model, tokenizer, "The mill", 12, sampling, 16).text
+    expected = generate(gpt._model, small_tokenizer(), "The mill", 12, sampling, 16).text
     asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0.9, "top_k": 20, "top_p": 0.95}
     assert gpt.generate("The mill", seed=4, **asked) == expected
     assert gpt.generate("The mill", seed=5, **asked) != expected

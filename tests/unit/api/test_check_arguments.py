@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.api.token_ids import check_token_ids
+from lmtrain.api.check_arguments import check_token_ids
 from lmtrain.api.tokenizer import Tokenizer
 from lmtrain.errors import UsageError
 from lmtrain.tokenizer.train import train_bpe

@@ -1,4 +1,4 @@
-"""Check token ids that a caller of the Python interface gives, and turn them into an array. Torch-free."""
+"""Check what a caller of the Python interface gives: token ids, which become an array, and types. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.config.settings_base import kinds
 from lmtrain.errors import UsageError
+from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.units import plural
 
 _SHAPES = {1: "[T], for one text", 2: "[B, T], for B texts of the same length"}
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UsageError unless models compute in `dtype`."""
+    known = kinds(PrecisionSettings)
+    if dtype not in known:
+        raise UsageError(f"dtype={dtype} is not a type that models compute in. Use {', '.join(known)}.")
 
 
 def check_token_ids(

@@ -1,0 +1,47 @@
+"""`lmtrain.evaluate`: score a trained model on a task, as `lmtrain eval` does, in one process. Torch-free at first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lmtrain.api.check_arguments import check_dtype
+from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
+from lmtrain.cli.eval.load_in_layout import choose_layout
+from lmtrain.cli.eval.run_tasks import Options, Session, evaluate_one
+from lmtrain.errors import UsageError
+from lmtrain.exchange.find_model import find_model
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+
+
+def evaluate(
+    path: str | os.PathLike[str], task: str, data: str | os.PathLike[str], *, key: str = "text",
+    format: str | None = None, baseline: str | os.PathLike[str] | None = None, batch_size: int = 8,
+    stride: int | None = None, seq_len: int | None = None, limit: int | None = None, dtype: str = "fp32",
+    device: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Evaluate the model at `path`, which is anything that `lmtrain.load` takes, by a task of `lmtrain eval --list` on
+    `data`: the task's file, or texts or a dataset. Return what `lmtrain eval --json` prints: the result is
+    `["results"][0]`, its measures are `["results"][0]["measures"]`.
+
+    The other parameters are the options of `lmtrain eval`; `dtype` is its --precision. `device` is cpu or cuda; without
+    it a GPU is used if there is one. Raise an LmtrainError if the model, the task or the data cannot be used.
+    """
+    for name, value in (("batch_size", batch_size), ("stride", stride), ("seq_len", seq_len), ("limit", limit)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value} must be at least 1.")
+    check_dtype(dtype)
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"device={device} is not a device that evaluations run on. Use cpu or cuda, or leave it out.")
+    if str(data) == "-":
+        raise UsageError("data=- is standard input, which a Python program does not hand over. Give a file.")
+    jobs = build_jobs([task], [str(data)], None if baseline is None else Path(baseline), format, key)
+    source, process = find_model(Path(path)), ProcessEnv()
+    check_tasks_fit(jobs, [source], seq_len)
+    options = Options(
+        baseline=None if baseline is None else Path(baseline), batch_size=batch_size, stride=stride, seq_len=seq_len,
+        limit=limit, device=device or "auto", precision=dtype, output=None, samples=None, as_json=False, full=False,
+    )  # fmt: skip
+    session = Session(jobs, options, process, [choose_layout([], source.settings, process)], quiet=True)
+    return evaluate_one(source, session)
