@@ -18,6 +18,10 @@ from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.end_tokens import FILES, end_ids
+
+# The prefix of the names under which a checkpoint keeps the small files of the Hugging Face folder that it came from.
+ORIGINAL_PREFIX = "huggingface."
 
 
 class Weights(Protocol):
@@ -75,5 +79,12 @@ def checkpoint_source(path: Path) -> ModelSource:
         settings=settings,
         facts={"checkpoint": str(folder), "step": manifest.step},
         open=lambda: CheckpointWeights(folder, settings),
-        tokenizer=lambda: Tokenizer.from_bytes(contents.read_file("tokenizer.json")),
+        tokenizer=lambda: _read_tokenizer(contents),
     )
+
+
+def _read_tokenizer(contents: Contents) -> Tokenizer:
+    """Return the tokenizer of a checkpoint, with the ends of generated texts that an imported model came with."""
+    names = [name for name in FILES if ORIGINAL_PREFIX + name in contents.manifest.files]
+    files = {name: contents.read_file(ORIGINAL_PREFIX + name) for name in names}
+    return Tokenizer.from_bytes(contents.read_file("tokenizer.json")).with_end_ids(end_ids(files))

@@ -93,6 +93,11 @@ class Contents:
             read_box(file, stored.start, stored.shape, overlap.relative_to(piece_box.offset), target)
         return out
 
+    @property
+    def extra_names(self) -> list[str]:
+        """The names of the extra files: all but the ranks' tensor files and their lists of blocks."""
+        return [name for name in self.manifest.files if not name.startswith("rank_")]
+
     def read_file(self, name: str) -> bytes:
         """Return the bytes of an extra file of the checkpoint, such as tokenizer.json, verified against the file's
         hash.

@@ -74,6 +74,10 @@ class CheckpointReader:
         """Return an extra file, such as tokenizer.json, verified."""
         return self._contents.read_file(name)
 
+    def read_extra_files(self, prefix: str = "") -> dict[str, bytes]:
+        """Return the extra files whose names begin with `prefix`, by name, verified."""
+        return {name: self.read_file(name) for name in self._contents.extra_names if name.startswith(prefix)}
+
     def checked_model(self) -> ModelSettings:
         """Return the checkpoint's model; raise if its tensors are not that model's."""
         return checked_model(self._contents)

@@ -1,7 +1,8 @@
 """Text generation: sampling token by token, streamed in whole characters.
 
 Called by `lmtrain generate`. A context longer than the model's window is cropped on its left; the end-of-document token
-ends a sample. A seed gives the same text on every device, because tokens are drawn on the host.
+ends a sample, or for an imported model the tokens that its generation_config.json names. A seed gives the same text on
+every device, because tokens are drawn on the host.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def generate(
     why generation stopped. `seq_len` is the number of tokens that the model sees at once.
     """
     context = prompt_tokens(tokenizer, prompt)
-    ids = list(generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id))
-    ended = bool(ids) and ids[-1] == tokenizer.eod_id
+    ids = list(generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.end_ids))
+    ended = bool(ids) and ids[-1] in tokenizer.end_ids
     return GeneratedText(
         tokenizer.decode(ids[:-1] if ended else ids), len(ids), "end_of_document" if ended else "max_new_tokens"
     )
@@ -66,8 +67,8 @@ def generate_stream(
     number of tokens that the model sees at once.
     """
     context = prompt_tokens(tokenizer, prompt)
-    tokens = generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id)
-    return stream_text(tokenizer, (token for token in tokens if token != tokenizer.eod_id))
+    tokens = generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.end_ids)
+    return stream_text(tokenizer, (token for token in tokens if token not in tokenizer.end_ids))
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
@@ -102,17 +103,17 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def generate_tokens(
-    model: Scorable, context: list[int], max_new_tokens: int, sampling: Sampling, seq_len: int, eod_id: int | None
+    model: Scorable, context: list[int], max_new_tokens: int, sampling: Sampling, seq_len: int, end_ids: frozenset[int]
 ) -> Iterator[int]:
-    """Yield up to `max_new_tokens` token ids that continue `context`, drawn as `sampling` says. Stop after `eod_id`,
-    the end-of-document token, if it is drawn. `seq_len` is the number of tokens that the model sees at once.
+    """Yield up to `max_new_tokens` token ids that continue `context`, drawn as `sampling` says. Stop after
+    an id of `end_ids`, if such an id is drawn. `seq_len` is the number of tokens that the model sees at once.
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(context)
     for _ in range(max_new_tokens):
         token = draw_token(next_logits(model, tokens[-seq_len:]), sampling, generator)
         yield token
-        if token == eod_id:
+        if token in end_ids:
             return
         tokens.append(token)
 

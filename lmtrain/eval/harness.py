@@ -126,10 +126,10 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
                 f"max_gen_toks={num_new} leaves no room for a prompt: the model's window is {self.max_length} tokens. "
                 "Use fewer."
             )
-        context = prompt_tokens(tokenizer, prompt)[-room:]
+        context, ends = prompt_tokens(tokenizer, prompt)[-room:], tokenizer.end_ids
         ids: list[int] = []
-        for token in generate_tokens(self.subject.model, context, num_new, sampling, self.max_length, tokenizer.eod_id):
-            ids += [token] if token != tokenizer.eod_id else []
+        for token in generate_tokens(self.subject.model, context, num_new, sampling, self.max_length, ends):
+            ids += [token] if token not in ends else []
             if any(stop in tokenizer.decode(ids) for stop in until):
                 break
         return str(postprocess_generated_text(tokenizer.decode(ids), until, None))

@@ -11,8 +11,9 @@ from typing import Any
 from lmtrain.checkpoint.model_source import ModelSource, Weights, checkpoint_source
 from lmtrain.errors import MissingInputError
 from lmtrain.exchange.huggingface.config_json import settings_from_config
-from lmtrain.runtime.files.safe_files import read_json
+from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, read_bytes, read_json
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.end_tokens import FILES, end_ids
 
 
 def find_model(path: Path) -> ModelSource:
@@ -40,7 +41,8 @@ def _huggingface_source(path: Path, config: Any) -> ModelSource:
 
     def tokenizer() -> Tokenizer:
         try:
-            return Tokenizer.load(path)
+            files = {name: read_bytes(path / name, MAX_JSON_BYTES) for name in FILES if (path / name).is_file()}
+            return Tokenizer.load(path).with_end_ids(end_ids(files))
         except MissingInputError as error:
             raise MissingInputError(
                 f"The tokenizer of {path} could not be read: {error} Put a tokenizer there, or convert {path} with "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -86,11 +87,13 @@ def save_imported(
     origin: Mapping[str, Any],
     *,
     step: int = 0,
+    files: Mapping[str, bytes] = MappingProxyType({}),
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Save an imported model as a checkpoint in the folder `output`. `read_parts` returns a weight in parts of some
-    rows, by its name in settings.weights(). `origin` says where the weights come from. Return the facts that the
-    command prints: the checkpoint's path, its numbers of parameters and bytes, and `origin`.
+    rows, by its name in settings.weights(). `origin` says where the weights come from. `files` are extra files by name;
+    a tokenizer.json among them replaces that of `tokenizer`. Return the facts that the command prints: the checkpoint's
+    path, its numbers of parameters and bytes, and `origin`.
     """
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -125,5 +128,5 @@ def save_imported(
         "imported": dict(origin),
     }
     data = RankData(specs, report_progress(rows(), total, report))
-    path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()})
+    path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()} | dict(files))
     return {"checkpoint": str(path), "parameters": settings.num_parameters, "bytes": total, **origin}

@@ -8,6 +8,7 @@ document is split like any other characters, so that no document can forge a bou
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 import os
@@ -372,6 +373,19 @@ class Tokenizer:
     def eod_id(self) -> int | None:
         """The id of the end-of-document token, or None."""
         return self.special.get("eod")
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The ids after which generation stops: that of the end-of-document token, unless the model has others."""
+        return frozenset(() if self.eod_id is None else (self.eod_id,))
+
+    def with_end_ids(self, ids: frozenset[int]) -> Tokenizer:
+        """Return this tokenizer with other `end_ids`; an empty set leaves them as they are."""
+        if not ids:
+            return self
+        tokenizer = copy.copy(self)
+        tokenizer.end_ids = ids
+        return tokenizer
 
     @property
     def bos_id(self) -> int | None:

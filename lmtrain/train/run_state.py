@@ -139,7 +139,8 @@ def resume(
             check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
         try:
             with collective_phase(peers):
-                return inputs, restore(reader, model, optimizer)
+                progress = restore(reader, model, optimizer)
+                return with_extra_files(inputs, reader, peers), progress
         except LmtrainError as error:
             if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
                 raise
@@ -149,6 +150,13 @@ def resume(
                     set_aside_damaged(path, folder / CHECKPOINTS, error)
             skip_messages.append(f"The checkpoint {path} is set aside: {error}")
             inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
+
+
+def with_extra_files(inputs: Inputs, reader: CheckpointReader, peers: Peers) -> Inputs:
+    """Return the inputs with the extra files of the checkpoint that the run begins from, on rank 0, which saves them
+    again with each checkpoint: an imported model's files are then exported after training, too.
+    """
+    return replace(inputs, extra_files=reader.read_extra_files()) if peers.rank == 0 else inputs
 
 
 def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:

@@ -34,7 +34,7 @@ from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.before.resume_checks import skipped_messages
 from lmtrain.train.record.write_records import open_records, open_view, scores_before_resume, show_start_notes
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_state import Progress, Run, agree_on_resume, held_pieces, resume
+from lmtrain.train.run_state import Progress, Run, agree_on_resume, held_pieces, resume, with_extra_files
 from lmtrain.train.step_durations import Durations
 
 
@@ -67,7 +67,9 @@ def open_run(
             inputs, progress = resume(config, inputs, model, optimizer, peers, skip_messages)
         elif inputs.weights_from is not None:
             with collective_phase(peers):
-                model.load(CheckpointReader(inputs.weights_from).load_into)
+                reader = CheckpointReader(inputs.weights_from)
+                model.load(reader.load_into)
+                inputs = with_extra_files(inputs, reader, peers)
 
         loader = Loader(
             inputs.data.train, inputs.data.order, config.batch_plan, config.train.micro_batch,

@@ -282,9 +282,8 @@ class Attempt:
             listing = blocks_file(name)
             entries[listing], _ = write_hashed(folder / listing, [encode_blocks(entries[name], digests)])
             target.sync()
-        for name in manifest.files:
-            if not name.startswith("rank_"):  # all but tensor files and their lists of blocks
-                entries[name], _ = write_hashed(folder / name, [self.contents.read_file(name)])
+        for name in self.contents.extra_names:
+            entries[name], _ = write_hashed(folder / name, [self.contents.read_file(name)])
         fault_point("reshard.finish")
         tensors = merge_pieces([target.pieces for target in self.targets.values()])
         text = encode_manifest(Manifest(manifest.step, entries, tensors, dict(state)))

@@ -29,14 +29,18 @@ def export(
         str | None,
         typer.Option(metavar="tp=N,pp=N", help="With --to megatron: its parallel layout. [default: tp=1,pp=1]"),
     ] = None,
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Number format of the weights.")] = "fp32",
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        typer.Option(help="Number format of the weights. [default: for hf that of an imported model, else fp32]"),
+    ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """Write the weights of a checkpoint for Hugging Face or Megatron-LM.
 
-    The tokenizer and the model's settings are written with them; the optimizer's state is not. A Hugging Face folder is
-    loaded again before it gets its name, by transformers too if it is installed and the model fits into memory, and is
+    The tokenizer and the model's settings are written with them; the optimizer's state is not. A model that came from a
+    Hugging Face folder gets that folder's small files back, such as its chat template. A Hugging Face folder is loaded
+    again before it gets its name, by transformers too if it is installed and the model fits into memory, and is
     refused if its logits differ. The checkpoint may have any layout and stays as it is.
     """
     sizes = parse_sizes(layout) if layout is not None else {}
@@ -55,7 +59,7 @@ def export(
             from lmtrain.exchange.megatron.import_and_export import export_megatron
 
             facts = export_megatron(
-                checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype, report=report
+                checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32", report=report
             )
     return print_json(facts, default=str) if as_json else print_exchange(facts)
 

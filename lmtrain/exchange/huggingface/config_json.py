@@ -1,19 +1,12 @@
-"""Convert between our model settings and Hugging Face's config.json, between weight names, and write tokenizer files.
+"""Convert between our model settings and Hugging Face's config.json.
 
 Called by export and import alike; torch-free. Nothing is nearly equal: a model that no Hugging Face architecture
 computes, or a config.json that asks for what our models lack, is refused with every setting that stands in the way.
-
-Our weights are fused and [out, in]; Hugging Face's may come in parts (query, key, value; gate, up) and, in GPT-2, as
-[in, out]. The ids of a text are those of our tokenizer; what is added is what users of transformers expect around it:
-an encoder's [CLS] and [SEP], the names of special tokens, the longest text.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.config.settings_base import show
@@ -21,9 +14,7 @@ from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.build_imported_settings import build_imported_settings
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
-from lmtrain.runtime.files.safe_files import parse_json
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.models.model_settings import ModelSettings
 
 Config = dict[str, Any]
 ARCHITECTURES = {
@@ -37,14 +28,19 @@ _GPT2 = {
     "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "resid_pdrop": 0.1,
     "embd_pdrop": 0.1, "attn_pdrop": 0.1, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False, "tie_word_embeddings": True,
+    "add_cross_attention": False, "tie_word_embeddings": True, "is_causal": True,
+}  # fmt: skip
+# Second names of GPT-2's keys; transformers takes the value of the second name if both are given.
+_GPT2_ALIASES = {
+    "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
 }  # fmt: skip
 _LLAMA = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "initializer_range": 0.02, "tie_word_embeddings": False,
     "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "sliding_window": None,
-    "rope_parameters": None, "rope_scaling": None, "rope_theta": 10000.0,
+    "rope_parameters": None, "rope_scaling": None, "rope_theta": None, "partial_rotary_factor": None, "is_causal": True,
 }  # fmt: skip
 _MISTRAL = _LLAMA | {
     "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
@@ -70,9 +66,11 @@ _DROPOUTS = {
     "mistral": ("attention_dropout",), "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "megatron-bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }  # fmt: skip
-# Hugging Face's special tokens and the roles of ours. A decoder's end-of-document token also begins a document.
-_DECODER = {"bos_token": "eod", "eos_token": "eod", "unk_token": "unk", "pad_token": "pad"}
-_ENCODER = {"cls_token": "cls", "sep_token": "sep", "mask_token": "mask", "unk_token": "unk", "pad_token": "pad"}
+_ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_DEFAULT_BASE = 10000.0  # of rotary angles
+# because: transformers 4.57 reports a wrong tokenizer for a vocabulary above 100,000 beside a config.json without a
+# version, or with one before 5; our files hold what both 4 and 5 read
+_FORMAT_VERSION = "5.0.0"
 
 
 def hf_family(settings: ModelSettings) -> str:
@@ -124,7 +122,7 @@ def _llama_rules(s: GPTSettings) -> list[tuple[bool, str]]:
 
 def hf_config(settings: ModelSettings, special: Mapping[str, int], dtype: str) -> Config:
     """Return the entries of a config.json for a model. `special` maps the roles of its tokenizer's special tokens, such
-    as "eod", to their ids; `dtype` is torch's name for the type of the weights, such as "bfloat16".
+    as "eod" and "bos", to their ids; `dtype` is torch's name for the type of the weights, such as "bfloat16".
     """
     family = hf_family(settings)
     architecture = ARCHITECTURES[family]
@@ -135,10 +133,54 @@ def hf_config(settings: ModelSettings, special: Mapping[str, int], dtype: str) -
     else:
         assert isinstance(settings, GPTSettings)
         config = _gpt2_config(settings) if family == "gpt2" else _llama_config(settings, family)
-        config |= {"bos_token_id": special.get("eod"), "eos_token_id": special.get("eod")}
+        config |= begin_and_end_ids(special)
     config |= {"pad_token_id": special.get("pad")}
     # because: transformers 4 reads the first of the two names of the type, and 5 the second
-    return {"architectures": [architecture], "model_type": family} | config | {"torch_dtype": dtype, "dtype": dtype}
+    types = {"torch_dtype": dtype, "dtype": dtype, "transformers_version": _FORMAT_VERSION}
+    return {"architectures": [architecture], "model_type": family} | config | types
+
+
+def begin_and_end_ids(special: Mapping[str, int]) -> dict[str, int | None]:
+    """Return the bos_token_id and eos_token_id of a decoder, from the ids of its tokenizer's special tokens by role. An
+    end-of-document token also begins a document if no other token does.
+    """
+    end = special.get("eod")
+    return {"bos_token_id": special.get("bos", end), "eos_token_id": end}
+
+
+def restored_config(settings: ModelSettings, original: Config, special: Mapping[str, int], dtype: str) -> Config:
+    """Return the entries of a config.json for a model whose weights came from a Hugging Face folder with the
+    config.json `original`. Its entries are kept, except for settings that have changed since; keys are added so that
+    transformers 4 and 5 both read it. `special` and `dtype` are those of `hf_config`.
+    """
+    now = hf_config(settings, special, dtype)
+    family, original = now["model_type"], _with_first_names(original)
+    if original.get("model_type") != family:
+        ids = {key: value for key, value in original.items() if key.endswith("_token_id")}
+        return now | ids
+    pair_head = isinstance(settings, BertSettings) and settings.pair_head
+    kept_dropouts = True
+    try:
+        _, before = settings_from_config(original, "config.json", pair_head=pair_head)
+    except CheckpointError:  # because: several dropouts, of which the import chose one
+        kept_dropouts = False
+        _, before = settings_from_config(
+            original, "config.json", pair_head=pair_head, dropout=settings.to_dict()["dropout"]
+        )
+    then = hf_config(before, special, dtype)
+    changed = {key: value for key, value in now.items() if key not in then or then[key] != value}
+    if not kept_dropouts:
+        changed |= {key: now[key] for key in _DROPOUTS[family]}
+    always = ("architectures", "rope_theta", "rope_parameters", "torch_dtype", "dtype", "transformers_version")
+    return original | changed | {key: now[key] for key in always if key in now}
+
+
+def _with_first_names(config: Config) -> Config:
+    """Return a config.json's entries with GPT-2's keys by their first names only."""
+    if config.get("model_type") != "gpt2":
+        return config
+    second = {first: config[alias] for alias, first in _GPT2_ALIASES.items() if alias in config}
+    return {key: value for key, value in config.items() if key not in _GPT2_ALIASES} | second
 
 
 def _gpt2_config(s: GPTSettings) -> Config:
@@ -186,6 +228,7 @@ def settings_from_config(
             f"{where} has model_type {show(None) if family is None else shorten(family)}, which lmtrain cannot import. "
             f"Choose a model of one of these types: {', '.join(_DEFAULTS)}."
         )
+    config = _with_first_names(config)
     completed = _DEFAULTS[family] | config
     too_long = [key for key in _DEFAULTS[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]
     if too_long:
@@ -208,8 +251,9 @@ def settings_from_config(
 
 def _from_gpt2(c: Config, problems: list[str]) -> Config:
     _require_values(
-        c, problems, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
-    )
+        c, problems, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False,
+        is_causal=True,
+    )  # fmt: skip
     activation = _gelu(c, "activation_function", problems)
     return {
         "kind": "gpt", "num_layers": c["n_layer"], "width": c["n_embd"], "num_heads": c["n_head"],
@@ -220,23 +264,38 @@ def _from_gpt2(c: Config, problems: list[str]) -> Config:
 
 
 def _from_llama(c: Config, problems: list[str]) -> Config:
-    _require_values(c, problems, hidden_act="silu", mlp_bias=c["attention_bias"])
-    rope = c["rope_parameters"] or c["rope_scaling"] or {}
-    if not isinstance(rope, dict):
-        problems.append(f"rope_parameters={shorten(rope)} would have to be a group")
-        rope = {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        problems.append(f"rotary angles of type {shorten(kind)} would have to be default, over the whole head")
+    _require_values(c, problems, hidden_act="silu", mlp_bias=c["attention_bias"], is_causal=True)
+    # because: transformers' LLaMA has no window, whatever its config.json says
+    window = c["sliding_window"] if c["model_type"] == "mistral" else None
     return {
         "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"],
         "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"], "seq_len": c["max_position_embeddings"],
-        "positions": "rotary", "rotary_base": rope.get("rope_theta", c["rope_theta"]), "norm": "rmsnorm",
+        "positions": "rotary", "rotary_base": _rotary_base(c, problems), "norm": "rmsnorm",
         "norm_eps": c["rms_norm_eps"], "activation": "swiglu", "bias": c["attention_bias"],
-        "tied": c["tie_word_embeddings"], "window": c["sliding_window"],
-        "init_std": c["initializer_range"],
+        "tied": c["tie_word_embeddings"], "window": window, "init_std": c["initializer_range"],
     }  # fmt: skip
+
+
+def _rotary_base(c: Config, problems: list[str]) -> Any:
+    """Return the base of the rotary angles in the config.json `c`. Add a message to `problems` for angles that lmtrain
+    does not compute, and for two different bases, of which transformers 4 takes the one and 5 the other.
+    """
+    key = "rope_parameters" if c["rope_parameters"] else "rope_scaling"
+    rope = c[key] or {}
+    if not isinstance(rope, dict):
+        problems.append(f"{key}={shorten(rope)} would have to be a group")
+        rope = {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    shares = (rope.get("partial_rotary_factor"), c["partial_rotary_factor"])
+    if kind != "default" or any(share not in (None, 1.0) for share in shares):
+        problems.append(f"rotary angles of type {shorten(kind)} would have to be default, over the whole head")
+    elif unknown := sorted(rope.keys() - set(_ROPE_KEYS)):
+        problems.append(f"{key} has {shorten(unknown[0])}, which default angles lack")
+    bases = [base for base in (rope.get("rope_theta"), c["rope_theta"]) if base is not None]
+    if len(bases) == 2 and bases[0] != bases[1]:
+        problems.append(f"rope_theta={show(c['rope_theta'])} would have to be {show(bases[0])}, as in {key}")
+    return bases[0] if bases else _DEFAULT_BASE
 
 
 def _from_bert(c: Config, problems: list[str]) -> Config:
@@ -279,128 +338,3 @@ def _gelu(config: Config, key: str, problems: list[str]) -> str:
 
 def _require_values(config: Config, problems: list[str], **required: object) -> None:
     problems += [f"{k}={show(config[k])} would have to be {show(v)}" for k, v in required.items() if config[k] != v]
-
-
-# ---- the tokenizer ---------------------------------------------------------------------------------------------------
-
-
-def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, bytes]:
-    tokenizer = Tokenizer.from_bytes(data)
-    special = {
-        hf_role: tokenizer.piece(tokenizer.special[role])
-        for hf_role, role in (_DECODER if causal else _ENCODER).items()
-        if role in tokenizer.special
-    }
-    config = {
-        # because: their classes by model build tokenizers by rules of their own; this one takes tokenizer.json as is
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": seq_len,
-        "model_input_names": ["input_ids", *([] if causal else ["token_type_ids"]), "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-        **special,
-    }
-    tree = parse_json(data, Path("tokenizer.json"))
-    if not causal and {"cls_token", "sep_token"} <= special.keys() and tree.get("post_processor") is None:
-        cls, sep = ([special[f"{role}_token"], tokenizer.special[role]] for role in ("cls", "sep"))
-        # [CLS] text [SEP], or [CLS] first [SEP] second [SEP]
-        tree["post_processor"] = {"type": "BertProcessing", "sep": sep, "cls": cls}
-        data = json.dumps(tree, ensure_ascii=False, indent=1).encode()
-    return {
-        "tokenizer.json": data,
-        "tokenizer_config.json": json_bytes(config),
-        "special_tokens_map.json": json_bytes(special),
-    }
-
-
-def json_bytes(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-# ---- names of weights ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WeightMapping:
-    """A weight of ours and the Hugging Face tensors that hold it: several that are its rows one below the other, or a
-    single tensor, which may be transposed.
-    """
-
-    name: str
-    shape: Shape  # of our weight, without rows of padding
-    hf_tensors: tuple[tuple[str, int], ...]  # (name, number of our rows) of each
-    transposed: bool  # whether Hugging Face stores it as [in, out]
-
-    def hf_shape(self, rows: int) -> Shape:
-        return self.shape[::-1] if self.transposed else (rows, *self.shape[1:])
-
-
-@dataclass(frozen=True)
-class FamilyNames:
-    """The names of a family's weights in Hugging Face's files."""
-
-    blocks: str  # the prefix before a block's number
-    block_parts: dict[str, tuple[str, ...]]  # our name of a part of a block -> Hugging Face's names
-    other_parts: dict[str, tuple[str, ...]]  # the same for parts outside of blocks
-    transposed: tuple[str, ...] = ()  # our names of the matrices that are stored as [in, out]
-
-
-GPT2 = FamilyNames(
-    "transformer.h.",
-    {
-        "attention_norm": ("ln_1",), "attention.qkv": ("attn.c_attn",), "attention.out": ("attn.c_proj",),
-        "mlp_norm": ("ln_2",), "mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",),
-    },
-    {
-        "embedding.token": ("transformer.wte",), "embedding.position": ("transformer.wpe",),
-        "norm": ("transformer.ln_f",), "head": ("lm_head",),
-    },
-    ("attention.qkv", "attention.out", "mlp.up", "mlp.down"),
-)  # fmt: skip
-LLAMA = FamilyNames(
-    "model.layers.",
-    {
-        "attention_norm": ("input_layernorm",),
-        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attention.out": ("self_attn.o_proj",), "mlp_norm": ("post_attention_layernorm",),
-        "mlp.up": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down": ("mlp.down_proj",),
-    },
-    {"embedding.token": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)},
-)  # fmt: skip
-BERT = FamilyNames(
-    "bert.encoder.layer.",
-    {
-        "attention_norm": ("attention.output.LayerNorm",),
-        "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
-        "attention.out": ("attention.output.dense",), "mlp_norm": ("output.LayerNorm",),
-        "mlp.up": ("intermediate.dense",), "mlp.down": ("output.dense",),
-    },
-    {
-        "embedding.token": ("bert.embeddings.word_embeddings",),
-        "embedding.position": ("bert.embeddings.position_embeddings",),
-        "embedding.segment": ("bert.embeddings.token_type_embeddings",),
-        "embedding.norm": ("bert.embeddings.LayerNorm",), "norm": ("bert.encoder.ln",),
-        "head.dense": ("cls.predictions.transform.dense",), "head.norm": ("cls.predictions.transform.LayerNorm",),
-        "head.decoder": ("cls.predictions",), "pair.pooler": ("bert.pooler.dense",),
-        "pair.scores": ("cls.seq_relationship",),
-    },
-)  # fmt: skip
-# Megatron's BERT has its norms before attention and MLP, the original BERT behind them.
-MEGATRON_BERT = FamilyNames(
-    BERT.blocks, BERT.block_parts | {"attention_norm": ("attention.ln",), "mlp_norm": ("ln",)}, BERT.other_parts
-)
-NAMES = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "bert": BERT, "megatron-bert": MEGATRON_BERT}
-
-
-def weight_mappings(settings: ModelSettings, family: str) -> Iterator[WeightMapping]:
-    names, cuts = NAMES[family], settings.cuts()
-    for name, shape in unpadded_shapes(settings).items():
-        part, _, leaf = name.rpartition(".")
-        transposed = False
-        if part.startswith("blocks."):
-            _, layer, inner = part.split(".", 2)
-            hf_names = [f"{names.blocks}{layer}.{hf_part}.{leaf}" for hf_part in names.block_parts[inner]]
-            transposed = inner in names.transposed and len(shape) == 2
-        else:
-            hf_names = [f"{hf_part}.{leaf}" for hf_part in names.other_parts[part]]
-        rows = cuts[name].sections if len(hf_names) > 1 else (shape[0],)
-        yield WeightMapping(name, shape, tuple(zip(hf_names, rows, strict=True)), transposed)

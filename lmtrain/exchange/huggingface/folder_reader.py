@@ -6,8 +6,9 @@ opened. Names of files are plain names in this folder; links are followed only a
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lmtrain.errors import CheckpointError, DataError, MissingInputError, join_few, shorten
-from lmtrain.exchange.huggingface.config_json import WeightMapping, settings_from_config, weight_mappings
+from lmtrain.errors import CheckpointError, MissingInputError, join_few, shorten
+from lmtrain.exchange.huggingface.config_json import settings_from_config
+from lmtrain.exchange.huggingface.original_files import path_in_folder
+from lmtrain.exchange.huggingface.weight_names import WeightMapping, weight_mappings
 from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import is_safe_name, open_fd, read_json, read_range
@@ -27,7 +30,7 @@ _UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids")  # t
 _SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of an embedding that is tied to the output
 _COMPARED_AT_ONCE = 1 << 20  # numbers that are compared
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first BERT files
-_TYPES = ("F32", "F16", "BF16")
+_TYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 _MAX_HEADER_BYTES = 32 << 20
 _REOPEN_BYTES = 128 << 20  # because: what was read of an open file counts as our memory
 
@@ -52,7 +55,7 @@ class HFFolder:
         identify_source(path, "hf")
         self._open_tensors: tuple[str, Any] | None = None
         self._bytes_left = 0
-        config = read_json(self._file("config.json"))
+        config = read_json(path_in_folder(self.path, "config.json"))
         where = path / "config.json"
         self._places = self._find_tensors(config.get("model_type") if isinstance(config, dict) else None)
         self.family, self.settings = settings_from_config(
@@ -90,6 +93,18 @@ class HFFolder:
                     "one weight. Set tie_word_embeddings to false there if they are not; otherwise get the model again."
                 )
         return mappings
+
+    def stored_types(self, mappings: Iterable[WeightMapping]) -> dict[str, Any]:
+        """Return the type of most weights of `mappings`, such as "bf16", as "dtype". If tensors have other types, also
+        return their safetensors names by the tensors' names, as "other_dtypes".
+        """
+        kinds = {name: self._places[name].kind for mapping in mappings for name, _ in mapping.hf_tensors}
+        sizes = Counter[str]()
+        for name, kind in kinds.items():
+            sizes[kind] += math.prod(self._places[name].shape)
+        (most, _), *others = sizes.most_common()
+        other_types = {name: kind for name, kind in kinds.items() if kind != most}
+        return {"dtype": _TYPES[most]} | ({"other_dtypes": other_types} if others else {})
 
     def _are_equal(self, first: str, second: str) -> bool:
         """Return whether two tensors of the folder, given by their names, have the same shape, type and bits."""
@@ -153,7 +168,7 @@ class HFFolder:
     def _weight_files(self) -> list[str]:
         if not (self.path / WEIGHTS_INDEX).exists():
             return [WEIGHTS]
-        places = read_json(self._file(WEIGHTS_INDEX))
+        places = read_json(path_in_folder(self.path, WEIGHTS_INDEX))
         weight_map = places.get("weight_map") if isinstance(places, dict) else None
         values = weight_map.values() if isinstance(weight_map, dict) else ()
         files = sorted({name if isinstance(name, str) else "" for name in values})
@@ -164,18 +179,6 @@ class HFFolder:
                 "Use plain names of files here."
             )
         return files
-
-    def _file(self, name: str) -> Path:
-        """Return the path of the file `name` in this folder. Raise DataError for a link that leads out of the folder,
-        unless it leads to the blobs of the hub's cache.
-        """
-        path = self.path / name
-        if path.is_symlink():
-            real, home = Path(os.path.realpath(path)), self.path.resolve()
-            homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
-            if not any(real.is_relative_to(place) for place in homes):
-                raise DataError(f"{path} is a link that leads out of its folder. Put the file itself in its place.")
-        return path
 
     def _mismatch(self, name: str, shape: tuple[int, ...]) -> list[str]:
         place = self._places.get(name)
@@ -191,7 +194,7 @@ class HFFolder:
         """
         if self._open_tensors is not None and self._open_tensors[0] == name and self._bytes_left > 0:
             return self._open_tensors[1]
-        path = self._file(name)
+        path = path_in_folder(self.path, name)
         with open_fd(path) as (fd, _):
             header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
         if header_bytes > _MAX_HEADER_BYTES:

@@ -20,18 +20,23 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.model_source import ORIGINAL_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.exchange.huggingface.config_json import (
-    WeightMapping,
-    hf_config,
-    hf_family,
-    json_bytes,
-    tokenizer_files,
-    weight_mappings,
-)
+from lmtrain.exchange.huggingface.config_json import begin_and_end_ids, hf_config, hf_family, restored_config
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
+from lmtrain.exchange.huggingface.model_card import model_card
+from lmtrain.exchange.huggingface.original_files import (
+    CONFIG,
+    GENERATION_CONFIG,
+    parse_original,
+    read_original_files,
+    restore_names,
+)
+from lmtrain.exchange.huggingface.tokenizer_files import json_bytes, special_ids, tokenizer_files
+from lmtrain.exchange.huggingface.weight_names import WeightMapping, weight_mappings
 from lmtrain.exchange.stream_tensors_to_disk import (
+    DTYPES,
     Report,
     load_tokenizer,
     parse_dtype,
@@ -49,6 +54,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import new_folder
 from lmtrain.tokenizer.base import Tokenizer
 
+_TORCH_TYPES = {code: kind for kind, code in DTYPES.values()}  # by the type's name in safetensors
 SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost
 # because: kernels add in other orders; of the largest score this is some eight times fp32's rounding in a long sum
 TOLERANCE = 1e-5
@@ -57,72 +63,104 @@ _LENGTH, _LONGEST = 64, 512  # tokens in a random row whose scores are compared
 
 @dataclass(frozen=True)
 class HFTensor:
-    """A tensor of an exported folder: some rows of one of our weights, or a whole weight transposed."""
+    """A tensor of an exported folder: some rows of one of our weights, or a whole weight transposed. `code` is the
+    safetensors name of its type.
+    """
 
     name: str
     shape: tuple[int, ...]
     mapping: WeightMapping
     first_row: int
+    code: str
 
-    def num_bytes(self, code: str) -> int:
-        return ITEM_BYTES[code] * math.prod(self.shape)
+    @property
+    def num_bytes(self) -> int:
+        return ITEM_BYTES[self.code] * math.prod(self.shape)
 
 
 def export_hf(
     source: Path,
     output: Path,
     *,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     check: bool = True,
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Export the checkpoint `source` as the Hugging Face folder `output`. `dtype` is fp32, bf16 or fp16. With `check`
+    """Export the checkpoint `source` as the Hugging Face folder `output`. `dtype` is fp32, bf16 or fp16; None stands
+    for the types of an imported folder whose weights have not been trained since, and for fp32 otherwise. With `check`
     the logits of both models are compared. `report` is called with bytes done and in all. `shard_bytes` limits the size
     of a file with several tensors. Return the facts that the command prints, such as the largest difference.
     """
     reader = CheckpointReader(resolve_checkpoint(source))
-    settings, (torch_type, code) = reader.checked_model(), parse_dtype(dtype)
+    settings = reader.checked_model()
     family, tokenizer = hf_family(settings), reader.read_file("tokenizer.json")
-    special = Tokenizer.from_bytes(tokenizer).special
-    targets = [target for mapping in weight_mappings(settings, family) for target in _hf_tensors(mapping)]
-    files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
-    files["config.json"] = json_bytes(hf_config(settings, special, str(torch_type).removeprefix("torch.")))
-    if settings.shape.causal:
-        files["generation_config.json"] = json_bytes({
-            "bos_token_id": special.get("eod"), "eos_token_id": special.get("eod"), "pad_token_id": special.get("pad")
-        })  # fmt: skip
+    dtype, codes = (dtype, {}) if dtype is not None else _types_of_import(reader)
+    torch_type, code = parse_dtype(dtype)
+    targets = [
+        target for mapping in weight_mappings(settings, family) for target in _hf_tensors(mapping, code, codes)
+    ]
+    original = restore_names(reader.read_extra_files(ORIGINAL_PREFIX))
+    special, torch_name = special_ids(Tokenizer.from_bytes(tokenizer)), str(torch_type).removeprefix("torch.")
+    files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal, original=original)
+    if CONFIG in original:
+        config = restored_config(settings, parse_original(original, CONFIG), special, torch_name)
+        files |= {name: data for name, data in original.items() if name == GENERATION_CONFIG}
+    else:
+        config = hf_config(settings, special, torch_name)
+        if settings.shape.causal:
+            ids = begin_and_end_ids(special) | {"pad_token_id": special.get("pad")}
+            files[GENERATION_CONFIG] = json_bytes(ids)
+    files[CONFIG] = json_bytes(config)
+    card = model_card(output.name, reader.path, reader.state, settings, config, original)
+    files["README.md"] = card.encode()
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
     with new_folder(output) as folder:
-        facts["num_files"] = _write_weights(folder, reader, targets, torch_type, code, shard_bytes, report)
+        facts["num_files"] = _write_weights(folder, reader, targets, shard_bytes, report)
         for name, data in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
         if check:
-            facts |= compare_scores(folder, settings, lambda name: reader.read(f"model.{name}"), exact=dtype == "fp32")
+            exact = all(target.code == "F32" for target in targets)
+            facts |= compare_scores(folder, settings, lambda name: reader.read(f"model.{name}"), exact=exact)
     return facts
 
 
-def _hf_tensors(mapping: WeightMapping) -> Iterator[HFTensor]:
+def _types_of_import(reader: CheckpointReader) -> tuple[str, dict[str, str]]:
+    """Return the type of most weights of the folder that a checkpoint was imported from, such as "bf16", and the
+    safetensors names of the types of the other tensors, by Hugging Face's names. A checkpoint of a run has fp32.
+    """
+    imported = reader.state.get("imported")
+    if not isinstance(imported, dict) or imported.get("dtype") not in DTYPES:
+        return "fp32", {}
+    others = imported.get("other_dtypes")
+    codes = {code for _, code in DTYPES.values()}
+    known = isinstance(others, dict) and set(others.values()) <= codes
+    return str(imported["dtype"]), dict(others) if isinstance(others, dict) and known else {}
+
+
+def _hf_tensors(mapping: WeightMapping, code: str, codes: Mapping[str, str]) -> Iterator[HFTensor]:
+    """Yield the tensors of an exported folder that hold an lmtrain weight. `codes` has the types of those tensors that
+    have another type than `code`.
+    """
     row = 0
     for name, rows in mapping.hf_tensors:
-        yield HFTensor(name, mapping.hf_shape(rows), mapping, row)
+        yield HFTensor(name, mapping.hf_shape(rows), mapping, row, codes.get(name, code))
         row += rows
 
 
 def _write_weights(
-    folder: Path, reader: CheckpointReader, targets: Sequence[HFTensor], dtype: torch.dtype, code: str,
-    shard_bytes: int, report: Report | None,
-) -> int:  # fmt: skip
+    folder: Path, reader: CheckpointReader, targets: Sequence[HFTensor], shard_bytes: int, report: Report | None
+) -> int:
     """Write the tensors `targets` of a checkpoint into one safetensors file, or into several and an index if they
-    exceed `shard_bytes`. `dtype` is their new type and `code` its safetensors name. Return the number of files.
+    exceed `shard_bytes`. Return the number of files.
     """
     shards: list[list[HFTensor]] = [[]]
     for target in targets:
-        size = sum(t.num_bytes(code) for t in shards[-1])
-        if shards[-1] and size + target.num_bytes(code) > shard_bytes:
+        if shards[-1] and sum(t.num_bytes for t in shards[-1]) + target.num_bytes > shard_bytes:
             shards.append([])
         shards[-1].append(target)
-    total, done = sum(target.num_bytes(code) for target in targets), 0
+    total, done = sum(target.num_bytes for target in targets), 0
     names = ["model.safetensors"]
     if len(shards) > 1:
         names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
@@ -131,10 +169,12 @@ def _write_weights(
             json_bytes({"metadata": {"total_size": total}, "weight_map": places})
         )
     for name, shard in zip(names, shards, strict=True):
-        specs = [tensor_spec(target.name, code, target.shape) for target in shard]
-        parts = (tensor_bytes(part.to(dtype)) for target in shard for part in _read_parts(reader, target))
+        # because: wide types first, so that every tensor begins at a multiple of its item size
+        shard.sort(key=lambda target: -ITEM_BYTES[target.code])
+        specs = [tensor_spec(target.name, target.code, target.shape) for target in shard]
+        parts = (tensor_bytes(part.to(_TORCH_TYPES[t.code])) for t in shard for part in _read_parts(reader, t))
         write_tensors(folder / name, specs, report_progress(parts, total, report, done))
-        done += sum(target.num_bytes(code) for target in shard)
+        done += sum(target.num_bytes for target in shard)
     return len(shards)
 
 
@@ -325,5 +365,7 @@ def import_hf(
             source.read_part(mapping, index, rows) for _, index, rows in _row_places(mapping, range(mapping.shape[0]))
         )
 
-    origin = {"format": "huggingface", "model_type": source.family}
-    return save_imported(output, source.settings, parts, loaded_tokenizer, origin, report=report)
+    origin = {"format": "huggingface", "model_type": source.family} | source.stored_types(mappings.values())
+    files = read_original_files(folder, loaded_tokenizer, tokenizer)
+    facts = save_imported(output, source.settings, parts, loaded_tokenizer, origin, files=files, report=report)
+    return {key: value for key, value in facts.items() if key != "other_dtypes"}  # because: there may be thousands

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ class Inputs:
     data: TrainingData
     resume_from: Path | None
     weights_from: Path | None = None  # checkpoint with the first weights of a new run; None for random weights
+    extra_files: Mapping[str, bytes] = field(default_factory=dict)  # by name, of the checkpoint of the first weights
     evaluations: tuple[EvaluationTask, ...] = ()
     warnings: tuple[str, ...] = ()  # messages on settings that work but may be unintended
 

@@ -443,7 +443,7 @@ def save(run: Run) -> int:
                 run.progress.step,
                 run.model.owned_pieces(held_pieces(run.model, run.optimizer)),
                 checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress),
-                {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
+                {"tokenizer.json": run.inputs.tokenizer.to_bytes()} | dict(run.inputs.extra_files),
             )
     except (StorageError, OutputError) as error:
         _report_failed_save(run, f"The checkpoint of step {run.progress.step}", error)

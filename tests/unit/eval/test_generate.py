@@ -52,7 +52,7 @@ def test_the_stream_is_the_same_text(model: Any, tokenizer: Tokenizer) -> None:
 
 def test_temperature_0_takes_the_likeliest(build_table: Callable[..., Any]) -> None:
     table = np.eye(5)[:, [4, 0, 1, 2, 3]]  # after a token comes the next one
-    found = list(generate_tokens(build_table(table), [0], 6, Sampling(temperature=0), SEQ_LEN, None))
+    found = list(generate_tokens(build_table(table), [0], 6, Sampling(temperature=0), SEQ_LEN, frozenset()))
     assert found == [1, 2, 3, 4, 0, 1]
 
 
@@ -82,8 +82,8 @@ def test_padded_columns_are_never_drawn() -> None:
 def test_a_long_context_is_cropped_on_its_left(model: Any) -> None:
     long = list(range(3 * SEQ_LEN))
     sampling = Sampling(temperature=0)
-    first = next(generate_tokens(model, long, 1, sampling, SEQ_LEN, None))
-    assert first == next(generate_tokens(model, long[-SEQ_LEN:], 1, sampling, SEQ_LEN, None))
+    first = next(generate_tokens(model, long, 1, sampling, SEQ_LEN, frozenset()))
+    assert first == next(generate_tokens(model, long[-SEQ_LEN:], 1, sampling, SEQ_LEN, frozenset()))
     tokens = torch.tensor([long[-SEQ_LEN:]])
     assert first == int(model.logits(Batch(tokens_BT=tokens, labels_BT=tokens))[0, -1].argmax())
 
@@ -96,6 +96,19 @@ def test_the_end_of_a_document_ends_a_sample(tokenizer: Tokenizer, build_table: 
     made = generate(build_table(table), tokenizer, "", 10, Sampling(temperature=0), SEQ_LEN)
     assert (made.text, made.num_tokens, made.stopped_by) == ("x", 2, "end_of_document")
     assert "".join(generate_stream(build_table(table), tokenizer, "", 10, Sampling(temperature=0), SEQ_LEN)) == "x"
+
+
+def test_other_tokens_end_a_sample_where_the_model_has_others(
+    tokenizer: Tokenizer, build_table: Callable[..., Any]
+) -> None:
+    end = tokenizer.encode("x")[0]
+    table = np.zeros((tokenizer.vocab_size, tokenizer.vocab_size))
+    table[:, end] = 1.0
+    chat = tokenizer.with_end_ids(frozenset({3, end}))
+    made = generate(build_table(table), chat, "m", 10, Sampling(temperature=0), SEQ_LEN)
+    assert (made.text, made.num_tokens, made.stopped_by) == ("", 1, "end_of_document")
+    assert tokenizer.end_ids == {tokenizer.eod_id}
+    assert tokenizer.with_end_ids(frozenset()) is tokenizer
 
 
 def test_without_an_end_the_limit_stops(tokenizer: Tokenizer, build_table: Callable[..., Any]) -> None:

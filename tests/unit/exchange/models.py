@@ -56,11 +56,9 @@ def random_weights(settings: ModelSettings, seed: int = 1) -> dict[str, Tensor]:
     return weights
 
 
-def save(folder: Path, settings: ModelSettings, seed: int = 1) -> Path:
-    weights = random_weights(settings, seed)
-    facts = save_imported(
-        folder, settings, lambda name: [weights[name]], tokenizer_for(settings), {"format": "test"}, step=7
-    )
+def save(folder: Path, settings: ModelSettings, seed: int = 1, tokenizer: Tokenizer | None = None) -> Path:
+    weights, tokenizer = random_weights(settings, seed), tokenizer or tokenizer_for(settings)
+    facts = save_imported(folder, settings, lambda name: [weights[name]], tokenizer, {"format": "test"}, step=7)
     return Path(facts["checkpoint"])
 
 

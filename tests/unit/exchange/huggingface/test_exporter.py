@@ -85,8 +85,8 @@ def test_one_small_export_is_one_file_and_says_its_types(tmp_path: Path) -> None
     assert len(held["model.embed_tokens.weight"]) == 331  # no rows of padding
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
-        "tokenizer_config.json",
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json",
+        "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
 
 

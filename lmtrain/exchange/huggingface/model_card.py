@@ -1,0 +1,187 @@
+"""The README.md of an exported folder: a model card of what the checkpoint records, and of nothing else. Torch-free.
+
+It says what the model is, how it was trained, which evaluations lie beside the checkpoint, and how to load it. The
+licence is the owner's to choose.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmtrain import __version__
+from lmtrain.errors import LmtrainError
+from lmtrain.exchange.huggingface.original_files import CONFIG, parse_original
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS
+from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runtime.files.safe_files import parse_json, read_bytes
+from lmtrain.units import format_measure
+
+_SETTINGS = ("model", "optim", "schedule", "precision", "train")  # groups that hold no paths
+_MAX_RESULT_BYTES = 4 << 20
+_MAX_RESULT_FILES = 200
+_AUTO_CLASSES = {"ForCausalLM": "AutoModelForCausalLM", "LMHeadModel": "AutoModelForCausalLM",
+                 "ForMaskedLM": "AutoModelForMaskedLM", "ForPreTraining": "AutoModelForPreTraining"}  # fmt: skip
+_PIPELINES = {True: "text-generation", False: "fill-mask"}
+Row = tuple[str, object]
+
+
+def model_card(
+    name: str, checkpoint: Path, state: Mapping[str, Any], settings: ModelSettings, config: Mapping[str, Any],
+    original: Mapping[str, bytes],
+) -> str:  # fmt: skip
+    """Return the text of a README.md for the exported folder `name`. `checkpoint` and `state` are the source's path and
+    the state in its manifest, `config` the exported config.json, `original` the kept files of an imported folder.
+    """
+    architecture, causal = config["architectures"][0], settings.shape.causal
+    tags = "\n".join(f"- {tag}" for tag in ("lmtrain", config["model_type"]))
+    parts = [
+        f"---\nlibrary_name: transformers\npipeline_tag: {_PIPELINES[causal]}\ntags:\n{tags}\n---",
+        f"# {name}",
+        f"A language model of {settings.num_parameters:,} parameters, exported by lmtrain {__version__}.",
+        "## Model",
+        _table(_model_rows(settings, architecture, str(config["dtype"]))),
+        "## Training",
+        *_training(state, original),
+        "## Evaluation",
+        _evaluation(checkpoint, int(state["step"])),
+        "## Use",
+        _use(name, architecture, causal=causal),
+        "## Licence",
+        "This card states no licence: it is the owner's to choose. Add it as `license:` to the head of this file.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: Iterator[Row]) -> str:
+    lines = [f"| {key} | {_cell(value)} |" for key, value in rows if value is not None]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _cell(value: object) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _model_rows(settings: ModelSettings, architecture: str, dtype: str) -> Iterator[Row]:
+    shape = settings.shape
+    yield "architecture in transformers", f"`{architecture}`"
+    yield "parameters", settings.num_parameters
+    yield "layers", shape.num_layers
+    yield "width", shape.width
+    yield "attention heads", shape.num_heads
+    if isinstance(settings, GPTSettings) and shape.num_kv_heads != shape.num_heads:
+        yield "heads of keys and values", shape.num_kv_heads
+    yield "vocabulary", shape.vocab_size
+    yield "longest text, in tokens", shape.seq_len
+    yield "type of the weights", dtype
+
+
+def _training(state: Mapping[str, Any], original: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield the paragraphs about the training of a checkpoint with the manifest's `state`."""
+    recorded = state.get("settings")
+    if isinstance(imported := state.get("imported"), dict):
+        source = {"huggingface": "a Hugging Face folder", "megatron": "a Megatron-LM checkpoint"}
+        text = f"The weights were imported from {source.get(str(imported.get('format')), 'another program')}"
+        name = parse_original(original, CONFIG).get("_name_or_path")
+        yield f"{text}{f' of the name `{name}`' if name and isinstance(name, str) else ''} and not trained since."
+    elif not isinstance(recorded, dict):
+        yield "The checkpoint does not record how it was trained."
+    else:
+        yield _table(_training_rows(state, recorded))
+        yield "All settings of the run that concern its model and its training:"
+        groups = {group: recorded[group] for group in _SETTINGS if group in recorded}
+        yield f"```json\n{json.dumps(groups, indent=1, ensure_ascii=False)}\n```"
+
+
+def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any]) -> Iterator[Row]:
+    train, optim, schedule, data = (
+        group if isinstance(group, dict) else {}
+        for group in (*(recorded.get(name) for name in ("train", "optim", "schedule")), state.get("data"))
+    )
+    first_weights = (recorded.get("checkpoint") or {}).get("init_from")
+    yield "weights before the first step", f"those of {Path(first_weights).name}" if first_weights else "random"
+    yield "steps", state["step"]
+    yield "samples", state.get("samples")
+    yield "tokens", state.get("tokens")
+    yield "batch", f"{train.get('global_batch')} sequences of {state.get('seq_len')} tokens"
+    yield "optimizer", f"{optim.get('kind')}, learning rate {optim.get('lr')}, weight decay {optim.get('weight_decay')}"
+    yield "learning-rate schedule", f"{schedule.get('kind')}, {schedule.get('warmup_steps')} steps of warm-up"
+    yield "precision", (recorded.get("precision") or {}).get("kind")
+    yield "seed", str(state.get("seed"))
+    yield "tokens of the training data", data.get("num_tokens")
+    yield "documents of the training data", data.get("num_documents")
+    yield "SHA-256 of the training data", data.get("content_sha256")
+    yield "fingerprint of the tokenizer", (state.get("tokenizer") or {}).get("fingerprint")
+
+
+def _evaluation(checkpoint: Path, step: int) -> str:
+    rows = [*_rows_of_run(checkpoint, step), *_rows_of_result_files(checkpoint, step)]
+    if not rows:
+        return "No evaluation of this checkpoint was found beside it."
+    return "\n".join(["| what | result |", "|---|---|", *(f"| {_cell(name)} | {_cell(text)} |" for name, text in rows)])
+
+
+def _rows_of_run(checkpoint: Path, step: int) -> Iterator[tuple[str, str]]:
+    """Yield (what was measured, result) for each validation and evaluation at `step` that the run of `checkpoint` has
+    recorded.
+    """
+    folder = checkpoint.resolve().parent
+    metrics = (folder.parent if folder.name == CHECKPOINTS else folder) / METRICS
+    try:
+        rows = [row for row in read_metrics(metrics) if row["step"] == step] if metrics.is_file() else []
+    except LmtrainError:  # because: a damaged record of the run should not stop an export
+        return
+    for row in rows:
+        if row["event"] == "valid" and row.get("loss") is not None:
+            yield "loss on the run's validation data, nats per token", f"{row['loss']:.4f}"
+        elif row["event"] == "eval":
+            yield str(row["name"]), _figures(row["measures"], row["headline"])
+
+
+def _rows_of_result_files(checkpoint: Path, step: int) -> Iterator[tuple[str, str]]:
+    """Yield (task, measures) of results of `lmtrain eval --output` in the checkpoint's folders that are about this
+    checkpoint.
+    """
+    path = checkpoint.resolve()
+    folders = [path.parent, *([path.parent.parent] if path.parent.name == CHECKPOINTS else [])]
+    files = [file for folder in folders for file in sorted(folder.glob("*.json"))]
+    for file in files[:_MAX_RESULT_FILES]:
+        try:
+            document = parse_json(read_bytes(file, _MAX_RESULT_BYTES), file)
+            model = document["model"]
+            if document["format"] == "lmtrain evaluation" and (model["step"], Path(model["checkpoint"]).resolve()) == (
+                step, path
+            ):  # fmt: skip
+                for result in document["results"]:
+                    where = f"{result['task']}, on {Path(result['data']).name}"
+                    yield where, _figures(result["measures"], result["headline"])
+        except (LmtrainError, KeyError, TypeError, ValueError, AttributeError):
+            continue  # because: other files lie there as well
+
+
+def _figures(measures: Mapping[str, float], headline: str) -> str:
+    """Format an evaluation's measures, by name, with the measure named `headline` first."""
+    names = sorted(measures, key=lambda name: name != headline)
+    return "; ".join(f"{name.replace('_', ' ')} {format_measure(name, measures[name])}" for name in names)
+
+
+def _use(name: str, architecture: str, *, causal: bool) -> str:
+    auto_class = next(auto for ending, auto in _AUTO_CLASSES.items() if architecture.endswith(ending))
+    example = (
+        'inputs = tokenizer("Once upon a time", add_special_tokens=False, return_tensors="pt")\n'
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))"
+        if causal
+        else 'outputs = model(**tokenizer("A text.", return_tensors="pt"))'
+    )
+    return (
+        f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = {auto_class}.from_pretrained("{name}")\n'
+        f"{example}\n```\n\n"
+        "transformers reads a special token that is written in a text, such as `<s>` or `[MASK]`, as that token. In "
+        "training it was plain text, for which `tokenizer(text, split_special_tokens=True)` gives the ids."
+    )

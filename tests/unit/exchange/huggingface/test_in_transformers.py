@@ -1,0 +1,166 @@
+"""What transformers, of whichever version is installed, makes of an exported folder: ids, texts, settings, weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from lmtrain.eval.generate import Sampling, generate_tokens
+from lmtrain.eval.load_model import load_for_eval
+from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.tokenizer.base import Tokenizer
+from tests.marks import wide
+from tests.unit.exchange.huggingface.published import (
+    SPECIAL,
+    TOKENIZERS,
+    exported,
+    mixed_texts,
+    publish,
+)
+from tests.unit.exchange.models import bert, gpt2, llama, save, tokenizer_for
+
+transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
+MODELS: dict[str, ModelSettings] = {
+    "gpt2": gpt2(tied=False), "llama": llama(), "llama-theta": llama(rotary_base=500.0), "mistral": llama(window=9),
+}  # fmt: skip
+
+CHANGES: dict[str, dict[str, Any]] = {"mistral": {"window": 9}, "megatron-bert": {"norm_order": "pre"}}
+
+
+def compare_ids(folder: Path, ours: Tokenizer, texts: list[str]) -> None:
+    """Raise unless transformers' ids are ours: of all texts where special tokens are plain text, and of texts without
+    their spellings in any case.
+    """
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = ours.encode_batch(texts)
+    assert theirs(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"] == expected
+    spelled = [text for text in SPECIAL if ours.encode(text) != theirs(text, add_special_tokens=False)["input_ids"]]
+    plain = [number for number, text in enumerate(texts) if not any(token in text for token in spelled)]
+    found = theirs([texts[number] for number in plain], add_special_tokens=False)["input_ids"]
+    assert found == [expected[number] for number in plain]
+    for text in spelled:
+        assert theirs(text, add_special_tokens=False)["input_ids"] == [theirs.convert_tokens_to_ids(text)]
+    for ids in expected[:200]:
+        assert theirs.decode(ids) == ours.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [("llama", "llama"), ("llama3", "mistral"),
+     *wide(("metaspace", "llama"), ("metaspace", "mistral"), ("llama", "mistral"), ("llama3", "llama"),
+           ("gpt2", "gpt2"), ("gpt2", "llama"), ("bert", "bert"), ("bert", "megatron-bert"))],
+)  # fmt: skip
+def test_auto_tokenizer_gives_our_ids(kind: str, family: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    ours = TOKENIZERS[kind]()
+    sizes: dict[str, Any] = {"vocab_size": ours.vocab_size, "num_layers": 1, "width": 8, "num_heads": 2}
+    changes: dict[str, Any] = CHANGES.get(family, {})
+    build: Any = gpt2 if family == "gpt2" else bert if "bert" in family else llama
+    folder = exported(tmp_path, build(**sizes, **changes), ours)
+    is_wide = request.node.get_closest_marker("wide") is not None
+    compare_ids(folder, ours, list(mixed_texts(10_000 if is_wide else 300)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-theta", "mistral", *wide("llama")])
+def test_greedy_texts_are_ours(name: str, tmp_path: Path) -> None:
+    settings = MODELS[name]
+    source = save(tmp_path / "run", settings)
+    export_hf(source, tmp_path / "hf", check=False)
+    loaded = load_for_eval(source, torch.device("cpu"), "fp32").subject
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = tokenizer_for(settings)
+    for prompt in ("the", "a dog", "cats and dogs sat", "hill"):
+        ids = tokenizer.encode(prompt)
+        room = settings.shape.seq_len - len(ids)
+        expected = list(generate_tokens(
+            loaded.model, ids, room, Sampling(temperature=0), settings.shape.seq_len, tokenizer.end_ids
+        ))  # fmt: skip
+        found = model.generate(torch.tensor([ids]), max_new_tokens=room, do_sample=False)[0].tolist()
+        assert found == ids + expected
+        assert len(set(expected)) > 3
+    assert room > 25
+
+
+def test_a_text_ends_at_any_of_the_ids_that_end_it_there(tmp_path: Path) -> None:
+    folder, ids = exported(tmp_path, llama()), [5, 77, 9]
+
+    def texts(eos: list[int], name: str) -> list[list[int]]:
+        """Return what both libraries generate from an import."""
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos, "pad_token_id": 0}))
+        loaded = load_for_eval(Path(import_hf(folder, tmp_path / name)["checkpoint"]), torch.device("cpu"), "fp32")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        end_ids = loaded.subject.tokenizer.end_ids
+        assert end_ids == set(eos)
+        return [
+            list(generate_tokens(loaded.subject.model, ids, 20, Sampling(temperature=0), 40, end_ids)),
+            model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0].tolist()[len(ids) :],
+        ]
+
+    ours, theirs = texts([330, 329], "whole")
+    assert ours == theirs
+    assert len(ours) == 20
+    end = next(token for number, token in enumerate(ours) if number > 3 and token not in ours[:number])
+    assert texts([330, end], "cut") == [ours[: ours.index(end) + 1]] * 2
+
+
+def test_both_libraries_open_the_shards_by_the_index(tmp_path: Path) -> None:
+    source = save(tmp_path / "run", llama())
+    facts = export_hf(source, tmp_path / "hf", check=False, shard_bytes=60_000)
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
+    assert sorted(set(index["weight_map"].values())) == files
+    assert len(files) == facts["num_files"] > 1
+    size = 0
+    for file in files:
+        with safe_open(tmp_path / "hf" / file, framework="pt") as opened:
+            assert opened.metadata() == {"format": "pt"}
+            assert set(opened.keys()) == {name for name, place in index["weight_map"].items() if place == file}
+            size += sum(opened.get_tensor(name).nbytes for name in opened.keys())  # noqa: SIM118 - not a dict
+    assert size == index["metadata"]["total_size"]
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.state_dict().keys() >= index["weight_map"].keys()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_settings_are_read_right(dtype: str, tmp_path: Path) -> None:
+    settings = llama(rotary_base=500.0, window=9, head_width=16)
+    config = transformers.AutoConfig.from_pretrained(exported(tmp_path, settings, dtype=dtype))
+    grouped = getattr(config, "rope_parameters", None)  # of transformers 5
+    assert (grouped["rope_theta"] if grouped else config.rope_theta) == 500.0
+    assert (config.sliding_window, config.head_dim, config.num_key_value_heads) == (9, 16, 2)
+    assert config.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
+    assert loaded.dtype == config.dtype
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_theta": 77.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}, {}]
+)
+def test_a_chat_model_that_comes_back_is_the_same_to_transformers(rope: dict[str, Any], tmp_path: Path) -> None:
+    folder = exported(tmp_path, llama(vocab_size=450, rotary_base=77.0 if rope else 1e4), TOKENIZERS["llama"]())
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("rope_theta", "rope_parameters"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    publish(folder, rope)
+    export_hf(Path(import_hf(folder, tmp_path / "imported")["checkpoint"]), tmp_path / "again")
+    first, second = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path / "again"))
+    messages = [{"role": "user", "content": "the cat"}]
+    assert first.chat_template == second.chat_template
+    assert first.apply_chat_template(messages, tokenize=False) == "<s>user: the cat"
+    assert second.apply_chat_template(messages, tokenize=False) == "<s>user: the cat"
+    assert first.special_tokens_map == second.special_tokens_map
+    assert first("<s> the cat")["input_ids"] == second("<s> the cat")["input_ids"]
+    assert second.bos_token_id == 1
+    ends = [
+        transformers.AutoModelForCausalLM.from_pretrained(path).generation_config.eos_token_id
+        for path in (folder, tmp_path / "again")
+    ]
+    assert ends == [[2, 7], [2, 7]]
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "again").eos_token_id == [2, 7]
