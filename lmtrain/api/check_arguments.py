@@ -35,7 +35,7 @@ def check_token_ids(
     array = _as_array(ids)
     if array.ndim not in num_axes:
         allowed = ", or ".join(_SHAPES[number] for number in num_axes)
-        raise UsageError(f"The ids have the shape {list(array.shape)}. Give {allowed}.")
+        raise UsageError(f"The ids have the shape {list(array.shape)}, but must have the shape {allowed}.")
     if array.size and array.dtype.kind not in "iu":
         raise UsageError(f"The ids have the type {array.dtype}. Give integers, such as `tokenizer.encode` returns.")
     if max_tokens is not None and array.size == 0:
@@ -66,6 +66,6 @@ def _as_array(ids: Any) -> NDArray[Any]:
         return np.asarray(ids)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
-            "The ids are no array of integers, in which all rows have the same length. Give one text at a time, or cut "
-            "the texts to equal lengths."
+            "The ids are not an array of integers with rows of the same length. Give one text at a time, or cut the "
+            "texts to equal lengths."
         ) from error

@@ -130,12 +130,15 @@ class Model:
         predicts no next token.
         """
         if not self._subject.causal:
-            raise UsageError(f"loss() predicts the next token, {self._why_not()}. Use `lmtrain.evaluate` with a task.")
+            raise UsageError(
+                f"loss() predicts the next token, but {self.path} is a {self.settings.kind} model, which predicts "
+                "masked tokens. Use `lmtrain.evaluate` with a task."
+            )
         rows = check_token_ids(ids, self._subject.vocab_size, self.seq_len + 1, num_axes=(1, 2))
         rows = rows.reshape(-1, rows.shape[-1])
         num_targets = rows.shape[1] - 1
         if num_targets == 0:
-            raise UsageError("loss() predicts all ids in a row but the first, and there is only one. Give more ids.")
+            raise UsageError("loss() needs two ids or more in a row, as it does not predict the first. Give more ids.")
         requests = [Request(row, num_targets) for row in rows]
         answers = Scorer(self._model, batch_size=_BATCH_SIZE).score(requests)
         return float(sum(answer.nll.sum() for answer in answers)) / (len(rows) * num_targets)
@@ -171,16 +174,16 @@ class Model:
         which is that of `lmtrain generate`. A text longer than `seq_len` tokens is cut on its left.
         """
         if not self._subject.causal:
-            raise UsageError(f"generate() continues a text, {self._why_not()}. Load a GPT.")
+            raise UsageError(
+                f"generate() continues a text, but {self.path} is a {self.settings.kind} model, which predicts masked "
+                "tokens. Load a GPT."
+            )
         if max_tokens < 1:
             raise UsageError(f"max_tokens={max_tokens} must be at least 1. Leave it out for 200.")
         sampling = generation.Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return generation.generate(
             self._model, self._subject.tokenizer, text, max_tokens, sampling, self._subject.seq_len
         ).text
-
-    def _why_not(self) -> str:
-        return f"and {self.path} is a {self.settings.kind} model, which predicts masked tokens"
 
     def _to_tensor(self, ids: Any) -> tuple[Tensor, bool]:
         """Return the checked ids as [B, T] on the model's device, and whether they have the axis B."""

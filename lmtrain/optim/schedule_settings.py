@@ -47,7 +47,7 @@ class ScheduleSettings(Choice):
         """
         yield from self.problem_if(
             self.warmup_steps >= total_steps, "warmup_steps",
-            f"leaves nothing of the run's {total_steps} steps", f"Use {total_steps // 10}, or train longer.",
+            f"must be less than the run's {total_steps} steps", f"Use {total_steps // 10}, or train longer.",
         )  # fmt: skip
 
     def progress(self, step: int, total_steps: int) -> float:

@@ -27,7 +27,7 @@ class ComputeSettings(Settings):
             self.at_least(1, "threads", "Use null for torch's own choice."),
             self.at_most(1024, "threads", "Use null for torch's own choice."),
             (self.tf32 and self.device == "cpu", "tf32",
-             "is of GPUs, and device=cpu is none", "Use tf32=false or device=cuda."),
+             "works only on a GPU, not with device=cpu", "Use tf32=false or device=cuda."),
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:

@@ -160,12 +160,12 @@ def test_what_cannot_be_measured_is_refused_before_it_starts(toy: Toy, lines: Pa
     assert "eval.tasks[0].task=perplexty is not an evaluation task. Did you mean perplexity?" in said
     assert "eval.tasks[1].task=wikitext is measured in several ways" in said
     said = lmtrain(*typed, "eval.tasks=[{task: perplexity-s64, data: x}]", code=2)
-    assert "eval.tasks[0].task=perplexity-s64 is a window of more tokens than model.seq_len=32. Use perplexity" in said
+    assert "eval.tasks[0].task=perplexity-s64 needs a window of 64 tokens, more than model.seq_len=32. Use" in said
     said = lmtrain(*typed, f"eval.tasks=[{{task: perplexity, data: {tmp_path / 'none.txt'}}}]", code=66)
     assert f"eval.tasks[0].data={tmp_path / 'none.txt'} does not exist. Give whatever" in said
     (tmp_path / "empty.jsonl").write_text("{}\n")
     said = lmtrain(*typed, f"eval.tasks=[{{task: lambada/megatron-strict, data: {tmp_path / 'empty.jsonl'}}}]", code=65)
-    assert "It was read for eval.tasks[0], lambada/megatron-strict." in said
+    assert "The data was read for eval.tasks[0], lambada/megatron-strict." in said
     said = lmtrain(*typed, *tasks(toy, lines))
     assert "every 10 steps and at the end: lambada/megatron-strict, " in said
     assert "is not lambada_test.jsonl as it was published" in said

@@ -43,7 +43,7 @@ TITAN = (
         (NANOGPT,
          ["train.global_batch=48", "train.micro_batch=12", "train.valid_samples=240", "schedule=constant",
           "compute.compile=false", "data.path=x"],
-         ["--foo is nothing that is known here", "config/train.py: Settings are no program here"]),
+         ["--foo has no counterpart that lmtrain knows", "config/train.py: lmtrain reads no settings from a program"]),
         (TRAINER,
          ["train.global_batch=8", "schedule.warmup_steps=10", "observe.wandb=online", "optim=adamw", "precision=bf16"],
          ["--num_train_epochs: A run counts steps or tokens"]),
@@ -65,7 +65,7 @@ def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], sa
 
 def test_a_verb_without_processes_of_its_own_names_the_layout() -> None:
     text = lmtrain("slurm", "render", "data.path=x", "--num-gpus", "2", "--lr", "1", code=2)
-    assert "2 processes are what the layout makes: parallel.dp_shard=2." in text
+    assert "2 processes follow from the layout: parallel.dp_shard=2." in text
     assert "--nproc" not in text
 
 

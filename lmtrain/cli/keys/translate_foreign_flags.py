@@ -126,7 +126,9 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
     if len(options) < 2:
         return None
     translation = translate_options(options)
-    translation.notes += [f"{script}: Settings are no program here; give those in it as words." for script in scripts]
+    translation.notes += [
+        f"{script}: lmtrain reads no settings from a program; give them as KEY=VALUE." for script in scripts
+    ]
     settings = [f"{key}={value}" for key, value in translation.settings.items()]
     count = translation.processes
     if not count and ProcessEnv.detect().world_size == 1:
@@ -134,9 +136,9 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
     processes = ["--nproc", count] if count and "--nproc" in own_options and "--nproc" not in kept_words else []
     if translation.processes and "--nproc" not in own_options:
         count = translation.processes
-        translation.notes.append(f"{count} processes are what the layout makes: parallel.dp_shard={count}.")
+        translation.notes.append(f"{count} processes follow from the layout: parallel.dp_shard={count}.")
     line = _shell_lines([*command.split(), *kept_words, *settings, *processes])
-    unknown = [f"{option} is nothing that is known here." for option in translation.unknown]
+    unknown = [f"{option} has no counterpart that lmtrain knows." for option in translation.unknown]
     notes = "".join(f"\n  {note}" for note in [*translation.notes, *unknown])
     listed = shorten(", ".join(options))
     return (

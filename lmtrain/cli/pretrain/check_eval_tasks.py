@@ -44,7 +44,7 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
         try:
             prepared, data = prepare(task, _open_task_data(task, entry.data), request)
         except LmtrainError as error:
-            error.add_note(f"It was read for eval.tasks[{number}], {entry.task}.")
+            error.add_note(f"The data was read for eval.tasks[{number}], {entry.task}.")
             raise
         evaluations.append(PlannedEvaluation(name=entry.measure_name, task=task, data=data, prepared=prepared))
     _check_best_by(config, evaluations)
@@ -53,7 +53,8 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
         for each in evaluations
     )
     warnings = tuple(
-        f"{each.data} is not {each.task.published} as it was published, whose figures {each.task.id} stands for."
+        f"{each.data} is not {each.task.published} as it was published, so its figures cannot be compared with the "
+        f"published ones of {each.task.id}."
         for each in evaluations
         if NOT_PUBLISHED in each.prepared.facts.notes
     )
@@ -89,8 +90,8 @@ def _find_tasks(config: RunConfig) -> list[Task]:
             wrong.append(str(error).replace("--task=", key))
             continue
         if task.seq_len is not None and task.seq_len > config.seq_len:
-            problem = f"is a window of more tokens than model.seq_len={config.seq_len}"
-            wrong.append(f"{key}{entry.task} {problem}. Use {task.id}, or a -s{config.seq_len} behind it.")
+            problem = f"needs a window of {task.seq_len} tokens, more than model.seq_len={config.seq_len}"
+            wrong.append(f"{key}{entry.task} {problem}. Use {task.id} or {task.id}-s{config.seq_len}.")
         tasks.append(task)
     if wrong:
         raise SettingsError(wrong)

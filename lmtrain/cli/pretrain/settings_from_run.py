@@ -137,7 +137,7 @@ def compose_run(
     resumes_source = is_branch and config.checkpoint.resume == str(source.run)
     if resumes_source and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
-            f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could go on. "
+            f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
             "Add checkpoint.resume=none to begin a new run with the same settings."
         )
     if report is not None:

@@ -154,8 +154,8 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
     is_source_folder = from_run is not None and folder == SourceRun.find(from_run).run.resolve()
     if is_source_folder and jobs[0].changed:
         raise UsageError(
-            f"-m makes several runs, which cannot have the folder of --from-run={from_run} as theirs. Add run.dir=DIR, "
-            "a folder for the new runs."
+            f"-m makes several runs, and they cannot use the folder of --from-run={from_run}. Add run.dir=DIR, a "
+            "folder for the new runs."
         )
     return jobs
 

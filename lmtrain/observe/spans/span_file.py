@@ -270,7 +270,7 @@ def _parse_header(path: Path, head: bytes) -> Header:
 
 
 def _check_spans(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: Header) -> None:
-    problems = {
+    damages = {
         "are not in the order in which a run writes them": spans["lap"] != laps,
         "end before they begin": spans["end_ns"] < spans["begin_ns"],
         "have impossible times": (spans["begin_ns"] < 0) | (spans["end_ns"] >> 62 != 0),
@@ -279,9 +279,9 @@ def _check_spans(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: He
         "have a name that the header lacks": spans["name"] >= len(header.names),
         "have a peer rank that does not exist": (spans["peer"] < -1) | (spans["peer"] >= header.world_size),
     }  # fmt: skip
-    for problem, mask in problems.items():
+    for damage, mask in damages.items():
         if mask.any():
-            raise _damage_error(f"{path} is damaged: {int(mask.sum())} of its {len(spans)} records {problem}")
+            raise _damage_error(f"{path} is damaged: {int(mask.sum())} of its {len(spans)} records {damage}")
 
 
 def _damage_error(problem: str) -> DataError:

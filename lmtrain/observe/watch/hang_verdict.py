@@ -13,7 +13,7 @@ SILENT_S = 30.0  # because: on a busy machine a companion may not be scheduled f
 RUNNING, STOPPED, LOST, FAILED, DONE = "running", "stopped", "lost", "failed", "done"
 LOST_KIND, FAILED_KIND, HANG_KIND = "lost", "failed", "hang"
 _COLLECTIVE, _LEFT_OUT = "collective", "left out a collective"
-_OTHER_ORDER = "ran other collectives in this step than the ranks that ran the same ones in the step before"
+_OTHER_ORDER = "ran other collectives in this step than ranks with which it agreed in the step before"
 
 
 class RankRow:

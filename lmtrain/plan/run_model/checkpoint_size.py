@@ -86,7 +86,7 @@ def check_manifest_limits(
         num_letters += len(same_kind) * sum(len(piece.key) for piece in pieces) + extra_letters
         num_bytes += len(same_kind) * len(line) + extra_letters
         memory += len(same_kind) * json_memory(line) + extra_letters
-    if problem := size_problem(num_bytes, memory, max_manifest_bytes(data_bytes)):
-        raise CheckpointError(f"The manifest of a checkpoint would be too large to be read: {problem}. {FEWER_PIECES}")
+    if reason := size_problem(num_bytes, memory, max_manifest_bytes(data_bytes)):
+        raise CheckpointError(f"The manifest of a checkpoint would be too large to be read: {reason}. {FEWER_PIECES}")
     other_bytes = overhead_bytes(num_pieces, num_letters, data_bytes, layout.world_size)
     return data_bytes + other_bytes + _STATE_BYTES + SLACK_BYTES

@@ -39,7 +39,8 @@ def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | N
         if config.checkpoint.fallback or isinstance(error, NewerFormatError) or previous_checkpoint(path) is None:
             raise
         raise CheckpointError(
-            f"The run cannot resume from {path}: {error} To go on from there, add checkpoint.fallback=true."
+            f"The run cannot resume from {path}: {error} To resume from the checkpoint before it, add "
+            "checkpoint.fallback=true."
         ) from error
     _check_steps_left(config, path, contents.manifest.step)
     return contents

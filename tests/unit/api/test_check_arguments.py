@@ -23,9 +23,9 @@ def test_any_integers_become_int64(ids: Any) -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (5, r"shape \[\]. Give \[T\], for one text, or \[B, T\], for B texts"),
+        (5, r"shape \[\], but must have the shape \[T\], for one text, or \[B, T\], for B texts"),
         ([[[1]]], r"shape \[1, 1, 1\]"),
-        ([[1, 2], [3]], "all rows have the same length"),
+        ([[1, 2], [3]], "with rows of the same length"),
         ([1.0, 2.0], "type float64. Give integers"),
         ([True], "type bool"),
         (["a"], "type <U1"),

@@ -137,7 +137,7 @@ def test_wrong_settings_are_refused(values: dict[str, Any], word: str) -> None:
 def test_what_does_not_fit_a_run() -> None:
     assert not list(CosineSettings(warmup_steps=9).problems_in_run(10))
     (problem,) = CosineSettings(warmup_steps=10).problems_in_run(10)
-    assert "warmup_steps=10 leaves nothing of the run's 10 steps" in problem.text()
+    assert "warmup_steps=10 must be less than the run's 10 steps" in problem.text()
     assert not list(WSDSettings(warmup_steps=80).problems_in_run(100))
     (problem,) = WSDSettings(warmup_steps=81).problems_in_run(100)
     assert "warmup_steps=81 ends after the decay begins at step 80 of 100" in problem.text()

@@ -48,7 +48,7 @@ def test_what_is_chosen_stays_so(chosen: bool, on_gpu: bool) -> None:
 
 
 def test_tf32_is_of_gpus() -> None:
-    with pytest.raises(SettingsError, match="tf32=true is of GPUs, and device=cpu is none"):
+    with pytest.raises(SettingsError, match="tf32=true works only on a GPU, not with device=cpu"):
         ComputeSettings(device="cpu", tf32=True)
 
 

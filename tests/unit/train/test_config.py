@@ -119,7 +119,7 @@ def test_what_is_not_typed_gives_way_to_what_is(
 
 
 def test_what_is_typed_gives_way_to_nothing() -> None:
-    assert "leaves nothing of the run's 20 steps" in problems("train.steps=20", "schedule.warmup_steps=100")[0]
+    assert "must be less than the run's 20 steps" in problems("train.steps=20", "schedule.warmup_steps=100")[0]
     assert "exactly one of them must be set" in problems("train.steps=20", "train.tokens=1k")[0]
 
 
