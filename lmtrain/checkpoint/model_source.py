@@ -88,3 +88,14 @@ def _read_tokenizer(contents: Contents) -> Tokenizer:
     names = [name for name in FILES if ORIGINAL_PREFIX + name in contents.manifest.files]
     files = {name: contents.read_file(ORIGINAL_PREFIX + name) for name in names}
     return Tokenizer.from_bytes(contents.read_file("tokenizer.json")).with_end_ids(end_ids(files))
+
+
+def check_causal(source: ModelSource) -> None:
+    """Raise CheckpointError unless the model `source` is causal, that is, predicts the next token from the tokens
+    before it.
+    """
+    if not source.settings.shape.causal:
+        raise CheckpointError(
+            f"{source.path} is a {source.settings.kind} model, which predicts masked tokens and cannot continue a "
+            "text. Give a causal model."
+        )

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from lmtrain.checkpoint.model_source import ModelSource, checkpoint_source
+from lmtrain.checkpoint.model_source import ModelSource, check_causal, checkpoint_source
 from lmtrain.config.settings_builder import build_settings
-from lmtrain.eval.model_checks import check_causal
-from lmtrain.eval.run_task import Subject, check_vocabulary
+from lmtrain.eval.scored_model import Subject, check_vocabulary
 from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh

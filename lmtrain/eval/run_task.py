@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.model_checks import check_kind
-from lmtrain.eval.scoring import AnswerCache, Scorable, Scorer, SharedAnswers, TargetScores
+from lmtrain.eval.scored_model import Subject, check_vocabulary
+from lmtrain.eval.scoring import AnswerCache, Scorer, SharedAnswers, TargetScores
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
     NOT_PUBLISHED,
-    ONE_PROCESS,
     Answers,
     Columns,
     Prepared,
@@ -27,13 +26,13 @@ from lmtrain.eval.task import (
     Task,
     TaskOptions,
     TextTask,
+    check_kind,
     choose_window,
     ratio,
     sum_columns,
 )
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import MaskedRequest, Request
-from lmtrain.tokenizer.base import Tokenizer
 
 _NUM_POWERS = 64  # powers of two
 T = TypeVar("T")
@@ -111,20 +110,6 @@ class Reiterable(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return self.walk()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """The model under evaluation with its properties."""
-
-    model: Scorable
-    tokenizer: Tokenizer
-    seq_len: int
-    vocab_size: int
-    dtype: str
-    layout: str = ONE_PROCESS
-    causal: bool = True  # False: predicts masked tokens from both sides
-    pairs: bool = False  # can classify whether one segment follows another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,12 +261,3 @@ def gather_answers(
             positions.add(request, scores.nll)
     item, nll, targets, greedy = map(np.array, zip(*rows, strict=True)) if rows else np.zeros((4, 0))
     return Answers(item.astype(np.int64), nll, targets.astype(np.int64), greedy.astype(np.int64))
-
-
-def check_vocabulary(subject: Subject) -> None:
-    """Raise DataError if the model's tokenizer has more tokens than the model's vocabulary."""
-    if subject.tokenizer.vocab_size > subject.vocab_size:
-        raise DataError(
-            f"The tokenizer has {subject.tokenizer.vocab_size} tokens and the model {subject.vocab_size}. "
-            "Evaluate a checkpoint with the tokenizer it was trained with."
-        )

@@ -25,10 +25,10 @@ from lmtrain.config.settings_base import PLUGIN_WAY_OUT, load_modules
 from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
+from lmtrain.layout import ONE_PROCESS
 from lmtrain.tokenizer.base import Tokenizer
 
 TASK_PACKAGE = "lmtrain.eval.tasks"
-ONE_PROCESS = "one process"
 NOT_PUBLISHED = "text_is_not_the_published"  # a note: the file that the id's published figures are of
 _WINDOWED = re.compile(r"(?P<task>.+)-s(?P<seq_len>[1-9]\d{0,8})")
 
@@ -297,3 +297,19 @@ def perplexity(nll_sum_nats: float, count: float) -> float:
 
 def bits_per_byte(nll_sum_nats: float, num_bytes: float) -> float:
     return ratio(nll_sum_nats / math.log(2), num_bytes)
+
+
+def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
+    """Raise UsageError unless `task` fits the model. `causal`: the model predicts the next token, not masked tokens.
+    `pairs`: it can tell whether one segment follows another.
+    """
+    if task.causal == causal and pairs >= task.pairs:
+        return
+    fitting = [name for name, other in all_tasks().items() if other.causal == causal and pairs >= other.pairs]
+    if task.causal and not causal:
+        problem = "scores the next token, but this model sees the tokens on both sides, and so the answer"
+    elif causal:
+        problem = "scores masked tokens, but this model predicts the next token"
+    else:
+        problem = "asks whether one segment follows another, but this model has no head for pairs"
+    raise UsageError(f"--task={task.id} {problem}. Give another model, or one of its tasks: {', '.join(fitting)}.")

@@ -256,8 +256,7 @@ def build_jobs(
 
 def check_tasks_fit(jobs: list[Job], sources: list[ModelSource], seq_len: int | None) -> None:
     """Raise UsageError unless every task can score every model, in windows of `seq_len` tokens if that is given."""
-    from lmtrain.eval.model_checks import check_kind
-    from lmtrain.eval.task import choose_window
+    from lmtrain.eval.task import check_kind, choose_window
 
     for task, _ in jobs:
         for source in sources:

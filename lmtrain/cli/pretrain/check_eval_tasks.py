@@ -77,8 +77,7 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 
     Raise one error for all unknown or unfit tasks, else one for all data files that do not exist.
     """
-    from lmtrain.eval.model_checks import check_kind
-    from lmtrain.eval.task import find_task
+    from lmtrain.eval.task import check_kind, find_task
 
     tasks, wrong, terms = [], [], config.model.terms
     for number, entry in enumerate(config.eval.tasks):

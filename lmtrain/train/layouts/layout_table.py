@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from lmtrain.layout import Layout
+from lmtrain.layout import ONE_PROCESS, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, shard_rows, stages_of_rank
 from lmtrain.placement.memory_estimate import (
@@ -40,7 +40,7 @@ _HOST_WIDTH = 12  # because: with all other columns at their widest, a row still
 def layout_words(parallel: ParallelSettings) -> str:
     """Return the sizes of the parallel axes as text, such as "dp_shard 4 x tp 2, zero 1"."""
     sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp")]
-    words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one process"
+    words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or ONE_PROCESS
     return words + (f", zero {parallel.zero}" if parallel.layout.dp > 1 else "")
 
 

@@ -15,7 +15,8 @@ import torch
 
 from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load_model import load_for_eval
-from lmtrain.eval.run_task import Subject, run
+from lmtrain.eval.run_task import run
+from lmtrain.eval.scored_model import Subject
 from lmtrain.eval.scoring import SharedAnswers
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.wikitext import split_pages

@@ -20,9 +20,9 @@ from lmtrain.data.samples.masked_in_python import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval import scoring
-from lmtrain.eval.model_checks import check_kind
-from lmtrain.eval.run_task import Outcome, Subject, run
-from lmtrain.eval.task import TaskOptions, all_tasks, find_task
+from lmtrain.eval.run_task import Outcome, run
+from lmtrain.eval.scored_model import Subject
+from lmtrain.eval.task import TaskOptions, all_tasks, check_kind, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
 from lmtrain.eval.windows import Window, windows

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.run_task import Subject, gather_answers, run
+from lmtrain.eval.run_task import gather_answers, run
+from lmtrain.eval.scored_model import Subject
 from lmtrain.eval.scoring import TargetScores
 from lmtrain.eval.task import find_task, item_columns
 from lmtrain.eval.windows import Request
