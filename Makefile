@@ -91,6 +91,24 @@ test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Pytho
 	$(VENV)-torch-free/bin/python -m tests.torch_free | xargs -n 1 | grep -E "$(TORCH_FREE)" \
 	  | PYTHONPATH="$(CURDIR)" xargs $(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "not slow"
 
+# the versions of transformers with which imports and exports are tested, each in an environment of its own
+TRANSFORMERS ?= 4.57 5
+TRANSFORMERS_TESTS ?= tests/unit/exchange
+
+$(VENV)-transformers-%/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-transformers-$*
+	$(VENV)-transformers-$*/bin/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(VENV)-transformers-$*/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	  print(*p['dependencies'], *[n for n in p['optional-dependencies']['test'] if n.startswith(('pytest', 'hypothesis'))])" \
+	  | xargs $(VENV)-transformers-$*/bin/pip install --quiet --disable-pip-version-check "transformers==$*.*"
+	@touch $@
+
+.PHONY: test-transformers
+test-transformers: $(foreach version,$(TRANSFORMERS),$(VENV)-transformers-$(version)/.installed)  ## imports and exports with transformers 4.57 and 5: TRANSFORMERS="5"
+	for version in $(TRANSFORMERS); do PYTHONPATH="$(CURDIR)" OMP_NUM_THREADS=1 \
+	  $(VENV)-transformers-$$version/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "not slow" \
+	  $(TRANSFORMERS_TESTS) || exit; done
+
 # ---- the compiled helpers of csrc/, in place and file by file; `pip install` builds the same by pyproject.toml
 CXX ?= g++
 NATIVE_FLAGS := -std=c++17 -O3 -g0 -fPIC -fvisibility=hidden -Wall -Wextra

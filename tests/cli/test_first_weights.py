@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lmtrain.batch import IGNORED
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.config.compose import compose
-from lmtrain.exchange.huggingface.import_and_export import model_scores
+from lmtrain.exchange.huggingface.import_and_export import export_hf, model_scores
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before.preflight import load_data
 from lmtrain.train.run_config import RunConfig
@@ -29,6 +29,8 @@ SHORT: dict[str, Any] = {"model__num_heads": 4, "train__steps": 3, "train__seed"
 WORDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "gpt": (LLAMA, SHORT), "bert": (BERT, {"train__steps": 3, "train__seed": 77})
 }  # fmt: skip
+
+CHAT_FILES = {"generation_config.json": '{"eos_token_id": [0, 7]}', "chat_template.jinja": "{{ messages }}"}
 
 
 @dataclass
@@ -61,6 +63,8 @@ class Runs:
             words = (*WORDS[name][0], *self.makers[name].settings(self.folder / name, train__steps=6, **heads))
             lmtrain("pretrain", *words)
             lmtrain("export", self.folder / name, "--to", "hf", "--output", self.folder / f"{name}_hf")
+            for file, text in CHAT_FILES.items():
+                (self.folder / f"{name}_hf" / file).write_text(text)
             lmtrain("import", self.folder / f"{name}_hf", "--output", imported)
         return imported
 
@@ -136,8 +140,21 @@ def test_the_same_command_goes_on_and_needs_those_weights_no_more(makers: Makers
     whole = settings(makers, "gpt", tmp_path / "whole", checkpoint__init_from=runs["gpt"], schedule="constant")
     lmtrain("pretrain", *whole, "train.steps=5")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    _check_small_files(tmp_path, runs["gpt"].with_name("gpt_hf"))
     other = settings(makers, "gpt", tmp_path / "other", checkpoint__init_from=tmp_path / "source")
     assert "does not exist" in lmtrain("pretrain", *other, code=66)
+
+
+def _check_small_files(folder: Path, came: Path) -> None:
+    """Check that the resumed run in `folder` passes on the small files of the import that it began from."""
+    lmtrain("reshard", folder / "run", "--to", "tp=2", "--output", folder / "resharded")
+    for source in ("run", "resharded"):
+        export_hf(folder / source, folder / f"{source}_hf", check=False)
+        for name in (*CHAT_FILES, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            assert (folder / f"{source}_hf" / name).read_bytes() == (came / name).read_bytes()
+    card = (folder / "run_hf" / "README.md").read_text()
+    assert "| weights before the first step | those of source |" in card
+    assert "| steps | 5 |" in card
 
 
 @pytest.mark.wide
