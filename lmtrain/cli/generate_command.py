@@ -23,7 +23,7 @@ def generate(
         Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder for its latest one.")
     ],
     prompt: Annotated[
-        str | None, typer.Option(help="The text to go on from; else standard input, or a new document.")
+        str | None, typer.Option(help="The text to continue. [default: standard input, or a new document]")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.8,

@@ -31,12 +31,12 @@ Output = Annotated[
     ),
 ]
 Workers = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
-PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
-Key = Annotated[str, typer.Option(help="The key of the text.")]
+PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Process only part I (from 0) of N.")]
+Key = Annotated[str, typer.Option(help="Key of the text in JSON lines, or its column.")]
 OnError = Annotated[str, typer.Option(metavar="{stop,skip}", help="At a bad line: stop, or skip and count it.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random choice.")]
 Keep = Annotated[str, typer.Option(metavar="{first,longest}", help="Which document of a group of near copies to keep.")]
-WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The folder that the tasks share.")]
+WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="Folder that all tasks and steps share.")]
 
 
 @app.command("list")
@@ -62,9 +62,9 @@ def get(
     ],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files you have; for evaluation texts also folders and archives. [default: fetched]"),
+        typer.Argument(help="Files that you have; for evaluation texts also folders and archives. [default: download]"),
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
 ) -> None:
     """Write a known corpus as JSON lines, or published evaluation texts unchanged; files are downloaded unless given.
     """
@@ -151,7 +151,7 @@ def dedupe(
 def sign(
     inputs: TextInputs,
     work: WorkFolder,
-    exact_only: Annotated[bool, typer.Option("--exact-only", help="No signatures for near copies.")] = False,
+    exact_only: Annotated[bool, typer.Option("--exact-only", help="Write no signatures for near copies.")] = False,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
@@ -168,7 +168,7 @@ def sign(
 def match(
     work: WorkFolder,
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
-    exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; run this first, and once.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; run this once, before the parts.")] = False,
     part: PartText = "0/1",
 ) -> None:
     """Find near copies by their signatures, or with `--exact` mark exact copies: the second step of deduplication."""
@@ -183,7 +183,7 @@ def match(
 @app.command()
 def join(
     work: WorkFolder,
-    parts: Annotated[int, typer.Option(help="Number of parts (--part) in which `match` ran.")] = 1,
+    parts: Annotated[int, typer.Option(help="The N of the --part I/N with which `match` ran.")] = 1,
     keep: Keep = "first",
 ) -> None:
     """Join the pairs of near copies to groups and mark all documents but one of each as copies: the third step."""
@@ -211,7 +211,7 @@ def drop(
 def decontaminate(
     inputs: TextInputs,
     output: Output,
-    against: Annotated[list[Path], typer.Option(help="A file of evaluation texts; may be given again.")],
+    against: Annotated[list[Path], typer.Option(help="A file of evaluation texts. Repeatable.")],
     action: Annotated[str, typer.Option(metavar="{cut,drop}", help="Cut passages out, or drop the document.")] = "cut",
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
@@ -228,7 +228,7 @@ def split(
     inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train.jsonl, valid.jsonl and test.jsonl.")],
     ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
-    by: Annotated[str, typer.Option(metavar="{text,id}", help="What is hashed; equal ones stay together.")] = "text",
+    by: Annotated[str, typer.Option(metavar="{text,id}", help="Keep documents of equal text or id together.")] = "text",
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
@@ -278,7 +278,7 @@ def sample(
 
 @app.command()
 def merge(
-    output: Annotated[Path, typer.Argument(help="The --output of all the parts: a file, or split's folder.")],
+    output: Annotated[Path, typer.Argument(help="The --output of the tasks: a file, or split's folder.")],
 ) -> None:
     """Join the part files that tasks with --part wrote into the file that a single task would have written."""
     from data_tools.corpus.flow.corpus_step_runner import merge_outputs

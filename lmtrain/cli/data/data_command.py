@@ -36,7 +36,7 @@ _UNWRITTEN = "the dataset being written is not there. Begin again, with --overwr
 Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset: its .bin's path without the suffix.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing datasets.")]
 TokenizerPath = Annotated[
-    Path | None, typer.Option(help="The tokenizer of a dataset that carries none: a file or folder.")
+    Path | None, typer.Option(help="Tokenizer of a dataset that was stored without one: a file or folder.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -49,7 +49,7 @@ Overrides = Annotated[
 @app.command()
 def inspect(
     prefix: Prefix,
-    all_: Annotated[bool, typer.Option("--all", help="Also the whole sidecar.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also show the whole sidecar, PREFIX.json.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` shows the same."""
@@ -99,7 +99,7 @@ def split(
     shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
     output: Annotated[
         list[Path],
-        typer.Option(metavar="PREFIX", parser=parse_output_file, help="A dataset to make; once for each share."),
+        typer.Option(metavar="PREFIX", parser=parse_output_file, help="A dataset to write. Repeat it for each share."),
     ],
     seed: Annotated[
         int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
@@ -126,17 +126,17 @@ def show(
     ] = None,
     overrides: Overrides = None,
     sample: Annotated[
-        list[int] | None, typer.Option("--sample", metavar="NUMBER", help="A training sample, as a run numbers them.")
+        list[int] | None, typer.Option("--sample", metavar="NUMBER", help="Number of a training sample of a run.")
     ] = None,
     document: Annotated[
-        list[int] | None, typer.Option("--document", metavar="NUMBER", help="A document, from 0.")
+        list[int] | None, typer.Option("--document", metavar="NUMBER", help="Number of a document, from 0.")
     ] = None,
     random: Annotated[int | None, typer.Option(min=1, help="Draw this many documents at random. [default: 3]")] = None,
     seed: Annotated[int | None, typer.Option(help="With --random: seed of the draw.")] = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="With --sample: a run's folder, for its data and settings.")
     ] = None,
-    most: Annotated[int | None, typer.Option(min=1, help="Show at most so many tokens of each. [default: all]")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Show at most N tokens of each. [default: all]")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
     tokenizer: TokenizerPath = None,
     config_dir: ConfigDir = None,

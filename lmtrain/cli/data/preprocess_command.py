@@ -34,13 +34,13 @@ def preprocess(
     output: Annotated[
         Path,
         typer.Option(
-            metavar="PREFIX", parser=parse_output_file, help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
+            metavar="PREFIX", parser=parse_output_file, help="Write PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
         ),
     ],
     workers: Annotated[int | None, typer.Option(help="Number of encoding processes. [default: one per core]")] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(help="Key or column of the text; repeat it for one dataset PREFIX_KEY each. [default: text]"),
+        typer.Option(help="Key or column of the text; several make a dataset PREFIX_KEY each. [default: text]"),
     ] = None,
     format_: InputFormat = None,
     append_eod: Annotated[
@@ -51,10 +51,10 @@ def preprocess(
         bool, _ends("--prepend-bos", help="Begin each document with the tokenizer's begin-of-text token.")
     ] = False,
     split_sentences: Annotated[
-        bool, _ends("--split-sentences", help="Make a sequence of every sentence, for BERT.")
+        bool, _ends("--split-sentences", help="Store each sentence as a sequence of its own, for BERT.")
     ] = False,
     lines_end_sentences: Annotated[
-        bool, _ends("--lines-end-sentences", help="With --split-sentences: a sentence ends with its line too.")
+        bool, _ends("--lines-end-sentences", help="With --split-sentences: also end a sentence where a line ends.")
     ] = False,
     shard_tokens: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Start a new PREFIX-00000, -00001, ... after, say, 10B tokens.")
@@ -63,26 +63,26 @@ def preprocess(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     on_error: Annotated[
         Literal["stop", "skip", "quarantine"],
-        _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content."),
+        _bad(help="At a bad line: stop, list it in PREFIX.rejects.jsonl, or keep its content there too."),
     ] = "stop",
     max_bad: Annotated[int | None, _bad(min=0, help="Stop if there are more bad lines than this.")] = None,
-    max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="A longer line, row or file is bad.")] = "256MiB",
-    min_chars: Annotated[int | None, _filter(min=0, help="Documents with fewer characters than this.")] = None,
-    max_chars: Annotated[int | None, _filter(min=0, help="Documents with more characters than this.")] = None,
-    min_tokens: Annotated[int | None, _filter(min=0, help="Documents with fewer tokens than this.")] = None,
-    max_tokens: Annotated[int | None, _filter(min=0, help="Documents with more tokens than this.")] = None,
+    max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="Treat longer lines, rows and files as bad.")] = "256MiB",
+    min_chars: Annotated[int | None, _filter(min=0, help="Leave out documents with fewer characters.")] = None,
+    max_chars: Annotated[int | None, _filter(min=0, help="Leave out documents with more characters.")] = None,
+    min_tokens: Annotated[int | None, _filter(min=0, help="Leave out documents with fewer tokens.")] = None,
+    max_tokens: Annotated[int | None, _filter(min=0, help="Leave out documents with more tokens.")] = None,
     script: Annotated[
         list[str] | None,
         _filter(
             metavar="NAME[:SHARE]",
-            help="Documents with a smaller share of their letters in this script, as in latin:0.9.",
+            help="Leave out documents with a smaller share of letters in this script, as in latin:0.9.",
         ),
     ] = None,
     filter_: Annotated[
         list[str] | None,
         _filter(
             "--filter", metavar="NAME",
-            help="Documents that this installed entry point of the group lmtrain.filters rejects.",
+            help="Leave out documents that this filter rejects, an entry point of the group lmtrain.filters.",
         ),
     ] = None,
 ) -> None:

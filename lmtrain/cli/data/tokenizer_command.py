@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True)
 @app.command()
 def train(
     inputs: TextInputs,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write tokenizer.json to.")],
     vocab_size: Annotated[
         int,
         typer.Option(
@@ -29,7 +29,7 @@ def train(
     kind: Annotated[
         Literal["bpe", "wordpiece"], typer.Option(help="bpe as in GPT-2, or wordpiece as in BERT.")
     ] = "bpe",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case and strip accents (wordpiece).")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Remove case and accents (wordpiece).")] = False,
     key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
     format_: InputFormat = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,

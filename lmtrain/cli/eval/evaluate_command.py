@@ -42,8 +42,8 @@ Layout = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="parallel.KEY=VALUE",
-        help="With several processes: how they share the model, as in parallel.tp=2 parallel.pp=2; what these leave "
-        "are copies of it, each with batches of its own.",
+        help="With several processes: how they share a model, as in parallel.tp=2 parallel.pp=2. The other processes "
+        "hold copies of the model, which score other batches.",
     ),
 ]
 _OPTIONS_FOR_FILES = ("compare", "output", "as_json", "full", "plugin")  # with two results files
@@ -70,33 +70,34 @@ def evaluate(
     key: Annotated[str, typer.Option(help="Key or column of the text, unless the task fixes it.")] = "text",
     format_: InputFormat = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its counts.")
+        Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its token counts.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Windows scored together.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of windows to score at once.")] = 8,
     stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens between windows, unless the task fixes it.")
+        int | None, typer.Option(min=1, help="Tokens between the starts of windows, unless the task fixes it.")
     ] = None,
     seq_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a window. [default: all that the model sees]")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the first N items: a quick look, marked as partial.")
+        int | None, typer.Option(min=1, metavar="N", help="Score only the first N items, marked as partial.")
     ] = None,
     steps: Annotated[
         str | None,
-        typer.Option(metavar="all|N,N", help="All checkpoints of a run, or these: the measure over training."),
+        typer.Option(metavar="all|N,N", help="Evaluate all checkpoints of a run, or those of these steps."),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
-            metavar="A B", help="Two checkpoints, or two --output files with --samples: B less A, and how sure that is."
+            metavar="A B",
+            help="Compare two checkpoints, or two --output files with --samples: B minus A, and how certain it is.",
         ),
     ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write JSON to this file; a killed call continues."),
+        typer.Option(metavar="FILE", help="Also write JSON to this file; after a kill, the same command continues."),
     ] = None,
     samples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a row of JSON for every item to this file.")

@@ -45,10 +45,10 @@ def plan(
     ] = False,
     by: Annotated[Literal["time", "joules"], typer.Option(help="The quantity to minimize.")] = "time",
     doublings: Annotated[
-        int, typer.Option(min=0, max=10, help=f"Also plan for so many doublings of the GPUs, up to {MAX_PROCESSES:,}.")
+        int, typer.Option(min=0, max=10, help=f"Also plan for N doublings of the GPUs, up to {MAX_PROCESSES:,}.")
     ] = 1,
     grow_batch: Annotated[
-        bool, typer.Option("--grow-batch", help="With more GPUs, enlarge the batch too.")
+        bool, typer.Option("--grow-batch", help="With more GPUs (--doublings), enlarge the batch too.")
     ] = False,
     margin: Annotated[float, typer.Option(min=0, max=0.9, help="Share of a GPU's memory that stays free.")] = 0.08,
     gpus_per_node: Annotated[

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
 NumProcesses = Annotated[
-    int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work. [default: 1]")
+    int | None,
+    typer.Option("--nproc", min=1, help="Start N processes on this machine, which share the work. [default: 1]"),
 ]
 NumPerNode = Annotated[
     int | None,
-    typer.Option("--nproc-per-node", min=1, help="Start this many on each node, where srun has started one task."),
+    typer.Option("--nproc-per-node", min=1, help="Start N processes on each node, where srun has started one task."),
 ]
 MaxRestarts = Annotated[
     int | None,

@@ -88,19 +88,19 @@ class SlurmOptions:
     ] = None
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Set this in all processes; it is written to the file. Repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Set this in all processes, and write it to the file. Repeatable."),
     ] = None
     setup: Annotated[
         list[str] | None,
-        typer.Option(metavar="LINE", help="A line of bash to begin with, as in 'module load cuda'. Repeatable."),
+        typer.Option(metavar="LINE", help="A line of bash to run first, as in 'module load cuda'. Repeatable."),
     ] = None
     container_image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="Run in this image by srun's --container-image (pyxis, enroot)."),
+        typer.Option(metavar="IMAGE", help="Run in this image, by srun's --container-image (pyxis, enroot)."),
     ] = None
     container_command: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="Command to put before ours, as in 'apptainer exec --nv image.sif'."),
+        typer.Option(metavar="COMMAND", help="Command that starts a container, as in 'apptainer exec --nv image.sif'."),
     ] = None
     array: Annotated[
         bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")
