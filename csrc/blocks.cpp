@@ -77,7 +77,7 @@ class BlockCheck {
     for (int64_t i = 0; i < num; ++i) {
       const int64_t now = length[i * step];
       if (start[i] < 0 || now < 0 || start[i] > (tokens - first) / stride || now > tokens - first - start[i] * stride) {
-        throw std::invalid_argument("a stretch lies outside");
+        throw std::invalid_argument("a range of tokens lies outside the file");
       }
     }
     py::gil_scoped_release release;

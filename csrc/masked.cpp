@@ -201,7 +201,7 @@ class MaskedSampler {
   static void check(const Numbers& ids) {
     if (ids.ndim() != 1) throw std::invalid_argument("ids must have one dimension");
     for (py::ssize_t i = 0; i < ids.size(); ++i) {
-      if (ids.data()[i] < 0) throw std::invalid_argument("ids begin at 0");
+      if (ids.data()[i] < 0) throw std::invalid_argument("sample ids begin at 0");
     }
   }
 
@@ -313,8 +313,8 @@ class MaskedSampler {
     if (low >= 0 && static_cast<int64_t>(high) < kinds_.size) return;
     const auto* const wrong =
         std::find_if(to, to + run.size, [&](int32_t token) { return token < 0 || token >= kinds_.size; });
-    throw std::out_of_range("the id " + std::to_string(*wrong) + " as token " +
-                            std::to_string(run.begin + (wrong - to)));
+    throw std::out_of_range("token " + std::to_string(run.begin + (wrong - to)) + " has the id " +
+                            std::to_string(*wrong) + ", which is outside the vocabulary");
   }
 
   void append(const Run& run, Row& row) const {

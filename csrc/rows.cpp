@@ -124,7 +124,7 @@ py::tuple read_rows(const py::array& tokens, const Array<int64_t>& sample_ids, i
   if (sample_ids.ndim() != 1 || seq_len < 1) throw std::invalid_argument("a wrong size");
   const int64_t num_samples = (tokens.size() - 1) / seq_len;
   for (int64_t i = 0; i < num; ++i) {
-    if (sample[i] < 0 || sample[i] >= num_samples) throw std::out_of_range("a sample lies outside the tokens");
+    if (sample[i] < 0 || sample[i] >= num_samples) throw std::out_of_range("a sample lies outside the dataset");
   }
   Array<int64_t> ids({num, seq_len}), labels({num, seq_len});
   int64_t *id = ids.mutable_data(), *label = labels.mutable_data();
@@ -148,7 +148,7 @@ py::tuple read_runs(const py::array& tokens, const Array<int64_t>& starts, const
   int64_t left = num * (seq_len + 1);
   for (int64_t r = 0; r < count; ++r) {
     if (start[r] < 0 || size[r] < 0 || size[r] > tokens.size() - start[r] || size[r] > left) {
-      throw std::invalid_argument("a run lies outside the tokens or the rows");
+      throw std::invalid_argument("the token runs leave the dataset, or do not fill the rows exactly");
     }
     left -= size[r];
   }

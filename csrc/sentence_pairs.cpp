@@ -45,7 +45,7 @@ struct Documents {
     int64_t last = 0;
     for (int64_t d = 0; d < this->bounds.size(); ++d) {
       if (this->bounds[d] < last || this->bounds[d] > this->lengths.size()) {
-        throw std::invalid_argument("bounds must rise and lie within the sentences");
+        throw std::invalid_argument("the document bounds must rise and lie within the sentences");
       }
       last = this->bounds[d];
     }

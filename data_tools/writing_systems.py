@@ -72,4 +72,4 @@ def script_shares(text: str) -> dict[str, float]:
 def check_script(name: str) -> None:
     known = _table()[0]
     if name not in known:
-        raise UsageError(f"--script {name} is not a script that is known. {spelling_hint(name, known)}")
+        raise UsageError(f"--script {name} does not name a known script. {spelling_hint(name, known)}")

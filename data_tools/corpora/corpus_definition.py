@@ -80,7 +80,7 @@ def get_texts(
     missing = [file for file in texts.files if file.name not in result.texts and file.name not in origins]
     instructions = manual_instructions(texts.name, output, texts.files, texts.archives)
     if missing and result.refused:
-        raise DataError(f"{join_few(result.refused, '; ')}. Get it again:\n{instructions}")
+        raise DataError(f"Local copies are damaged: {join_few(result.refused, '; ')}. Get them again:\n{instructions}")
     if local_paths and not result.texts:
         raise DataError(
             f"{join_few(map(str, local_paths))} contains no file of {texts.name}. It is published as\n{instructions}"
@@ -92,7 +92,7 @@ def get_texts(
         try:
             _fetch_texts(texts, missing, output, origins, report)
         except UnreachableError as error:
-            raise UnreachableError(error.problems, f", or bring it by other means:\n{instructions}") from error
+            raise UnreachableError(error.problems, instructions) from error
         except DataError as error:
             raise DataError(f"{error} Bring it by other means:\n{instructions}") from error
     return {output / file.name: origins.get(file.name) for file in texts.files}
@@ -105,7 +105,7 @@ def _search_copies(texts: PublishedTexts, paths: Sequence[Path]) -> _SearchResul
     result = _SearchResult()
     for path in paths:
         if not path.is_dir() and not path.is_file():
-            raise MissingInputError(f"{path} is not a file or folder. Give one that holds {texts.name}, or an archive.")
+            raise MissingInputError(f"{path} does not exist. Give a file, folder or archive with {texts.name}.")
         for file in _candidate_files(texts, path) if path.is_dir() else [path]:
             is_parquet = file.suffix == ".parquet"
             try:
@@ -266,7 +266,7 @@ def get_corpus(
     paths = list(local_paths) or fetch_files(recipe, output, offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise MissingInputError(f"{missing[0]} is not a file. {recipe.name} takes {recipe.takes}.")
+        raise MissingInputError(f"{missing[0]} is not a file. For {recipe.name}, give {recipe.takes}.")
     tally = Tally()
     with ExitStack() as stack:
         targets: dict[str, IO[bytes]] = {}
@@ -280,7 +280,7 @@ def get_corpus(
                 tally.keep(document["text"])
                 tally.changed[f"to {split}"] += 1
         if not targets:
-            raise DataError(f"{paths[0]} holds no document of {recipe.name}, which takes {recipe.takes}.")
+            raise DataError(f"{paths[0]} holds no document of {recipe.name}. Give {recipe.takes}.")
     tally.num_in += tally.dropped.total()
     return Report(f"get {recipe.name}", tally).write(output / "get.report.json")
 
@@ -292,20 +292,22 @@ def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes
     if not recipe.files:
         raise UsageError(
             f"{recipe.name} has no fixed release to fetch. Fetch {recipe.takes} with `lmtrain corpus fetch`, and give "
-            "the files after the name."
+            f"the files after {recipe.name}."
         )
     targets = {output / "source" / file.name: file for file in recipe.files}
     for target, file in targets.items():
         assert is_safe_name(file.name), file.name
         if has_expected_file(target, file.sha256):
             continue
-        advice = f"ring it by other means:\n{manual_instructions(recipe.name, output, recipe.files)}"
+        instructions = manual_instructions(recipe.name, output, recipe.files)
         if offline:
-            raise UsageError(f"{recipe.name} was not fetched: --offline was given. B{advice}")
+            raise UsageError(
+                f"{recipe.name} was not fetched: --offline was given. Bring it by other means:\n{instructions}"
+            )
         try:
             fetch(file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report)
         except UnreachableError as error:
-            raise UnreachableError(error.problems, f", or b{advice}") from error
+            raise UnreachableError(error.problems, instructions) from error
     return list(targets)
 
 

@@ -63,16 +63,15 @@ def manual_instructions(
 class UnreachableError(StorageError):
     """Raised if no address gave the file; the partial download is kept.
 
-    `problems` are (host, cause) pairs; `alternative` is appended to the advice to start again.
+    `problems` are (host, cause) pairs; `instructions`, if given, say how to bring the file by hand.
     """
 
-    def __init__(self, problems: Sequence[tuple[str, str]], alternative: str = "") -> None:
+    def __init__(self, problems: Sequence[tuple[str, str]], instructions: str = "") -> None:
         self.problems = list(problems)  # (host, cause) per failed address
         causes = {cause: [host for host, host_cause in problems if host_cause == cause] for _, cause in problems}
         summary = "; ".join(f"{', '.join(dict.fromkeys(hosts))}: {cause}" for cause, hosts in causes.items())
-        super().__init__(
-            f"Nothing could be fetched ({summary}). Start again to continue where it stopped{alternative or '.'}"
-        )
+        alternative = f", or bring it by other means:\n{instructions}" if instructions else "."
+        super().__init__(f"Nothing could be fetched ({summary}). Start again to continue where it stopped{alternative}")
 
 
 def fetch(
@@ -84,7 +83,7 @@ def fetch(
     A partial download in TARGET.part is continued, and deleted if the complete file has another hash.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-        raise UsageError(f"--sha256={sha256} is not a SHA-256. Give its 64 lower-case hexadecimal digits.")
+        raise UsageError(f"--sha256={sha256} is not a SHA-256. Give 64 lower-case hexadecimal digits.")
     for url in urls:
         check_address(url)
     if has_expected_file(target, sha256):
@@ -117,7 +116,7 @@ def has_expected_file(target: Path, sha256: str) -> bool:
     if target.is_file() and not target.is_symlink() and file_sha256(target) == sha256:
         return True
     if os.path.lexists(target):
-        raise OutputError(f"{target} exists already and is a different file. Move it away.")
+        raise OutputError(f"{target} exists already, but is a different file. Move it away.")
     return False
 
 
@@ -125,7 +124,7 @@ def check_address(url: str) -> None:
     """Raise UsageError unless an address begins with https, or with http and is on this machine."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS):
-        raise UsageError(f"{url} is not an https address. Only https is fetched.")
+        raise UsageError(f"{url} is not an https address. Give an address that begins with https://.")
 
 
 def file_sha256(path: Path) -> str:
@@ -180,7 +179,7 @@ def _download(url: str, partial: Path, num_bytes: int | None, report: ReportByte
                     report(num_done, num_bytes or expected)
             file.truncate()
     if expected is not None and num_done < expected:
-        raise ConnectionError(f"the connection broke after {num_done} of {expected} bytes")
+        raise ConnectionError(f"the connection was lost after {num_done} of {expected} bytes")
 
 
 def _move_into_place(partial: Path, target: Path, sha256: str, url: str) -> None:
@@ -189,7 +188,9 @@ def _move_into_place(partial: Path, target: Path, sha256: str, url: str) -> None
     """
     actual = file_sha256(partial)
     if actual != sha256:
-        raise DataError(f"{url} gave a file with SHA-256 {actual}, not {sha256}. It was deleted; do not trust it.")
+        raise DataError(
+            f"{url} gave a file with SHA-256 {actual}, not {sha256}. The file was deleted; do not trust the address."
+        )
     with storage_errors(target, "Writing"):
         partial.rename(target)
         fsync_dir(target.parent)

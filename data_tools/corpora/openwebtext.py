@@ -28,7 +28,7 @@ def read(path: Path, tally: Tally) -> DocumentsBySplit:
             for name, text in _pages(file, path, tally, depth=0):
                 yield "train", {"id": f"openwebtext/{name}", "text": text}
     except tarfile.TarError as error:
-        raise DataError(f"{path} is not a whole tar archive ({error}). Get it again.") from error
+        raise DataError(f"{path} is not a complete tar archive ({error}). Get it again.") from error
 
 
 def _pages(file: IO[bytes], path: Path, tally: Tally, depth: int) -> Iterator[tuple[str, str]]:

@@ -102,7 +102,7 @@ def build_stdlib_corpus(
     chosen = [d for d in documents if d.source in heldout]
     if not train or not chosen:
         raise DataError(
-            f"{library} gives {len(train)} training and {len(chosen)} held-out texts, and both are needed. "
+            f"{library} gives {len(train)} texts to train on and {len(chosen)} to hold out, but both must exist. "
             "Use a whole standard library, or a larger max_bytes or heldout_ratio."
         )
     report = CorpusReport(

@@ -189,7 +189,7 @@ def pages(path: Path) -> Iterator[Page]:
                 yield from reader.take_pages()
             reader.parser.Parse(b"", True)
         except expat.ExpatError as error:
-            raise DataError(f"{path} is not a whole dump ({error}). Get it again.") from error
+            raise DataError(f"{path} is not a complete Wikipedia dump ({error}). Get it again.") from error
     yield from reader.take_pages()
 
 
@@ -217,7 +217,7 @@ class _Reader:
         return done
 
     def _refuse(self, *_: Any) -> None:
-        raise DataError(f"{self._path} declares a document type, which no dump does. Do not trust it.")
+        raise DataError(f"{self._path} declares a document type, which no Wikipedia dump does. Do not trust the file.")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if name == "page":

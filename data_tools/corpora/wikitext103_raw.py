@@ -66,7 +66,7 @@ def _decode_lines(file: Iterable[bytes], path: Path) -> Iterator[str]:
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 in line {number}. Get it again.") from error
+            raise DataError(f"{path} is not UTF-8 text in line {number}. Get it again.") from error
 
 
 RECIPE = Recipe(

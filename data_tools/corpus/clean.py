@@ -346,9 +346,9 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
             rules[name] = _parse_limit(word, limit) if limit else RULES[name].limit
         else:
             names = [*RULES, *GROUPS, *LINE_RULES, "c4_lines", "none"]
-            raise UsageError(f"--rule={word} is no rule. {spelling_hint(name, names)}")
+            raise UsageError(f"--rule={word} does not name a rule. {spelling_hint(name, names)}")
     if not 0 <= min_script_share <= 1:
-        raise UsageError(f"--min-script-share={min_script_share} is not a share of letters. Give a number from 0 to 1.")
+        raise UsageError(f"--min-script-share={min_script_share} is not a share. Give a number from 0 to 1.")
     allowed = tuple(name.lower() for name in scripts)
     for name in allowed:
         check_script(name)

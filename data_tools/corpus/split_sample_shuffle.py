@@ -138,7 +138,7 @@ def sample_limit(
             raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
         return int(fraction * 2.0**64) - 1
     if not options.reading.part.is_whole:
-        raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
+        raise UsageError("--count needs all documents, but --part reads only some. Use --fraction, or omit --part.")
     assert count is not None
     find_step_sources(inputs)  # because: the inputs are read twice (limit, then sample), which standard input cannot be
     with storage_errors(folder, "Making"):

@@ -37,7 +37,7 @@ class Filters:
         for unit in ("chars", "tokens"):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if low is not None and high is not None and low > high:
-                raise UsageError(f"--min-{unit}={low} is more than --max-{unit}={high}, so nothing is left. Swap them.")
+                raise UsageError(f"--min-{unit}={low} is more than --max-{unit}={high}. Swap them, or leave one out.")
         for name, _ in self.scripts:
             check_script(name)
 
@@ -92,7 +92,7 @@ def parse_script(text: str) -> tuple[str, float]:
     except ValueError:
         least_share = -1.0
     if not 0 < least_share <= 1:
-        raise UsageError(f"--script {text}: the share must lie between 0 and 1. Write it as in latin:0.9.")
+        raise UsageError(f"--script {text} needs a share above 0 and at most 1. Write it as in latin:0.9.")
     return name.lower(), least_share
 
 
@@ -108,7 +108,7 @@ def _find_entry_point(name: str) -> importlib.metadata.EntryPoint:
     entry_points = importlib.metadata.entry_points(group=GROUP)
     if name not in entry_points.names:
         hint = spelling_hint(name, entry_points.names)
-        raise UsageError(f"--filter {name} is no installed filter (entry points in the group {GROUP}). {hint}")
+        raise UsageError(f"--filter {name} is not installed: no package has that entry point of group {GROUP}. {hint}")
     return entry_points[name]
 
 
@@ -117,7 +117,7 @@ def _wrap_user_filter(name: str, function: Any) -> KeepFunction:
     or returns no bool. Raise UsageError if `function` cannot be called.
     """
     if not callable(function):
-        raise UsageError(f"--filter {name} is {type(function).__name__}, which cannot be called. Name a function.")
+        raise UsageError(f"--filter {name} is a {type(function).__name__}, which cannot be called. Name a function.")
 
     def keep(text: str) -> bool:
         try:
@@ -125,7 +125,7 @@ def _wrap_user_filter(name: str, function: Any) -> KeepFunction:
         except Exception as error:
             raise DataError(f"--filter {name} failed ({type(error).__name__}: {error}). Repair the filter.") from error
         if not isinstance(answer, (bool, np.bool_)):
-            raise DataError(f"--filter {name} returned {answer!r}. A filter returns True to keep a text, or False.")
+            raise DataError(f"--filter {name} returned {answer!r}. It must return True to keep a text, or False.")
         return bool(answer)
 
     return keep

@@ -75,7 +75,7 @@ class Options:
         if self.workers < 1:
             raise UsageError(f"--workers={self.workers} must be at least 1. Leave it out to use every core.")
         if len(set(self.keys)) < len(self.keys) or not self.keys:
-            raise UsageError(f"--key names {', '.join(self.keys) or 'nothing'}. Name each key once.")
+            raise UsageError(f"--key names {', '.join(self.keys) or 'nothing'}. Name one key or more, each once.")
         if self.shard_tokens is not None and self.shard_tokens < 1:
             raise UsageError(f"--shard-tokens={self.shard_tokens} must be at least 1. Leave it out for one dataset.")
 
@@ -271,12 +271,13 @@ def preprocess(
         options = replace(options, append_eod=tokenizer.eod_id is not None)
     elif options.append_eod and tokenizer.eod_id is None:
         raise UsageError("--append-eod needs an end-of-document token; the tokenizer has none. Use --no-append-eod.")
-    if options.prepend_bos and (tokenizer.bos_id is None or options.split_sentences):
-        reason = "is for whole documents" if options.split_sentences else "needs a token for it; the tokenizer has none"
-        raise UsageError(f"--prepend-bos {reason}. Leave it out.")
+    if options.prepend_bos and options.split_sentences:
+        raise UsageError("--prepend-bos is for whole documents, so --split-sentences excludes it. Leave one out.")
+    if options.prepend_bos and tokenizer.bos_id is None:
+        raise UsageError("--prepend-bos needs a beginning-of-text token, but the tokenizer has none. Leave it out.")
     sources = find_sources(inputs, options.text_split)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.is_text]):
-        raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)}. Name one.")
+        raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)} keys. Name one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     tokenizer_bytes = tokenizer.to_bytes()
     with Outputs(names, _run_identity(sources, tokenizer_bytes, options), tokenizer) as outputs:

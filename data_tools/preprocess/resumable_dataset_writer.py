@@ -254,8 +254,8 @@ class Outputs:
         if is_full:
             num_bytes = sum(path.stat().st_size for path in self._folder.iterdir())
             raise StorageError(
-                f"{error} {self._folder} holds the work done so far, {format_bytes(num_bytes)}: the same command "
-                "resumes from it; removing it frees that space."
+                f"{error} {self._folder} holds the work done so far ({format_bytes(num_bytes)}). The same command "
+                "resumes from there; removing the folder frees that space."
             ) from error
 
     def add(self, batches: list[SequenceBatch], rejects: bytes) -> None:
@@ -385,7 +385,7 @@ class Outputs:
                 def path_of(suffix: str, name: str = name, final: Path = final) -> Path:
                     path = self._folder / f"{name}{suffix}"
                     if path.is_symlink():
-                        raise DataError(f"{path} is a link, but preprocessing writes no links. Remove it.")
+                        raise DataError(f"{path} is a symbolic link, which lmtrain did not write. Remove it.")
                     return path if os.path.lexists(path) else dataset_file(final, suffix)
 
                 check_finished_files(path_of, sidecar_hash, self._tokenizer.to_bytes())

@@ -67,8 +67,8 @@ def resolve_input(name: str, format_: str | None) -> str | Source:
     kind, codec = SUFFIXES.get(f".{(format_ or 'jsonl').removeprefix('.')}", ("", ""))
     if not kind or (path == STDIN and kind == "parquet"):
         formats = ", ".join(suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet")
-        rule = "must be a file, because it is read from its end" if kind else "is not a known format"
-        raise UsageError(f"--format={format_} {rule}. Use one of {formats}.")
+        cause = "such a file is read from its end, so it cannot come from -" if kind else "the format is unknown"
+        raise UsageError(f"--format={format_} cannot be read: {cause}. Use one of {formats}.")
     return _build_source(path, (kind, codec))
 
 
@@ -110,7 +110,7 @@ def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         real = os.path.realpath(path)
         if real in first_paths:
-            raise UsageError(f"{path} is given more than once: it is {first_paths[real]}. Give every file once.")
+            raise UsageError(f"{path} is the same file as {first_paths[real]}. Give every file once.")
         first_paths[real] = path
     return list(first_paths.values())
 
@@ -142,7 +142,7 @@ def _stat(path: Path) -> os.stat_result:
             raise
         raise MissingInputError(f"{path} is a link to {os.readlink(path)}, which does not exist. Remove it.") from error
     except DataError as error:
-        raise DataError(f"{path} is a link in a cycle of links. Remove it.") from error
+        raise DataError(f"{path} is part of a cycle of links. Remove the link.") from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(
             f"{path} is a pipe or a device, not a regular file. "
@@ -165,7 +165,7 @@ def _expand(path: Path | Source) -> Sequence[Path | Source]:
     if path.is_dir():
         files = sorted(path for path in _walk(path) if _has_known_suffix(path) and not path.is_dir())
         if not files:
-            raise MissingInputError(f"{path} has no file with a suffix that is read: {READABLE}. Check the folder.")
+            raise MissingInputError(f"{path} holds no file with a readable suffix: {READABLE}. Check the folder.")
         return files
     if not os.path.lexists(path):
         matches = _refuse_repeated(Path(name) for name in glob.iglob(str(path), recursive=True))
@@ -178,7 +178,7 @@ def _expand(path: Path | Source) -> Sequence[Path | Source]:
         way_out = "Add its format, as in --format txt, or convert it."
         if path.suffix == ".json":
             way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add --format jsonl."
-        raise UsageError(f"{path} has no suffix that is read: {READABLE}. {way_out}")
+        raise UsageError(f"{path} has no readable suffix: {READABLE}. {way_out}")
     return [path]
 
 

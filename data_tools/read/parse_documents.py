@@ -335,8 +335,8 @@ def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) 
     """
     if len(bad_lines) > MAX_BAD_LINES:
         raise DataError(
-            f"{chunk.path}, near byte {chunk.start}: more than {MAX_BAD_LINES} bad lines in one slice. "
-            f"It is not a {chunk.kind} file. Leave it out."
+            f"{chunk.path} has more than {MAX_BAD_LINES} bad lines near byte {chunk.start}. It is not a {chunk.kind} "
+            "file. Leave it out."
         )
     return sorted(bad_lines, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
 
@@ -399,15 +399,14 @@ class BadLines:
         """
         if self.on_error is OnError.STOP:
             skip = f", or skip such lines: {self.names.skip}" if self.names.skip else ""
-            advice = _repair_advice(chunk, bad_line, self.names, skip)
-            raise DataError(f"{location}: {bad_line.cause}. {advice}")
+            what_to_do = _repair_advice(chunk, bad_line, self.names, skip)
+            raise DataError(f"{location}: {bad_line.cause}. {what_to_do}")
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
-            lines = "bad lines are" if total > 1 else "bad line is"
             raise DataError(
-                f"{total} {lines} more than --max-bad {self.max_bad} ({causes}); the last is {location}. "
-                "Repair the lines, or allow more with --max-bad."
+                f"The input has {total} bad line{'s' * (total > 1)} ({causes}), but --max-bad allows {self.max_bad}. "
+                f"The last is {location}. Repair the lines, or allow more with --max-bad."
             )
 
 

@@ -116,7 +116,7 @@ def _check_ratio(stream: Iterator[bytes], compressed_bytes_read: Callable[[], in
     for data in stream:
         num_bytes += len(data)
         if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * compressed_bytes_read()):
-            raise DamagedArchiveError(f"the archive grows to more than {MAX_RATIO} times its size")
+            raise DamagedArchiveError(f"the archive grows to more than the allowed {MAX_RATIO} times its size")
         yield data
 
 
@@ -134,7 +134,7 @@ class _StreamFile(io.RawIOBase):
             while not self._rest and (data := next(self._stream, None)) is not None:
                 self._rest = data
         except DamagedArchiveError as error:
-            raise DataError(f"{self._path}: {error}. Get it again.") from error
+            raise DataError(f"{self._path} cannot be decompressed: {error}. Get it again.") from error
         piece, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
         buffer[: len(piece)] = piece
         return len(piece)
@@ -187,7 +187,7 @@ def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
     while not data and (more := file.read(_FEED_BYTES)):
         data, num_zeros = more.lstrip(b"\0"), num_zeros + len(more)
         if num_zeros > ALWAYS_ALLOWED_BYTES:
-            raise DamagedArchiveError("nothing but zeros follows the archive")
+            raise DamagedArchiveError("the archive is followed by too many zeros")
     return data
 
 
@@ -392,7 +392,7 @@ def _column_texts(column: Any) -> Iterator[Text]:
     indices = column.indices.to_pylist()
     # because: the library does not check indices against the dictionary, and Python accepts negative ones
     if any(not 0 <= index < len(texts) for index in indices if index is not None):
-        raise IndexError("a row's index is outside the dictionary of its column")
+        raise IndexError("a row refers to a text outside the dictionary of its column")
     return (None if index is None else texts[index] for index in indices)
 
 
@@ -408,11 +408,11 @@ def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any
     """Raise DataError if one of these columns is missing in the schema of a .parquet file or does not hold text."""
     for name in columns:
         if name not in schema.names:
-            raise DataError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}. Name one with --key.")
+            raise DataError(f"{path} has no column {name!r}, only {', '.join(schema.names)}. Name one with --key.")
         kind = schema.field(name).type
         value = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if not (pyarrow.types.is_string(value) or pyarrow.types.is_large_string(value)):
-            raise DataError(f"{path}: the column {name!r} holds {value}, which is no text. Name another with --key.")
+            raise DataError(f"{path} has {value}, not text, in its column {name!r}. Name another column with --key.")
 
 
 def _import_package(name: str, suffix: str) -> Any:

@@ -61,7 +61,7 @@ class CheckpointSettings(Settings):
              "is negative", "Use 0 to save by time and at the end of the run, or null for never."),
             self.above_0("interval_s", "Use 10min, or null to go by interval_steps alone."),
             (self.interval_s not in (None, DEFAULT_INTERVAL_S) and steps is None, "interval_s",
-             "would save checkpoints, and with interval_steps=null nothing is saved",
+             "would save checkpoints, but with interval_steps=null nothing is saved",
              "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out."),
             (self.keep_last < 1, "keep_last",
              "would keep no checkpoint", "Use 2, so that a damaged newest one has a predecessor."),
@@ -86,7 +86,7 @@ class CheckpointSettings(Settings):
             (self.fallback and self.resume == "none", "fallback",
              "has no effect, since with resume=none a run starts from the beginning", "Leave one of them out."),
             (start is not None and self.resume not in ("auto", "none"), "init_from",
-             f"starts a new run and checkpoint.resume={self.resume} resumes an old one",
+             f"starts a new run, but checkpoint.resume={self.resume} resumes an old one",
              "Leave one of them out."),
         )  # fmt: skip
 

@@ -120,7 +120,7 @@ def load_manifest(path: Path) -> Manifest:
         previous = previous_checkpoint(path)
         if previous is None:
             raise
-        raise CheckpointError(f"{error} The newest one before it that can be read is {previous}.") from error
+        raise CheckpointError(f"{error} The newest readable checkpoint before it is {previous}.") from error
 
 
 def manifest_problem(path: Path) -> str | None:
@@ -154,7 +154,7 @@ def _read_manifest(path: Path) -> Manifest:
         with read_errors(path):
             is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         if not is_folder:
-            raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
+            raise CheckpointError(f"{path} is not a folder. Give the folder of a checkpoint.")
         text = read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False)
         data_bytes = 0
         if len(text) > MAX_JSON_BYTES:  # because: only a large manifest's limit depends on the size of the data
@@ -164,10 +164,12 @@ def _read_manifest(path: Path) -> Manifest:
         raise
     except (DataError, MissingInputError) as error:
         if not os.path.lexists(path):
-            raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
-        raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
+            raise MissingInputError(f"{path} does not exist. Give the folder of a checkpoint.") from error
+        raise CheckpointError(f"The checkpoint {path} cannot be used without its manifest: {error}") from error
     if step_from_name(path.name) not in (None, manifest.step):
-        raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its original name.")
+        raise CheckpointError(
+            f"{path} has been renamed: it holds the checkpoint of step {manifest.step}. Give it its original name."
+        )
     return manifest
 
 
@@ -190,9 +192,9 @@ def resolve_checkpoint(path: Path | str) -> Path:
     if is_best(path):
         return best_checkpoint(Path(str(path).removesuffix(BEST_SUFFIX)))
     if not path.is_dir():
-        state = "is not a folder" if path.exists() else "does not exist"
         raise MissingInputError(
-            f"{path} {state}. Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
+            f"{path} {'is not a folder' if path.exists() else 'does not exist'}. Give a run's folder, or a checkpoint "
+            f"such as RUN/{CHECKPOINTS}/step_00001000."
         )
     if os.path.lexists(path / MANIFEST) or step_from_name(path.name) is not None:
         return path
@@ -215,8 +217,8 @@ def best_checkpoint(run: Path) -> Path:
     ranked = rank_checkpoints(by_step, checkpoint_scores(run))
     if not ranked:
         raise MissingInputError(
-            f"{run}{BEST_SUFFIX} is not there: no checkpoint of {run} was measured by {ranking_measure(run)} at its "
-            f"step. Give one by its name, as in {run / CHECKPOINTS}/step_00001000, or {run} for the newest."
+            f"{run}{BEST_SUFFIX} does not exist, because no checkpoint of {run} has a value of {ranking_measure(run)}. "
+            f"Give a checkpoint by name, as in {run / CHECKPOINTS}/step_00001000, or {run} for the newest."
         )
     return ranked[0]
 
@@ -248,8 +250,8 @@ def check_free_space(folder: Path, need_bytes: int) -> None:
     have_bytes = free_bytes(folder)
     if have_bytes < need_bytes:
         raise StorageError(
-            f"A checkpoint in {folder} needs {format_bytes(need_bytes)} and the disk has {format_bytes(have_bytes)} "
-            "free. Free some space."
+            f"A checkpoint in {folder} needs {format_bytes(need_bytes)}, but the disk has only "
+            f"{format_bytes(have_bytes)} free. Free some space."
         )
 
 

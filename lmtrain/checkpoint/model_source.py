@@ -65,13 +65,13 @@ def checkpoint_source(path: Path) -> ModelSource:
     missing = [key for key in ("model", "seq_len", "step") if key not in manifest.state]
     if missing:
         raise CheckpointError(
-            f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
+            f"{folder} does not state its {', '.join(missing)}. Give a checkpoint that a run has written."
         )
     settings = checked_model(contents)  # because: stated sizes are checked before anything is built of them
     for key, expected in (("seq_len", settings.shape.seq_len), ("step", manifest.step)):
         if manifest.state[key] != expected:
             raise CheckpointError(
-                f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(manifest.state[key])[:100]} but "
+                f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(manifest.state[key])[:100]}, but "
                 f"its other entries say {expected}. Restore it from a copy."
             )
     return ModelSource(

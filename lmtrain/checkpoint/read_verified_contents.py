@@ -77,8 +77,8 @@ class Contents:
         box = box or full_box(entry.shape)
         if not box.is_inside(entry.shape):
             raise CheckpointError(
-                f"{name} has shape {list(entry.shape)} in {self.path} and the part at {list(box.offset)} of shape "
-                f"{list(box.shape)} is not inside it. Choose a part that is."
+                f"The tensor {name} in {self.path} has shape {list(entry.shape)}, so it has no part of shape "
+                f"{list(box.shape)} at the offset {list(box.offset)}. Choose a part inside the tensor."
             )
         # because: once files are known to hold every piece, their sizes bound the memory that is allocated
         parts = [
@@ -139,7 +139,7 @@ class Contents:
         if stored is None or (stored.dtype, stored.shape) != (entry.dtype, piece.box.shape):
             stored_text = "nothing" if stored is None else f"{stored.dtype} {list(stored.shape)}"
             raise CheckpointError(
-                f"{file.path} holds {stored_text} under {piece.key!r} and the manifest says {entry.dtype} "
+                f"{file.path} holds {stored_text} under the key {piece.key!r}, but the manifest says {entry.dtype} "
                 f"{list(piece.box.shape)} of {name}. Restore the checkpoint from a copy."
             )
         return file, stored
@@ -163,7 +163,7 @@ def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
     try:
         listing = parse_json(data, where)
         if listing["block_bytes"] != BLOCK_BYTES:
-            raise ValueError(f"blocks of {listing['block_bytes']} bytes")
+            raise ValueError(f"its blocks have {listing['block_bytes']} bytes, not {BLOCK_BYTES}")
         return [bytes.fromhex(digest) for digest in listing["blocks"]]
     except (KeyError, TypeError, ValueError, DataError) as error:
         raise CheckpointError(f"{where} is not a list of block hashes ({error}). Restore it from a copy.") from error
@@ -191,7 +191,10 @@ def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
     """
     settings = state.get("model")
     if isinstance(settings, dict) and len(settings) > _MAX_MODEL_SETTINGS:
-        raise CheckpointError(f"{where} has {len(settings)} model settings, and no model has so many. Restore a copy.")
+        raise CheckpointError(
+            f"{where} has {len(settings)} model settings; at most {_MAX_MODEL_SETTINGS} are allowed. "
+            "Restore it from a copy."
+        )
     try:
         return build_settings(ModelSettings, settings, "model")  # type: ignore[type-abstract]
     except LmtrainError as error:
@@ -218,7 +221,7 @@ def checked_model(contents: Contents) -> ModelSettings:
     """
     model = model_of(contents.manifest.state, contents.path)
     if problems := fit_problems(contents.manifest, model):
-        raise CheckpointError(f"{contents.path / MANIFEST} contradicts itself: {'; '.join(problems)}. Restore a copy.")
+        raise CheckpointError(f"{contents.path / MANIFEST} contradicts itself: {'; '.join(problems)}. Restore it.")
     _check_file_sizes(contents)
     return model
 
@@ -290,8 +293,7 @@ def _check_file_sizes(contents: Contents) -> None:
         except OSError:
             size = None
         if size != manifest.files[name].size:
-            actual = "is not there as a plain file" if size is None else f"has {size} bytes"
             raise CheckpointError(
-                f"{contents.path / name} {actual} and the manifest says {manifest.files[name].size} bytes. "
-                "Restore it from a copy."
+                f"{contents.path / name} {'is missing or no plain file' if size is None else f'has {size} bytes'}; "
+                f"according to the manifest it has {manifest.files[name].size} bytes. Restore it from a copy."
             )

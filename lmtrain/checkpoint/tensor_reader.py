@@ -49,7 +49,9 @@ class CheckpointReader:
         full = self.shape(name)
         begin = tuple(offset) if offset is not None else (0,) * len(full)
         if len(begin) != len(full) or (shape is not None and len(shape) != len(full)):
-            raise CheckpointError(f"{name} in {self.path} has {len(full)} axes. Give offset and shape as many numbers.")
+            raise CheckpointError(
+                f"The tensor {name} in {self.path} has {len(full)} axes. Give offset and shape as many numbers."
+            )
         extent = tuple(shape) if shape is not None else tuple(n - o for n, o in zip(full, begin, strict=True))
         return _as_tensor(self._contents.read_bits(name, Box(begin, extent)), self.dtype(name))
 
@@ -115,9 +117,9 @@ class CheckpointReader:
         entry = self.manifest.tensors[piece.name]
         shape, dtype = tuple(piece.global_shape), dtype_code(piece.block)
         if entry.shape != shape:
-            return [f"{piece.name} has shape {list(entry.shape)} in the checkpoint and {list(shape)} in the run"]
+            return [f"{piece.name} has shape {list(entry.shape)} in the checkpoint, but {list(shape)} in the run"]
         if entry.dtype != dtype and not (allow_rounding and _is_floating(entry.dtype) and _is_floating(dtype)):
-            return [f"{piece.name} is {DTYPES[entry.dtype]} in the checkpoint and {DTYPES[dtype]} in the run"]
+            return [f"{piece.name} is {DTYPES[entry.dtype]} in the checkpoint, but {DTYPES[dtype]} in the run"]
         box = piece_box(piece)
         if box.is_inside(entry.shape):
             return []

@@ -93,7 +93,7 @@ def compose_plain(
     for path, _ in value_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
             where = value_references.path_text(path)
-            raise SettingsError([f"{where} names code, and settings are data only. Remove it."])
+            raise SettingsError([f"{where} names code, but settings are plain data. Remove it."])
     plain, unresolved = value_references.resolve_references(tree)
     if problems or unresolved:
         raise SettingsError(problems + unresolved)
@@ -165,12 +165,13 @@ def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) ->
                 [f"{override.input_line} does not list its values. With -m use a,b,c or range() or glob()."]
             )
         if not options[-1]:
-            hint = spelling_hint(override.key_or_group, groups)
-            raise SettingsError([f"{override.input_line} matches nothing. {hint}"])
+            choices = groups.get(override.key_or_group)
+            way_out = f"Choices are {join_few(choices)}." if choices else spelling_hint(override.key_or_group, groups)
+            raise SettingsError([f"{override.input_line} matches no choice of {override.key_or_group}. {way_out}"])
     if prod(map(len, options)) > MAX_RUNS:
         keys = [value[0].partition("=")[0] for value in options if len(value) > 1]
         raise SettingsError(
-            [f"-m makes more than {MAX_RUNS} runs of the values of {join_few(keys)}. Give fewer values."]
+            [f"The values of {join_few(keys)} make more than {MAX_RUNS} runs with -m. Give fewer values."]
         )
     return [list(combination) for combination in product(*options)]
 

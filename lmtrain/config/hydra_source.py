@@ -149,8 +149,8 @@ def _check_num_files(folders: Sequence[Path], request: CompositionRequest) -> No
     chosen = [f"{group}/{word.partition('=')[2]}" for group, word in request.chosen.items()]
     if sum(count(one, 0) for one in (request.name, *chosen)) > MAX_FILES:
         raise SettingsError([
-            f"The defaults lists of {join_few(sorted(counts, key=lambda one: -counts[one]), max_shown=3)} include "
-            f"more than {MAX_FILES} files. Name each file once."
+            f"The defaults lists of {join_few(sorted(counts, key=lambda name: -counts[name]), max_shown=3)} include "
+            f"more than {MAX_FILES} files in total. Name each file once."
         ])  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def _file_problems(
         yield from _entry_problems(entry, config_path == request.name, request, root_groups)
     for path, value in value_references.iter_values(file.data):
         if path[0] != "defaults" and isinstance(value, str) and (problem := value_references.reference_problem(value)):
-            yield f"{file.location(*path)}: {value_references.path_text(path)}={value} {problem}"
+            yield f"{file.location(*path)}: {value_references.path_text(path)}={value}: {problem}"
 
 
 def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
@@ -275,7 +275,7 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
             problems.append(f"{location} has {text}, with the wrong word {unknown_word or keywords[0]}. {hint}")
             continue
         if problem := value_references.reference_problem(" ".join((key, *map(str, values)))):
-            problems.append(f"{location} has {text}, which {problem}")
+            problems.append(f"{location} has {text}: {problem}")
             continue
         name = name.partition("@")[0]
         full_path = name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
@@ -300,7 +300,7 @@ def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, ro
         existing = request.groups.get(folder, ()) if folder else request.roots
         if name not in existing:
             hint = spelling_hint(name, existing)
-            yield f"{entry.location} has {entry.text}, and there is no {entry.values[0]}.yaml. {hint}"
+            yield f"{entry.location} has {entry.text}, but there is no {entry.values[0]}.yaml. {hint}"
         return
     value = ", ".join(entry.values) or "null"
     if not is_root and not entry.override and (
@@ -308,18 +308,18 @@ def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, ro
     ):  # fmt: skip
         chosen = group if group in root_groups else last
         yield (
-            f"{entry.location} has {entry.text}, and {chosen} is chosen already. "
+            f"{entry.location} has {entry.text}, but {chosen} is chosen already. "
             f"Write `- override /{chosen}: {value}`."
         )
     elif group not in request.groups:
         if not entry.optional:
             hint = spelling_hint(group, request.groups)
-            yield f"{entry.location} has {entry.text}, and {group} is not a group. {hint}"
+            yield f"{entry.location} has {entry.text}, but {group} is not a group. {hint}"
     elif group not in request.chosen and not entry.optional:
         for name in entry.values:
             if "${" not in name and name.removesuffix(".yaml") not in request.groups[group]:
                 suggestion = suggest_value(name, request.groups[group])
-                yield f"{entry.location} has {entry.text}, and {group} has no {name}. {suggestion}"
+                yield f"{entry.location} has {entry.text}, but {group} has no {name}. {suggestion}"
 
 
 def _explain_failure(error: Exception, request: CompositionRequest, files_read: Mapping[str, YamlFile]) -> list[str]:
@@ -338,7 +338,7 @@ def _explain_failure(error: Exception, request: CompositionRequest, files_read: 
         elif group not in groups and not word.startswith("+"):
             problems.append(f"{word} changes {group}, which no defaults list names. Write +{word}.")
     problems += [
-        f"{entry.location} has {entry.text}, and {entry.group} is not chosen before it. Remove the word `override`."
+        f"{entry.location} has {entry.text}, but {entry.group} is not chosen before it. Remove the word `override`."
         for entries in lists for entry in entries if entry.override and entry.group not in groups
     ]  # fmt: skip
     first: dict[str, Entry] = {}

@@ -93,7 +93,7 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             if not override.is_sweep_override():
                 values = [value for _, value in iter_values([override.value()])]
                 reference_problems = [reference_problem(value) for value in values if isinstance(value, str)]
-                problems += [f"{text} {problem}" for problem in reference_problems if problem]
+                problems += [f"{text}: {problem}" for problem in reference_problems if problem]
                 refused += [text] * any(reference_problems)
     if problems:
         raise RefusedOverrides(problems, refused, words)

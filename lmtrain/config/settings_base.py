@@ -232,7 +232,7 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
             first = classes.setdefault(cls.kind, cls)
             if first is not cls:
                 both = " and ".join(sorted((first.__module__, cls.__module__)))
-                raise SettingsError([f"kind={cls.kind} is defined twice, in {both}. Rename the plugin's kind."])
+                raise SettingsError([f"Two classes have kind={cls.kind}, in {both}. Rename the kind of the plugin."])
     return dict(sorted(classes.items()))
 
 

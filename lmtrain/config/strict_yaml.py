@@ -54,21 +54,20 @@ def read_yaml(path: Path) -> YamlFile:
     Raise MissingInputError if the file cannot be read, SettingsError if its content is wrong.
     """
     text = _read_text(path)
-    loader = _Loader(text)
+    loader = _Loader(text, path)
     try:
         node = loader.get_single_node()
         if node is None:
-            raise _FileProblem(1, "holds nothing", "Write lines of `key: value` into it, or leave it out")
+            raise SettingsError([f"{path} is empty. Write lines of `key: value` into it, or leave it out."])
         if not isinstance(node, yaml.MappingNode):
             kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
-            raise _FileProblem(node.start_mark.line + 1, f"begins with {kind}", "A config is lines of `key: value`")
+            line = node.start_mark.line + 1
+            raise SettingsError([f"{path} line {line} begins with {kind}. A config is lines of `key: value`."])
         lines = dict(_iter_lines(node))
         data = loader.construct_document(node)
-    except _FileProblem as error:
-        raise SettingsError([f"{path} line {error.line} {error.fault}. {error.way_out}."]) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        line, fault, way_out = _explain_yaml_error(error, text, loader.line)
-        raise SettingsError([f"{path} line {line} {fault}. {way_out}."]) from error
+        line, yaml_fault, way_out = _explain_yaml_error(error, text, loader.line)
+        raise SettingsError([f"{path} line {line} {yaml_fault}. {way_out}."]) from error
     finally:
         loader.dispose()
     # the header: comments and empty lines
@@ -76,64 +75,65 @@ def read_yaml(path: Path) -> YamlFile:
     return YamlFile(path, data, "\n".join(header), lines)
 
 
-class _FileProblem(Exception):
-    """A fault found while parsing a file: its line, what is wrong, and how to correct it."""
-
-    def __init__(self, line: int, fault: str, way_out: str) -> None:
-        self.line, self.fault, self.way_out = line, fault, way_out
-
-
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no type annotations
-    """A SafeLoader that limits depth, values and digits while it parses, so that no small file needs much memory."""
+    """A SafeLoader that limits depth, values and digits while it parses, so that no small file needs much memory. It
+    raises SettingsError, which names `path`, for what a config file must not contain.
+    """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, path: Path) -> None:
         super().__init__(text)
+        self.path = path
         self.depth = self.count = 0
         self.sizes: dict[int, int] = {}  # id of each node -> the number of values in its subtree
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
-        line = event.start_mark.line + 1
+        where = f"{self.path} line {event.start_mark.line + 1}"
         if getattr(event, "tag", None) not in (None, _STRING_TAG):
-            raise _FileProblem(line, "has a tag (a word with `!`), and settings are plain data", "Take the tag out")
+            raise SettingsError([
+                f"{where} has a tag (a word with `!`), but settings are plain data. Take the tag out."
+            ])  # fmt: skip
         self.count += 1
         if self.count > MAX_VALUES:
-            raise _FileProblem(line, f"holds more than {MAX_VALUES} values", "Divide it, or leave some out")
+            raise SettingsError([f"{where} holds more than {MAX_VALUES} values. Divide it, or leave some out."])
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _FileProblem(line, f"nests deeper than {MAX_DEPTH} levels", "Use fewer levels")
+            raise SettingsError([f"{where} nests deeper than {MAX_DEPTH} levels. Use fewer levels."])
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self.depth -= 1
         if is_alias and id(node) not in self.sizes:
-            raise _FileProblem(line, "refers to a value from within it", "Write the value out")
+            raise SettingsError([f"{where} refers to a value from within that value. Write the value out."])
         self.sizes[id(node)] = size = 1 + sum(self.sizes.get(id(child), 0) for child in _child_nodes(node))
         if size > MAX_VALUES:
-            raise _FileProblem(line, f"makes more than {MAX_VALUES} values", "Write out what its `*` stand for")
+            raise SettingsError([
+                f"{where} stands for more than {MAX_VALUES} values because of aliases (`*`). Write the values out."
+            ])  # fmt: skip
         return node
 
     def compose_scalar_node(self, anchor: Any) -> Any:
         node = super().compose_scalar_node(anchor)
-        line = node.start_mark.line + 1
+        where = f"{self.path} line {node.start_mark.line + 1}"
         if node.tag != _STRING_TAG and len(node.value) > MAX_DIGITS:
-            raise _FileProblem(
-                line, f"has a number of {len(node.value)} digits; at most {MAX_DIGITS} are allowed",
-                "Put it in quotes if it is a text",
-            )  # fmt: skip
-        if half := _SURROGATE.search(node.value):
-            raise _FileProblem(
-                line, f"has the escape \\u{ord(half[0]):04x}, half a character", "Write the character itself"
-            )
+            raise SettingsError([
+                f"{where} has a number of {len(node.value)} digits; at most {MAX_DIGITS} are allowed. "
+                "Put it in quotes if it is a text."
+            ])  # fmt: skip
+        if surrogate := _SURROGATE.search(node.value):
+            raise SettingsError([
+                f"{where} has the escape \\u{ord(surrogate[0]):04x}, which is half a character. "
+                "Write the character itself."
+            ])  # fmt: skip
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except ValueError as error:
-            line = node.start_mark.line + 1
-            raise _FileProblem(
-                line, f"has {node.value}, which is not a number", "Put it in quotes if it is a text"
-            ) from error
+            raise SettingsError([
+                f"{self.path} line {node.start_mark.line + 1} has {node.value}, which is not a number. "
+                "Put it in quotes if it is a text."
+            ]) from error  # fmt: skip
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -143,11 +143,15 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no 
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.tag != _STRING_TAG:
-                key_words = f"the key {key.value}" if isinstance(key, yaml.ScalarNode) else "a key"
-                raise _FileProblem(line, f"has {key_words}, which is not a word", "Put it in quotes if it is a name")
+                key_text = f"the key {key.value}" if isinstance(key, yaml.ScalarNode) else "a key"
+                raise SettingsError([
+                    f"{self.path} line {line} has {key_text}, which is not a word. Put it in quotes if it is a name."
+                ])  # fmt: skip
             if key.value in line_by_key:
                 first_place = f"line {line_by_key[key.value]}" if line_by_key[key.value] != line else "the same line"
-                raise _FileProblem(line, f"gives {key.value} again, after {first_place}", "Keep one of the two")
+                raise SettingsError([
+                    f"{self.path} line {line} gives {key.value} again, after {first_place}. Keep one of the two."
+                ])  # fmt: skip
             line_by_key[key.value] = line
         return node
 
@@ -176,10 +180,11 @@ def _read_text(path: Path) -> str:
             )
         data = path.read_bytes()
     except OSError as error:
-        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        fault = "does not exist" if missing else f"cannot be read: {error.strerror}"
-        way_out = "Check the name." if missing else "Make it readable, or give another one."
-        raise MissingInputError(f"{path} {fault}. {way_out}") from error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise MissingInputError(f"{path} does not exist. Check the name.") from error
+        raise MissingInputError(
+            f"{path} cannot be read: {error.strerror}. Make it readable, or give another file."
+        ) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -23,23 +23,23 @@ _MAX_CHAIN = 50
 
 
 class ReferenceProblem(Exception):
-    """A fault of a reference and how to correct it; the caller puts the key that holds the reference before it."""
+    """A fault of a reference and how to correct it; the caller puts the key and its text before it."""
 
 
 def reference_problem(text: str) -> str | None:
-    """Check the syntax of the references `${key}` in a text. Return None if all are right, else a clause such as "calls
-    a resolver. Use plain values.", before which the caller puts the key and the text.
+    """Check the syntax of the references `${key}` in a text. Return None if all are right, else sentences such as "The
+    reference ${x:y} calls a resolver. Use plain values.", before which the caller puts the key and the text.
     """
     for match in _REFERENCE.finditer(text):
         if ":" in match[1]:
-            return "calls a resolver. Use plain values or ${other.key} references."
+            return f"The reference {match[0]} calls a resolver. Use a plain value or ${{other.key}}."
         if not _NAME.fullmatch(match[1]):
-            return f"refers to {match[1].strip() or 'nothing'!r}. Write ${{other.key}}."
+            return f"The reference {match[0]} does not name a key. Write ${{other.key}}."
     remaining = _REFERENCE.sub("\0", text).replace("\\${", "")
     if re.search(r"\$\{[^{}]*\0", remaining):
-        return "has a reference within a reference. Name the key itself: ${other.key}."
+        return "A reference may not contain another reference. Name the key itself: ${other.key}."
     if "${" in remaining:
-        return "opens a ${ that is not closed. Write ${other.key}, or \\${ for the signs themselves."
+        return "The value opens a ${ that is not closed. Write ${other.key}, or \\${ for the signs themselves."
     return None
 
 
@@ -81,7 +81,7 @@ class _Resolver:
         self.num_values += bool(chain)
         if chain and self.num_values > _MAX_VALUES:
             raise ReferenceProblem(
-                f"is one of the references that add up to more than {_MAX_VALUES} values. Write some values out."
+                f"The references of these settings add up to more than {_MAX_VALUES} values. Write some out."
             )
         if isinstance(node, dict):
             return {key: self.resolve_subtree(value, (*path, key), chain) for key, value in node.items()}
@@ -94,7 +94,7 @@ class _Resolver:
         except ReferenceProblem as problem:
             if chain:
                 raise  # because: the message must name the reference that the user wrote, which is the outermost
-            self.problems.append(f"{path_text(path)}={node} {problem}")
+            self.problems.append(f"{path_text(path)}={node}: {problem}")
             return node
 
     def resolve_text(self, text: str, path: Path, chain: tuple[str, ...]) -> Any:
@@ -110,12 +110,12 @@ class _Resolver:
                 return target
             if isinstance(target, (dict, list)):
                 raise ReferenceProblem(
-                    f"puts {match[1].strip()}, which is not a single value, into a text. Name a key below it."
+                    f"A text cannot hold {match[1].strip()}, which is not a single value. Name a key below it."
                 )
             parts += text[end : match.start()].replace("\\${", "${"), show(target)
             end = match.end()
             if sum(map(len, parts)) > _MAX_CHARACTERS:
-                raise ReferenceProblem(f"becomes longer than {_MAX_CHARACTERS} characters. Write it out.")
+                raise ReferenceProblem(f"The text becomes longer than {_MAX_CHARACTERS} characters. Write it out.")
         return "".join(parts) + text[end:].replace("\\${", "${")
 
     def look_up(self, reference: str, path: Path, chain: tuple[str, ...]) -> Any:
@@ -126,14 +126,15 @@ class _Resolver:
         assert match is not None, "problem_of has seen it"
         self.num_references += 1
         if self.num_references > _MAX_REFERENCES:
-            raise ReferenceProblem(f"is one of more than {_MAX_REFERENCES} references. Write some of them out.")
+            raise ReferenceProblem(f"These settings have more than {_MAX_REFERENCES} references. Write values instead.")
         base: Path = path[: len(path) - len(match[1])] if match[1] else ()
         target = (*base, *(int(part) if part.isdecimal() else part for part in re.findall(r"[\w-]+", match[2])))
         name = path_text(target)
         if name in chain or name == path_text(path):
-            raise ReferenceProblem(f"leads back to itself ({' -> '.join((*chain, name))}). Give one of them a value.")
+            cycle = " -> ".join((*chain, name))
+            raise ReferenceProblem(f"The references lead back to their start ({cycle}). Give one key a value.")
         if len(chain) >= _MAX_CHAIN:
-            raise ReferenceProblem(f"is reached over {_MAX_CHAIN} references. Refer to the value itself.")
+            raise ReferenceProblem(f"The value of {name} is {_MAX_CHAIN} references away. Refer to the value itself.")
         node: Any = self.tree
         for depth, part in enumerate(target):
             if isinstance(node, str) and "${" in node:
@@ -143,5 +144,5 @@ class _Resolver:
             elif isinstance(node, list) and isinstance(part, int) and part < len(node):
                 node = node[part]
             else:
-                raise ReferenceProblem(f"refers to {name}, which does not exist. Name another key, or give the value.")
+                raise ReferenceProblem(f"The key {name} does not exist. Refer to another key, or give the value.")
         return self.resolve_subtree(node, target, (*chain, name))

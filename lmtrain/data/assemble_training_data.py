@@ -156,7 +156,7 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
     else:
-        raise SettingsError([f"data.kind={settings.kind} is no kind of text data. Use dataset, blend or masked."])
+        raise SettingsError([f"data.kind={settings.kind} is not read from datasets. Use dataset, blend or masked."])
     valid_paths += settings.valid_paths.values()
     _raise_file_limit(_FILES_EACH * (len(paths) + len(valid_paths)))
     return OpenDatasets(*([IndexedDataset.open(path) for path in prefixes] for prefixes in (paths, valid_paths)))
@@ -175,7 +175,7 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
     run_samples = settings.megatron_samples or least_samples
     if run_samples < least_samples:
         raise SettingsError([
-            f"data.megatron_samples={run_samples} is less than data.first_sample={settings.first_sample} and the "
+            f"data.megatron_samples={run_samples} is less than data.first_sample={settings.first_sample} plus the "
             f"{requirements.num_samples} samples of this run. Give the number of samples of Megatron-LM's whole run."
         ])
     valid = builder.build_domains(opened.valid) if requirements.validate else {}
@@ -368,8 +368,8 @@ def _hold_out_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTa
     cut_token = last - max(round((last - first) * builder.share), min_tokens)
     if cut_token - first < min_tokens:
         raise DataError(
-            f"{indexed.prefix} has {last - first} tokens, which are not two samples of "
-            f"{builder.requirements.seq_len}: one to train on and one to validate on. Use more text, a smaller "
+            f"{indexed.prefix} has {last - first} tokens, too few for two samples of "
+            f"{builder.requirements.seq_len}, one to train on and one to validate on. Use more text, a smaller "
             "model.seq_len, data.valid_path=PREFIX, or train.valid_interval_steps=0."
         )
     return _HeldOutTail(range(first, cut_token), range(cut_token, last))
@@ -414,7 +414,7 @@ def _build_valid_dataset(builder: _DatasetBuilder, opened: OpenDatasets) -> Data
         return builder.build_dataset(opened.valid[0], builder.full_range(opened.valid[0]), None)
     documents = builder.split_ranges(opened.train[0])[1]
     if len(documents) == 0:
-        raise _no_validation_error(builder, opened, "data.valid_path=PREFIX")
+        raise _no_validation_error(builder, opened, alternative="data.valid_path=PREFIX")
     return builder.build_dataset(opened.train[0], documents, None)
 
 
@@ -434,7 +434,7 @@ def _build_valid_blend(settings: BlendSettings, builder: _DatasetBuilder, opened
             sets.append(builder.build_dataset(indexed, documents, None))
             kept_parts.append(part)
     if not sets:
-        raise _no_validation_error(builder, opened, "data.valid_datasets=[...]")
+        raise _no_validation_error(builder, opened, alternative="data.valid_datasets=[...]")
     shares = _dataset_shares(kept_parts, sets, builder.requirements.seq_len)
     num_samples = min(dataset.num_samples * sum(shares) // share for dataset, share in zip(sets, shares, strict=True))
     order = BlendOrder(shares, [dataset.num_samples for dataset in sets], builder.requirements.seed, shuffled=False)
@@ -503,9 +503,9 @@ def _raise_file_limit(num_files: int) -> None:
         return
     limit = num_files + 512 if hard == resource.RLIM_INFINITY else min(num_files + 512, hard)
     if num_files + _OTHER_FILES > limit:
-        fewer = " or merge some of the datasets" if num_files > 2 * _FILES_EACH else ""
+        or_merge_datasets = " or merge some of the datasets" if num_files > 2 * _FILES_EACH else ""
         raise StorageError(
-            f"The limit on open files is {hard} here, but this data needs {num_files} and the rest of the run about "
-            f"{_OTHER_FILES}. Raise the limit (`ulimit -Hn`, or LimitNOFILE of a service){fewer}."
+            f"A process may open {hard} files here, but this data needs {num_files} and the rest of the run about "
+            f"{_OTHER_FILES}. Raise the limit (`ulimit -Hn`, or LimitNOFILE of a service){or_merge_datasets}."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, soft), hard))

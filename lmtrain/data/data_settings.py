@@ -179,7 +179,7 @@ class BlendSettings(DataChoice):
             parts: tuple[BlendPart, ...] = getattr(self, key)
             weighted = sum(part.weight is not None for part in parts)
             yield from problem_if(
-                weighted not in (0, len(parts)), key, f"{weighted} weights among {len(parts)}",
+                weighted not in (0, len(parts)), key, f"{weighted} weights for {len(parts)} datasets",
                 "mixes weights with tokens or epochs, which cannot be compared", "Use weights for all, or for none.",
             )  # fmt: skip
             duplicates = [path for path, times in Counter(part.path for part in parts).items() if times > 1]

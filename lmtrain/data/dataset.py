@@ -52,7 +52,7 @@ def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
     Raise ValueError if an id is outside 0..n-1.
     """
     if ids.size and (ids.min() < 0 or ids.max() >= n):
-        raise ValueError(f"ids must lie in 0..{n - 1}")
+        raise ValueError(f"sample numbers must lie from 0 to {n - 1}")
     half_bits = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
     keys = [np.uint64(mix((seed & _MASK) + (i + 1) * _GOLDEN)) for i in range(_ROUNDS)]
     values = ids.astype(np.uint64)
@@ -87,7 +87,7 @@ class ShuffledOrder:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise DataError("There are 0 samples to order. Use more data, a larger share of it or shorter sequences.")
+            raise DataError("The data gives no sample. Use more data, a larger share of it or shorter sequences.")
 
     def ids(self, first: int, count: int) -> Int64s:
         parts: list[Int64s] = []

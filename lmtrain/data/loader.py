@@ -115,7 +115,7 @@ class _Prefetcher:
         if any.
         """
         if self._closed.is_set():
-            raise RuntimeError("the loader was closed: call steps() again")
+            raise RuntimeError("The loader is closed. Call steps() again.")
         item = self._ready.get()
         if isinstance(item, BaseException):
             raise item

@@ -30,7 +30,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature={self.temperature} must be 0 or more. 0 takes the most likely token.")
+            raise UsageError(f"temperature={self.temperature} must be at least 0; 0 takes the most likely token.")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"top_k={self.top_k} must be at least 1. Leave it out to allow every token.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -97,7 +97,7 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
         return tokens
     if tokenizer.eod_id is None:
         raise UsageError(
-            "The prompt is empty, and the tokenizer has no end-of-document token to begin with instead. Give a prompt."
+            "The prompt is empty, and the tokenizer has no end-of-document token to begin with. Give a prompt."
         )
     return [tokenizer.eod_id]
 
@@ -133,7 +133,9 @@ def draw_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator)
     none is finite.
     """
     if torch.isnan(logits_V).any() or not torch.isfinite(logits_V).any():
-        raise NonFiniteLossError("The model's logits are not finite. The weights are damaged: try --precision fp32.")
+        raise NonFiniteLossError(
+            "The logits of the model are not finite. Try --precision fp32; if that fails too, the weights are damaged."
+        )
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     logits_V = _keep_top_p(_keep_top_k(logits_V / sampling.temperature, sampling.top_k), sampling.top_p)

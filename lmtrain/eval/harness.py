@@ -49,12 +49,12 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
             raise UsageError(f"--model_args {name}={value} is not known to lmtrain. {spelling_hint(name, ARGUMENTS)}")
         if max_batch_size is not None or not str(batch_size).isdecimal() or int(batch_size) == 0:
             raise UsageError(
-                f"--batch_size={batch_size} must be a number for lmtrain, which does not try sizes out. Use 8."
+                f"--batch_size={batch_size} must be a whole number, since lmtrain does not search for a size. Use 8."
             )
         env = ProcessEnv.detect()
         if env.world_size > 1:
             raise UsageError(
-                f"{env.launcher} started {env.world_size} processes and each would score everything. Start one."
+                f"{env.launcher} started {env.world_size} processes, but each would score everything. Start only one."
             )
         self.subject = load_for_eval(Path(pretrained), pick_device(device), precision).subject
         self.batch_size = int(batch_size)
@@ -81,8 +81,8 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         for texts, _context, target in requests:
             if not 1 <= len(target) <= self.max_length:
                 raise DataError(
-                    f"The answer {shorten(texts[1], 60)!r} is {len(target)} tokens and the model sees {self.max_length}"
-                    ". Use a task that fits the model."
+                    f"The answer {shorten(texts[1], 60)!r} has {len(target)} tokens; the model reads 1 to "
+                    f"{self.max_length}. Use a task that fits the model."
                 )
         scoring_requests = [_request(context, target, self.max_length) for _given, context, target in requests]
         answers = []

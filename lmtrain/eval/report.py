@@ -81,13 +81,13 @@ def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
     data = read_bytes(path, _MAX_BYTES)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(
-            f"{path} is not the file that was written with its results: its SHA-256 differs. Run the evaluation again."
+            f"{path} was changed after it was written: its SHA-256 differs. Run the evaluation again."
         )
     columns_by_result: dict[int, dict[str, list[float]]] = {}
     for line in data.splitlines():
         row = parse_json(line, path)
         if not isinstance(row, Mapping):
-            raise DataError(f"{path} has a line that is not a JSON object. Run the evaluation again.")
+            raise DataError(f"{path} is damaged: it has a line that is not a JSON object. Run the evaluation again.")
         of = columns_by_result.setdefault(row["result"], {})
         for name, value in row.items():
             if name not in _ROW_KEYS:

@@ -94,12 +94,12 @@ class Journal:
             records = _record_ranges(data)
             num_bytes = records[-1][1] if records else len(_HEAD)
             if num_bytes < len(data):
-                self._report(f"{self._path} is torn or damaged after {len(records)} batches; the rest is scored again.")
+                self._report(f"{self._path} is damaged after {len(records)} batches; the rest is scored again.")
             data = data[:num_bytes]
         else:
             if not _HEAD.startswith(data):
                 raise OutputError(
-                    f"{self._path} has the journal's name, but is not a journal of answers. Remove or rename it."
+                    f"{self._path} is in the place of the evaluation's journal, but is no journal. Remove or rename it."
                 )
             data = b""
         with storage_errors(self._path, "Writing"):
@@ -113,7 +113,7 @@ class Journal:
         num_bytes = self._records[self._next][0] - _FRAME.size
         self._records = self._records[: self._next]
         self._report(
-            f"{self._path} is of another evaluation (other weights, text or options), so it is started anew"
+            f"{self._path} is of another evaluation (other weights, text or options), so it is started again"
             + (f" after {self._next} batches." if self._next else ".")
         )
         if self._fd is not None:

@@ -81,7 +81,7 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
     num_items, facts, documents = prepared.num_items, prepared.facts, prepared.documents
     if num_items == 1:
         raise UsageError(
-            f"--limit={limit} takes the first items of a text, but for {facts.protocol} this text is one item. "
+            f"--limit={limit} takes the first items of a text, but {facts.protocol} scores this text as one item. "
             "Leave --limit out, or give a shorter text."
         )
     if limit >= num_items:
@@ -168,7 +168,7 @@ def prepare(
     if limit is not None:
         prepared = first_items(prepared, limit)
     if prepared.num_targets == 0:
-        raise DataError(f"{name} has no token to predict. Give a file with text.")
+        raise DataError(f"{name} has no token that could be predicted. Give a file with more text.")
     return prepared, name
 
 
@@ -199,7 +199,7 @@ def score(
     seconds = perf_counter() - began_s
     if int(answers.targets.sum()) != prepared.num_targets:
         raise LmtrainError(
-            f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets. This is a bug in lmtrain."
+            f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets. Please report this bug."
         )
     columns = task.columns(prepared, answers)
     sums, num_items = sum_columns(columns), len(columns["nll"])

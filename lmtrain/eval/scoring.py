@@ -153,8 +153,8 @@ class Scorer:
                 yield self._split_scores(requests, *scores_of_batch.numpy())
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{self.model.device} ran out of memory scoring {self.batch_size} x {batches[0][0].num_fed} "
-                f"tokens. Use a batch size below {self.batch_size}."
+                f"{self.model.device} ran out of memory when it scored {self.batch_size} x "
+                f"{batches[0][0].num_fed} tokens. Use a batch size below {self.batch_size}."
             ) from error
 
     def _split_scores(

@@ -175,7 +175,7 @@ def check_comparable(a: Side, b: Side) -> None:
         differs = ["bytes of the items"]
     if differs:
         raise DataError(
-            f"{a.name} and {b.name} do not answer the same question: {'; '.join(differs)}. "
+            f"The results of {a.name} and {b.name} cannot be compared: {'; '.join(differs)} differ. "
             "Evaluate both on the same file with the same options."
         )
 
@@ -254,8 +254,8 @@ def _check_ids(tokens: Tokens, vocab_size: int) -> Ints:
     ids = np.asarray(tokens, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise DataError(
-            f"Token ids run from {ids.min()} to {ids.max()}, but this vocabulary holds 0 to {vocab_size - 1}. "
-            "Count and score tokens of the same tokenizer."
+            f"The token ids go from {ids.min()} to {ids.max()}, but the vocabulary from 0 to {vocab_size - 1}. "
+            "Count and score the tokens of the same tokenizer."
         )
     return ids
 
@@ -267,7 +267,8 @@ def add_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: To
     Raise DataError if the task's documents are not scored whole, or without an end-of-document token.
     """
     if tokenizer.eod_id is None or prepared.documents is None:
-        raise DataError(f"{result.protocol} has no baselines, which need whole documents. Leave --baseline out.")
+        raise DataError(f"{result.protocol} has no baselines: they need whole documents with an end-of-document token. "
+            "Leave --baseline out.")
     indexed = open_dataset(train, tokenizer)
     bigram = WittenBellBigram(indexed.tokens, tokenizer.vocab_size, tokenizer.eod_id)
     return replace(

@@ -53,10 +53,12 @@ class TaskOptions:
         is_appended = self.shortened if published is None else self.seq_len != published
         return f"{task}-s{self.seq_len}" if is_appended else task
 
-    def refuse_any_stride(self, why: str) -> None:
-        """Raise UsageError if a stride was given; `why` is the reason for which the task has none."""
+    def refuse_any_stride(self, task_id: str) -> None:
+        """Raise UsageError if a stride was given to the task `task_id`, whose windows do not overlap."""
         if self.stride is not None:
-            raise UsageError(f"--stride={self.stride} {why}. Leave it out.")
+            raise UsageError(
+                f"--stride={self.stride} does not apply to {task_id}, which has no overlapping windows. Leave it out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +230,7 @@ def find_task(name: str) -> Task:
         task.seq_len = int(windowed["seq_len"])
         return task
     if family := [task_id for task_id in tasks if task_id.startswith(f"{name}/")]:
-        raise UsageError(f"--task={name} is measured in several ways. Choose one: {', '.join(family)}.")
+        raise UsageError(f"--task={name} stands for several tasks. Choose one of them: {', '.join(family)}.")
     raise UsageError(f"--task={name} is not an evaluation task. {spelling_hint(name, tasks)} {PLUGIN_WAY_OUT}")
 
 
@@ -238,13 +240,13 @@ def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
     """
     if None not in (task.seq_len, requested) and task.seq_len != requested:
         raise UsageError(
-            f"--seq-len={requested} is not the window that --task={task.id}-s{task.seq_len} names. Give one of the two."
+            f"--seq-len={requested} contradicts the window in --task={task.id}-s{task.seq_len}. Give one of the two."
         )
     window = task.seq_len or requested or model_seq_len
     if window > model_seq_len:
         raise UsageError(
-            f"A window of {window} tokens is longer than this model's, which is {model_seq_len}: it has learned no "
-            f"position beyond that, with rotary positions too. Use a --seq-len of 1 to {model_seq_len}."
+            f"A window of {window} tokens is longer than the {model_seq_len} positions that this model has learned, "
+            f"also if they are rotary. Use a --seq-len of 1 to {model_seq_len}."
         )
     return window
 
@@ -274,7 +276,7 @@ def sum_by_item(item: NDArray[np.int64], values: NDArray[Any], num_items: int) -
 def eod_id(tokenizer: Tokenizer) -> int:
     """Return the id of the end-of-document token. Raise DataError if the tokenizer has none."""
     if tokenizer.eod_id is None:
-        raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
+        raise DataError("The tokenizer has no end-of-document token, which must precede the first token. Add one.")
     return tokenizer.eod_id
 
 

@@ -56,7 +56,7 @@ def jsonl_texts(content: str, source: Path, key: str = "text") -> list[str]:
         try:
             text = parse_json(line, source)[key]
             if not isinstance(text, str):
-                raise TypeError("the value is no text")
+                raise TypeError(f"the value of {key!r} is not a text")
         except (DataError, KeyError, TypeError) as error:
             raise DataError(
                 f'{source} line {number} is not JSON with a "{key}". Give one {{"{key}": ...}} a line.'

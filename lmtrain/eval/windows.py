@@ -94,7 +94,7 @@ def check_stride(seq_len: int, stride: int) -> None:
     """
     if not 1 <= stride <= seq_len:
         raise UsageError(
-            f"A stride of {stride} does not fit seq_len={seq_len}: targets would be skipped. Use 1 to {seq_len}."
+            f"A stride of {stride} does not fit seq_len={seq_len}: it would skip targets. Use 1 to {seq_len}."
         )
 
 

@@ -25,7 +25,7 @@ def build_imported_settings(values: Mapping[str, Any], where: object, way_out: s
         # because: mypy asks for a concrete class where build_settings takes the base of a choice
         return drop_default_sizes(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
     except SettingsError as error:
-        raise CheckpointError(f"{where} describes no model that works: {error} {way_out}") from error
+        raise CheckpointError(f"{where} describes a model with invalid settings: {error} {way_out}") from error
 
 
 def drop_default_sizes(settings: ModelSettings) -> ModelSettings:

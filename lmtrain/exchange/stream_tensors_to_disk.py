@@ -30,7 +30,7 @@ DTYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp1
 
 def parse_dtype(word: str) -> tuple[torch.dtype, str]:
     if word not in DTYPES:
-        raise UsageError(f"--dtype={word} is not a type to write. Use {', '.join(DTYPES)}.")
+        raise UsageError(f"Weights cannot be written as --dtype={word}. Use {', '.join(DTYPES)}.")
     return DTYPES[word]
 
 
@@ -76,7 +76,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.load(path)
     except MissingInputError as error:
-        raise MissingInputError(f"{error} Give the model's with --tokenizer PATH.") from error
+        raise MissingInputError(f"{error} Give the tokenizer of the model with --tokenizer PATH.") from error
 
 
 def save_imported(
@@ -98,11 +98,11 @@ def save_imported(
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:
         raise CheckpointError(
-            f"The tokenizer has {tokenizer.vocab_size} tokens and the model knows {vocab_size}. Give the tokenizer "
-            "that the model was trained with."
+            f"The tokenizer has {tokenizer.vocab_size} tokens, but the model has only {vocab_size}. Give the tokenizer "
+            "that the model was trained with, as --tokenizer PATH."
         )
     if latest_checkpoint(output) is not None:
-        raise OutputError(f"{output} holds a checkpoint already. Choose a new --output.")
+        raise OutputError(f"--output {output} holds a checkpoint already. Choose another folder.")
     specs = [tensor_spec(f"model.{name}", "F32", shape) for name, shape in unpadded_shapes(settings).items()]
     total = sum(spec.num_bytes for spec in specs)
 

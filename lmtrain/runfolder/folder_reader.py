@@ -32,7 +32,7 @@ def record_errors(run: Path) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
-            f"{run} holds files with content that no run writes ({type(error).__name__}: {error}). "
+            f"A file in the run folder {run} has unexpected content ({type(error).__name__}: {error}). "
             f"Look at its {CONFIG}, {STOP} and {METRICS}; --debug shows where reading failed."
         ) from error
 
@@ -149,7 +149,7 @@ def read_run(path: Path, name: str) -> RunFolder:
     if not is_run(path):
         raise MissingInputError(
             f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with other files of a run. "
-            "Give a folder that `lmtrain pretrain` has written, its run.dir."
+            "Give the run.dir of a run of `lmtrain pretrain`."
         )
     run = RunFolder(path, name)
     run.settings = run.read(CONFIG, "its settings, layout and model are not known") or {}

@@ -57,7 +57,7 @@ def _read_all_rows(path: Path) -> Iterator[Row]:
         for number, line in enumerate(read_lines(path), 1):
             if len(line) > ROW_BYTES:
                 raise DataError(
-                    f"{path}:{number} is longer than {ROW_BYTES >> 20} MiB, which is more than any row of metrics. "
+                    f"{path}:{number} is longer than {ROW_BYTES >> 20} MiB, which no row of metrics is. "
                     "Remove that line, or restore the file from a copy."
                 )
             try:
@@ -68,7 +68,7 @@ def _read_all_rows(path: Path) -> Iterator[Row]:
                 raise DataError(f"{path}:{number} is not a row of metrics ({error}). Remove that line.") from error
             yield from_json_data(row)
     except FileNotFoundError as error:
-        raise MissingInputError(f"{path} does not exist. Give a run folder that has been trained in.") from error
+        raise MissingInputError(f"{path} does not exist. Give the folder of a run that has begun to train.") from error
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -88,7 +88,7 @@ def parse_row(line: bytes) -> Row:
     """
     row: Row = json.loads(line)
     if type(row["event"]) is not str or type(row["step"]) is not int:
-        raise TypeError("event or step has the wrong type")
+        raise TypeError("event is not a text, or step not a whole number")
     return row
 
 

@@ -47,9 +47,9 @@ _PART_CHARS = 1 << 18  # characters; because: the library's result takes about f
 
 
 @contextmanager
-def library_errors(subject: str, failure: str, way_out: str) -> Iterator[None]:
-    """Context manager that converts exceptions of the `tokenizers` library to DataError. The message is "SUBJECT
-    FAILURE (cause). WAY_OUT", for example "a.json cannot be read (bad JSON). Get the file again."
+def library_errors(action: str, way_out: str) -> Iterator[None]:
+    """Context manager that converts exceptions of the `tokenizers` library to DataError. `action` ends the message's
+    "The library tokenizers cannot", as in "read a.json".
 
     A Rust panic is no Exception, so BaseException is caught.
     """
@@ -58,7 +58,7 @@ def library_errors(subject: str, failure: str, way_out: str) -> Iterator[None]:
     except BaseException as error:
         if passes_unchanged(error):
             raise
-        raise DataError(f"{subject} {failure} ({shorten(error)}). {way_out}") from error
+        raise DataError(f"The library tokenizers cannot {action} ({shorten(error)}). {way_out}") from error
 
 
 def passes_unchanged(error: BaseException) -> bool:
@@ -95,7 +95,7 @@ def _check_ids(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> int:
     """
     ids = library_tokenizer.get_vocab(with_added_tokens=True).values()
     if not ids:
-        raise DataError(f"{file_name} has no vocabulary: it is damaged, or no tokenizer. {_GET_AGAIN}")
+        raise DataError(f"{file_name} has no vocabulary, so it is damaged or no tokenizer. {_GET_AGAIN}")
     # because: a model allocates an embedding row for every id up to the largest
     limit = min(_MAX_ID, 8 * len(ids) + (1 << 18))
     if max(ids) > limit:
@@ -269,7 +269,7 @@ class Tokenizer:
         """Build a Tokenizer from the library's tokenizer that `load_library_tokenizer(file_name)` returns. Raise
         DataError if loading fails or the tokenizer is damaged.
         """
-        with library_errors(file_name, "cannot be read as a tokenizer.json", "It is damaged or another file."):
+        with library_errors(f"read {file_name}", "It is damaged or another file."):
             inner = load_library_tokenizer(file_name)
             vocab_size = check_tokenizer(inner, file_name)
             tokenizer = cls(inner, file_name)
@@ -327,13 +327,12 @@ class Tokenizer:
         try:
             return encode_method([text], add_special_tokens=False)[0]
         except TypeError as error:  # raised for a lone surrogate, which valid UTF-8 cannot hold
-            raise DataError("The text holds a lone surrogate, which is no character. Repair the text.") from error
+            raise DataError("The text holds half of a character, a lone surrogate. Repair the text.") from error
         except BaseException as error:
             if passes_unchanged(error):
                 raise
             raise DataError(
-                f"{self.source} cannot tokenize {shorten(text, 40)!r} ({shorten(error)}). "
-                f"{_GET_AGAIN}"
+                f"{self.source} cannot tokenize {shorten(text, 40)!r} ({shorten(error)}). {_GET_AGAIN}"
             ) from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -342,7 +341,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of these ids, with special tokens as they are spelled."""
-        with library_errors(self.source, f"cannot decode {len(ids)} ids", _GET_AGAIN):
+        with library_errors(f"decode {len(ids)} ids with {self.source}", _GET_AGAIN):
             return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
@@ -442,9 +441,9 @@ def _find_in_folder(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     if models := sorted(folder.glob("*.model")):
-        raise _sentencepiece_error(models[0], folder)
+        raise _sentencepiece_error(path=models[0], folder=folder)
     raise MissingInputError(
-        f"{folder} holds no tokenizer. A tokenizer is tokenizer.json, vocab.json with merges.txt, or vocab.txt."
+        f"{folder} holds no tokenizer. Give a folder with tokenizer.json, vocab.json and merges.txt, or vocab.txt."
     )
 
 
@@ -456,8 +455,8 @@ def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
         return MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.")
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('new')"
     return DataError(
-        f"{path} is a model of SentencePiece, which cannot be read. Give the tokenizer.json that models are published "
-        "with. If there is none, `pip install transformers sentencepiece protobuf` and write it with "
+        f"{path} is a SentencePiece model, which lmtrain cannot read. Give the tokenizer.json that models are "
+        "published with. If there is none, `pip install transformers sentencepiece protobuf` and write it with "
         f'`python -c "{code}"`, and give the folder `new`.'
     )
 
@@ -469,12 +468,12 @@ def _read(path: Path) -> bytes:
     try:
         with open_fd(path) as (fd, size):
             if size > MAX_BYTES:
-                raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no tokenizer is. Check the path.")
+                raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is no tokenizer. Check the path.")
             data = read_range(fd, 0, size)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.") from error
     except OSError as error:
-        raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give a tokenizer's file.") from error
+        raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give the file of a tokenizer.") from error
     check_num_entries(data, str(path))
     return data
 

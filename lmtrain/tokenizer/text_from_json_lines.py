@@ -105,7 +105,7 @@ def build_reject(item: int, start: int, source: Text, key: str | None) -> Reject
         extract_text(source, key)
     except BadTextError as error:
         return Reject(item, start + error.offset, error.cause)
-    raise RuntimeError(f"the compiled reader rejects a text that its twin accepts: {source[:200]!r}")
+    raise RuntimeError(f"The compiled JSON reader rejects a text that the Python reader accepts: {source[:200]!r}")
 
 
 def extract_text(source: Text, key: str | None) -> str:

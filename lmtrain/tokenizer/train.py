@@ -25,7 +25,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Patte
     """
     smallest = len(vocabularies.ALPHABET) + 1
     if vocab_size < smallest:
-        raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")
+        raise UsageError(f"--vocab-size={vocab_size} is too small for a byte-level BPE. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = vocabularies.build_bpe_pre_tokenizer(pattern)
     inner.train_from_iterator(
@@ -81,7 +81,7 @@ def _choose_alphabet(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: i
         for letter in word:
             letters[letter] += count
     if not letters:
-        raise DataError("The texts hold no words to learn from. Give files with text.")
+        raise DataError("The texts hold no word, so no tokenizer can be trained. Give files with text.")
     alphabet = sorted(sorted(letters, key=lambda letter: (-letters[letter], letter))[:limit])
     inside = {letter for word in words for letter in word[1:]}
     return alphabet, [letter for letter in alphabet if letter in inside]

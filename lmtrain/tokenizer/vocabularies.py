@@ -67,23 +67,23 @@ def _read_vocab(data: bytes, file_name: str) -> dict[str, int]:
     """
     pieces = parse_json(data, Path(file_name))
     if not isinstance(pieces, dict) or not pieces:
-        raise DataError(f"{file_name} is not a JSON object of piece to id. It is damaged or another kind of file.")
+        raise DataError(f"{file_name} is not a JSON object that maps pieces to ids. It is damaged or another file.")
     for piece, number in pieces.items():
         if type(number) is not int or not 0 <= number < 2**31:
             shown = repr(number) if isinstance(number, (bool, int, float)) else shorten(number)
             raise DataError(
-                f"{file_name} gives {shorten(piece)!a} the id {shown}; ids are whole numbers from 0. It is damaged."
+                f"{file_name} is damaged: it gives {shorten(piece)!a} the id {shown}, but ids are whole numbers from 0."
             )
         if not piece.isascii() and _SURROGATE.search(piece):
             raise DataError(
-                f"{file_name} has {shorten(piece)!a}, a piece with half of a character (a surrogate). It is damaged."
+                f"{file_name} is damaged: its piece {shorten(piece)!a} holds half of a character (a surrogate)."
             )
     if len(set(pieces.values())) < len(pieces):
-        raise DataError(f"{file_name} gives one id to two pieces. It is damaged.")
+        raise DataError(f"{file_name} is damaged: it gives two pieces the same id.")
     missing = ALPHABET - pieces.keys()
     if missing:
         raise DataError(
-            f"{file_name} lacks {len(missing)} of the 256 letters for bytes. It is no vocabulary of a byte-level BPE."
+            f"{file_name} is no vocabulary of a byte-level BPE: {len(missing)} of the 256 byte pieces are missing."
         )
     return pieces
 
@@ -101,7 +101,7 @@ def _read_merges(data: bytes, file_name: str, pieces: dict[str, int]) -> list[tu
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise DataError(
-                f"{file_name}:{number}: {shorten(line)!r} is not a pair of pieces. It is damaged or another file."
+                f"{file_name}:{number}: {shorten(line)!r} is not a pair of pieces. Give a valid merges.txt."
             )
         if left not in pieces or right not in pieces or left + right not in pieces:
             piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
@@ -148,11 +148,11 @@ def read_wordpiece(data: bytes, file_name: str) -> Tokenizer:
             elif piece.strip():  # because: other readers strip blanks, and ids must not depend on the reader
                 content = f"{shorten(piece)!r}, which ends or begins with a blank"
             raise DataError(
-                f"{file_name}:{number + 1} holds {content}. Each line of a vocab.txt is a piece of its own."
+                f"{file_name}:{number + 1} holds {content}. Each line of a vocab.txt must be a different piece."
             )
         vocab[piece] = number
     if "[UNK]" not in vocab:
-        raise DataError(f"{file_name} has no [UNK]. It is damaged or no WordPiece vocabulary.")
+        raise DataError(f"{file_name} has no piece [UNK], so it is damaged or no WordPiece vocabulary.")
     # because: vocab.txt does not record whether text is lower-cased; if it is, no piece has a capital letter
     plain = (piece for piece in vocab if not (piece.startswith("[") and piece.endswith("]")))
     return build_wordpiece(vocab, lowercase=all(piece == piece.lower() for piece in plain))
@@ -164,5 +164,5 @@ def _decode_lines(data: bytes, file_name: str) -> list[str]:
         return data.decode().split("\n")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{file_name}, byte {error.start}: invalid UTF-8. It is damaged or another kind of file."
+            f"{file_name} is not UTF-8 text at byte {error.start}. It is damaged or another kind of file."
         ) from error

@@ -158,7 +158,7 @@ def test_what_cannot_be_measured_is_refused_before_it_starts(toy: Toy, lines: Pa
     both = "eval.tasks=[{task: perplexty, data: x}, {task: wikitext, data: y}]"
     said = lmtrain(*typed, both, code=2)
     assert "eval.tasks[0].task=perplexty is not an evaluation task. Did you mean perplexity?" in said
-    assert "eval.tasks[1].task=wikitext is measured in several ways" in said
+    assert "eval.tasks[1].task=wikitext stands for several tasks" in said
     said = lmtrain(*typed, "eval.tasks=[{task: perplexity-s64, data: x}]", code=2)
     assert "eval.tasks[0].task=perplexity-s64 needs a window of 64 tokens, more than model.seq_len=32. Use" in said
     said = lmtrain(*typed, f"eval.tasks=[{{task: perplexity, data: {tmp_path / 'none.txt'}}}]", code=66)

@@ -38,7 +38,7 @@ def test_a_masked_model_is_measured_and_causal_tasks_are_refused(sentences: Toy,
     assert "target" not in first
     assert first["text"]
     said = lmtrain("eval", bert, "--task", "perplexity", "--data", sentences.data, code=2)
-    assert "one of its tasks: masked/tokens, masked/pseudo-perplexity, masked/sentence-order" in said
+    assert "one of these tasks: masked/tokens, masked/pseudo-perplexity, masked/sentence-order" in said
     (tmp_path / "mine.yaml").write_text("like: choice/piqa\n")
     said = lmtrain("eval", bert, "--task", tmp_path / "mine.yaml", "--data", tmp_path / "text.txt", code=2)
     assert "--task=choice/mine scores the next token" in said

@@ -128,7 +128,7 @@ def test_other_questions_are_not_compared(run: Path, held_out: Path, tmp_path: P
     assert "protocol perplexity and perplexity-first5" in call("--compare", whole, part, code=65)
     assert "without --samples" in call("--compare", whole, bare, code=2)
     (tmp_path / "a.jsonl").write_text("{}\n")
-    assert "is not the file that was written with its results" in call("--compare", whole, part, code=65)
+    assert "was changed after it was written" in call("--compare", whole, part, code=65)
     whole.write_text('{"format": "other"}')
     assert "is not a results file of `lmtrain eval --output`" in call("--compare", whole, part, code=65)
 

@@ -66,7 +66,7 @@ def test_a_run_writes_through_no_link(toy: Toy, tmp_path: Path, name: str) -> No
     (tmp_path / "precious").write_text("mine")
     (run / name).symlink_to(tmp_path / "precious")
     output = lmtrain("pretrain", *toy.settings(run, train__steps=3), code=73)
-    assert f"run/{name} is a symbolic link, and nothing is written through one. Remove the link." in output
+    assert f"run/{name} is a symbolic link, and nothing is written through links. Remove the link." in output
     assert (tmp_path / "precious").read_text() == "mine"
 
 

@@ -27,7 +27,7 @@ def test_a_port_that_is_none_is_refused_before_anything(toy: Toy, tmp_path: Path
     )  # fmt: skip
     assert done.returncode == 2
     (said,) = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert said == "error: MASTER_PORT=99999 is not a port. Set it to a free one between 1024 and 65535."
+    assert said == "error: MASTER_PORT=99999 is not a port. Set it to a free port from 1024 to 65535."
     assert "| omegaconf" not in done.stderr
 
 

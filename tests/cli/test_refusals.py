@@ -129,7 +129,7 @@ def test_a_layout_whose_checkpoints_nobody_could_list(toy: Toy, tmp_path: Path, 
     sizes = {"model__num_layers": 64, "model__width": 4096, "train__global_batch": 2048, "train__micro_batch": 1}
     given = [*toy.settings(tmp_path / "run", parallel__dp_shard=2048, **sizes), way]
     said = lmtrain("pretrain", *given, code=78)
-    assert re.search(r"\d,\d{3},\d{3} pieces of tensors are more than the 1,000,000 of a checkpoint\. Save fewer", said)
+    assert re.search(r"would hold \d,\d{3},\d{3} pieces of tensors; at most 1,000,000 are allowed\. Save fewer", said)
     assert "smaller parallel.dp_shard" in said
     assert not (tmp_path / "run").exists()
 

@@ -207,7 +207,7 @@ def test_checkpoints_by_time_stand_beside_those_by_steps(toy: Toy, tmp_path: Pat
     assert checkpoints(tmp_path / "b") == ["step_00000004", "step_00000005"]
     never = toy.settings(tmp_path / "c", checkpoint__interval_steps="null", checkpoint__interval_s="5min")
     said = lmtrain("pretrain", *never, code=2)
-    assert "checkpoint.interval_s=300.0 would save checkpoints, and with interval_steps=null nothing is saved" in said
+    assert "checkpoint.interval_s=300.0 would save checkpoints, but with interval_steps=null nothing is saved" in said
 
 
 @pytest.mark.wide

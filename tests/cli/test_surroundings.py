@@ -120,7 +120,7 @@ def test_a_port_that_is_taken_is_named(toy: Toy, tmp_path: Path) -> None:
         words = toy.settings(tmp_path / "run", **SHORT, parallel__tp=2, parallel__timeout_s=30)
         code, output = outcome("pretrain", *words, env=env)
     assert code == 2, output
-    assert f"Port {port} is in use by another program. Set MASTER_PORT to a free one." in output
+    assert f"Port {port} cannot be opened: it is in use by another program. Set MASTER_PORT to a free port." in output
 
 
 @pytest.mark.slow

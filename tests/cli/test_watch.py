@@ -92,7 +92,7 @@ def test_records_that_no_run_writes_are_said(ended: Path, tmp_path: Path) -> Non
     copy.mkdir()
     (copy / "config.json").write_bytes((ended / "config.json").read_bytes())
     (copy / "metrics.jsonl").write_text('{"event": "step", "step": 3, "attempt": 1, "loss": {}}\n')
-    assert "holds files with content that no run writes" in lmtrain("watch", copy, code=65)
+    assert "has unexpected content" in lmtrain("watch", copy, code=65)
 
 
 class Second:

@@ -213,8 +213,8 @@ def _wrong_end(folder: Path, sent: Sequence[str], code: int, output: str) -> lis
     wrong = [] if code in allowed else [f"exit code {code}, where {sorted(allowed)} are right: {output[-1500:]}"]
     if "Traceback" in output:
         wrong.append(f"a traceback: {output[output.index('Traceback') :][:1500]}")
-    if sent == ["KILL to server"] and "server of node" in output:
-        told = re.search(r"The server of node \S+, which forks the ranks, was ended by SIGKILL\. Another one", output)
+    if sent == ["KILL to server"] and "the server that forks the ranks" in output:
+        told = re.search(r"On node \S+, the server that forks the ranks was ended by SIGKILL\. A new server", output)
         wrong += [] if told else ["the message does not say how the server ended"]
     if code == 75:
         wrong += _wrong_stop(folder, stops)

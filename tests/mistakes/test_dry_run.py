@@ -55,7 +55,7 @@ def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> N
     assert code == 0, text
     (tmp_path / "file").write_text("x")
     code, text = dry(f"run.dir={tmp_path / 'file' / 'run'}")
-    assert (code, "is a file. Choose another one." in text) == (73, True), text
+    assert (code, "is a file. Choose another folder." in text) == (73, True), text
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -67,7 +67,7 @@ def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code, text = dry("parallel.dp_shard=2", env=_torchrun(2, port))
-        assert (code, f"Port {port} is in use" in text) == (2, True), text
+        assert (code, f"Port {port} cannot be opened: it is in use" in text) == (2, True), text
     assert dry("parallel.dp_shard=2", env=_torchrun(2, port))[0] == 0
     assert dry("parallel.dp_shard=2", "--nproc", "2")[0] == 0
 

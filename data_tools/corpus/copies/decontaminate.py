@@ -92,7 +92,7 @@ def read_passages(files: Sequence[Path]) -> Passages:
                 by_length.setdefault(length, []).append((hash_runs(hashes, length), number))
     if not by_length:
         raise DataError(
-            f"The files of --against ({files[0]}, ...) have no text of {MIN_WORDS} or more words. Check them."
+            f"The files of --against ({files[0]}, ...) hold no text of {MIN_WORDS} or more words. Give other files."
         )
     return Passages(
         tuple(path.name for path in files),
@@ -122,7 +122,7 @@ def _read_texts(path: Path) -> Iterator[str]:
     with open_decompressed(path) as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
-        raise DataError(f"{path} is larger than 1 GiB, which no evaluation set is. Check --against.")
+        raise DataError(f"{path} is larger than 1 GiB, too large for a plain text of --against. Give another file.")
     try:
         yield data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -150,7 +150,7 @@ class DecontaminateStep(SelectionStep):
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise UsageError(f"--action={self.action} is not an action. Use {' or '.join(ACTIONS)}.")
+            raise UsageError(f"--action={self.action} is unknown. Use {' or '.join(ACTIONS)}.")
 
     def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:

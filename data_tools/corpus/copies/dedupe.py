@@ -176,10 +176,10 @@ def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
         size = path.stat().st_size
     except FileNotFoundError as error:
         raise MissingInputError(
-            f"{path} does not exist. Run the step that writes it first, with the same --work."
+            f"{path} does not exist. First run the step that writes it, with the same --work."
         ) from error
     if size % np.dtype(dtype).itemsize:
-        raise DataError(f"{path} has {size} bytes, no whole number of entries. Remove it and run its step again.")
+        raise DataError(f"{path} has {size} bytes, not a whole number of entries. Remove it and run its step again.")
     return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
 
 
@@ -199,7 +199,7 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
         raise MissingInputError(f"{path} does not exist. Run `lmtrain corpus sign` first, with the same --work.")
     if read_json(path)["files"] != _input_facts(inputs, None)["files"]:
         raise DataError(
-            f"{folder} has the signatures of other files. Give these files, or run `lmtrain corpus sign` again."
+            f"{folder} holds signatures of other input files. Give those files, or run `lmtrain corpus sign` again."
         )
 
 
@@ -230,7 +230,7 @@ class SignedDocuments:
         self._signatures = [load_array(path, np.uint16).reshape(-1, width) for path in signature_files if self.minhash]
         self._starts = np.cumsum([0, *(len(rows) for rows in self._rows)])
         if not len(self):
-            raise DataError(f"{folder}: no document was signed in any part. Check the files that were signed.")
+            raise DataError(f"{folder} holds no signature of any document. Check the files that were signed.")
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -304,11 +304,11 @@ def find_pairs(folder: Path, threshold: float, part: TaskPart = WHOLE_PART, memo
     """
     if not 0 < threshold <= 1:
         raise UsageError(
-            f"--threshold={threshold} is not a similarity. Give a number above 0 and at most 1, such as 0.8."
+            f"--threshold={threshold} must be above 0 and at most 1. Give a similarity such as 0.8."
         )
     signed = SignedDocuments(folder)
     if signed.minhash is None:
-        raise UsageError(f"{folder} was signed with --exact-only. Sign it again without it to find near copies.")
+        raise UsageError(f"{folder} was signed with --exact-only. To find near copies, sign it again without that.")
     is_candidate = _can_be_near_copies(folder, signed)
     count = 0
     with Sorter(2, folder, memory_bytes) as candidates:
@@ -381,12 +381,12 @@ def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = M
     "longest", as `keep` says.
     """
     if keep not in KEEP:
-        raise UsageError(f"--keep={keep} is not a choice. Use {' or '.join(KEEP)}.")
+        raise UsageError(f"--keep={keep} is unknown. Use {' or '.join(KEEP)}.")
     signed = SignedDocuments(folder)
     paths = [folder / TaskPart(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
-        raise MissingInputError(f"{folder} lacks {', '.join(missing)}. Run them with `lmtrain corpus match` first.")
+        raise MissingInputError(f"{folder} lacks {', '.join(missing)}. First write them with `lmtrain corpus match`.")
     parent = _create_parents(folder / ".groups.i64", len(signed))
     try:
         for pairs in _read_pairs(paths):

@@ -143,7 +143,7 @@ def require_documents(step: str, tally: Tally) -> None:
         raise DataError(f"{step}: the input holds no document. Check the files and their --format.")
     if not tally.num_out and tally.dropped.total() >= tally.num_in:
         causes = ", ".join(f"{number} {cause}" for cause, number in tally.dropped.most_common(5))
-        raise DataError(f"{step} leaves none of {tally.num_in} documents: {causes}. Check the input and settings.")
+        raise DataError(f"{step} leaves none of {tally.num_in} documents: {causes}. Check the input and the settings.")
 
 
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
@@ -206,7 +206,7 @@ def find_step_sources(inputs: Inputs, *, read_once: bool = False) -> list[Source
     """
     sources = find_sources(inputs)
     if not read_once and STDIN in {source.path for source in sources}:
-        raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
+        raise UsageError("Standard input can be read only once, but this step reads its input twice. Give files.")
     return sources
 
 
@@ -327,7 +327,7 @@ def read_report(path: Path) -> Report:
         tally = Tally(**values, dropped=Counter(facts["dropped"]), changed=Counter(facts["changed"]))
         return Report(facts["step"], tally)
     except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a step's report (no {error}). Remove it and run the step again.") from error
+        raise DataError(f"{path} is not the report of a step ({error}). Remove it and run the step again.") from error
 
 
 # ---- merging the parts of an array of tasks
@@ -360,12 +360,12 @@ def _find_parts(output: Path) -> list[Path]:
     counts = {match[2] for name in names if (match := pattern.fullmatch(name))}
     if len(counts) > 1:
         raise DataError(
-            f"{output} has part files of runs with {' and '.join(sorted(counts))} parts. Remove all files of one run."
+            f"{output} has files of runs with {' and '.join(sorted(counts))} parts. Keep the files of one run only."
         )
     parts = [TaskPart(i, int(next(iter(counts)))).output_path(output) for i in range(int(next(iter(counts))))]
     missing = [path.name for path in parts if not path.exists()]
     if missing:
-        raise MissingInputError(f"{output} lacks {len(missing)} parts, {missing[0]} first. Run those parts again.")
+        raise MissingInputError(f"{output} lacks {len(missing)} parts, such as {missing[0]}. Run those parts again.")
     return parts
 
 

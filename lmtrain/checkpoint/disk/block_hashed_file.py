@@ -138,7 +138,7 @@ def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
     manifest, or if it is larger than `limit_bytes`.
     """
     if entry.size > limit_bytes:
-        raise CheckpointError(f"{path} has {entry.size} bytes and at most {limit_bytes} are read at once. {_RESTORE}")
+        raise CheckpointError(f"{path} has {entry.size} bytes; at most {limit_bytes} are allowed. {_RESTORE}")
     data = _read_range(path, entry.size, 0, entry.size)
     _check_root(path, entry, (data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)))
     return data
@@ -155,7 +155,7 @@ def verify_file(path: Path, entry: FileEntry) -> None:
 
 def _check_root(path: Path, entry: FileEntry, blocks: Iterable[bytes]) -> None:
     if root_hash(hashlib.sha256(block).digest() for block in blocks) != entry.root:
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's. {_RESTORE}")
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the manifest. {_RESTORE}")
 
 
 class BlockCache:
@@ -184,7 +184,7 @@ class HashedFile:
 
     def __init__(self, path: Path, entry: FileEntry, digests: list[bytes], cache: BlockCache | None = None) -> None:
         if len(digests) != -(-entry.size // BLOCK_BYTES) or root_hash(digests) != entry.root:
-            raise CheckpointError(f"{path} is not the file that its list of blocks describes. {_RESTORE}")
+            raise CheckpointError(f"{path} does not match its list of block hashes. {_RESTORE}")
         self.path, self.size = path, entry.size
         self._digests, self._cache = digests, cache or BlockCache()
 
@@ -242,5 +242,5 @@ def _read_range(path: Path, expected_size: int, start: int, size: int) -> bytes:
     except (DataError, MissingInputError) as error:
         raise CheckpointError(str(error)) from error
     if actual_size != expected_size or len(data) != size:
-        raise CheckpointError(f"{path} has {actual_size} bytes and the manifest says {expected_size}. {_RESTORE}")
+        raise CheckpointError(f"{path} has {actual_size} bytes, but the manifest says {expected_size}. {_RESTORE}")
     return data

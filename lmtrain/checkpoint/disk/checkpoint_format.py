@@ -64,7 +64,7 @@ def dtype_code(tensor: Any) -> str:
     # because: numpy's name leaves out the byte order, and torch's types have no name, only their text
     name = getattr(tensor.dtype, "name", None) or str(tensor.dtype).removeprefix("torch.")
     if name not in _CODES:
-        raise CheckpointError(f"a tensor of type {name} cannot be saved. Use one of {', '.join(_CODES)}.")
+        raise CheckpointError(f"A checkpoint cannot hold a tensor of type {name}. Use one of {', '.join(_CODES)}.")
     return _CODES[name]
 
 
@@ -145,7 +145,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     text = ("{\n" + ",\n".join(lines) + "\n}").encode()
     if problem := json_size_problem(text, max_manifest_bytes(sum(file.size for file in manifest.files.values()))):
         raise CheckpointError(
-            f"The manifest of step {manifest.step} could not be read again: {problem}. {FEWER_PIECES}"
+            f"The manifest of the checkpoint of step {manifest.step} would be too large to be read: {problem}. "
+            f"{FEWER_PIECES}"
         )
     return text
 
@@ -170,7 +171,8 @@ def check_num_pieces(num_pieces: int) -> None:
     """
     if num_pieces > MAX_PIECES:
         raise CheckpointError(
-            f"{num_pieces:,} pieces of tensors are more than the {MAX_PIECES:,} of a checkpoint. {FEWER_PIECES}"
+            f"The checkpoint would hold {num_pieces:,} pieces of tensors; at most {MAX_PIECES:,} are allowed. "
+            f"{FEWER_PIECES}"
         )
 
 
@@ -202,15 +204,15 @@ def decode_manifest(value: Any, where: object) -> Manifest:
     version: Any = value.get("version")
     if is_count(version) and version > VERSION:
         raise NewerFormatError(
-            f"{where} has format version {version} and this lmtrain reads up to {VERSION}. Install a newer lmtrain."
+            f"{where} has format version {version}, but this lmtrain reads up to {VERSION}. Install a newer lmtrain."
         )
     try:
-        _require(value.get("digest") == digest_of(value), "its digest does not fit, so it is damaged or was edited")
+        _require(value.get("digest") == digest_of(value), "its digest is wrong, so it is damaged or was edited")
         files = {name: _decode_file(name, entry) for name, entry in value["files"].items()}
         tensors = {name: _decode_tensor(name, entry, files) for name, entry in value["tensors"].items()}
-        _require(is_count(version) and version >= 1, "the version is not a number from 1")
-        _require(is_count(value["step"]), "the step is not a number from 0")
-        _require(isinstance(value["state"], dict), "the state is not an object")
+        _require(is_count(version) and version >= 1, "its version is not a whole number from 1")
+        _require(is_count(value["step"]), "its step is not a whole number from 0")
+        _require(isinstance(value["state"], dict), "its state is not a JSON object")
         _check_pieces(tensors, files)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -234,21 +236,21 @@ def _decode_tensor(name: str, entry: Any, files: dict[str, FileEntry]) -> Tensor
     for piece in entry["pieces"]:
         file, key = piece["file"], piece["key"]
         if file not in files:
-            raise ValueError(f"the file {brief_repr(file)} is not listed")
+            raise ValueError(f"a piece of {name} is in the file {brief_repr(file)}, which the manifest does not list")
         if not _is_name(key, MAX_KEY_LENGTH):
-            raise ValueError(f"{brief_repr(key)} is not the key of a piece")
+            raise ValueError(f"a piece of {name} has the invalid key {brief_repr(key)}")
         pieces.append(PieceEntry(file, key, Box(_decode_sizes(piece["offset"]), _decode_sizes(piece["shape"]))))
     problem = cover_problem(shape, [piece.box for piece in pieces])
-    _require(problem is None, f"{name} of shape {list(shape)} is not covered: {problem}")
+    _require(problem is None, f"{name} of shape {list(shape)} is not complete: {problem}")
     return TensorEntry(dtype, shape, tuple(pieces))
 
 
 def _decode_sizes(value: Any) -> tuple[int, ...]:
     if not (isinstance(value, list) and len(value) <= MAX_AXES and all(is_count(v) for v in value)):
-        raise ValueError(f"{brief_repr(value)} are not sizes")
+        raise ValueError(f"the shape or offset {brief_repr(value)} is not a short list of whole numbers from 0")
     # because: numpy and torch refuse products beyond 63 bits even where a zero makes the tensor empty
     if math.prod(max(v, 1) for v in value) > _MAX_ELEMENTS:
-        raise ValueError(f"{brief_repr(value)} is larger than any tensor")
+        raise ValueError(f"the shape or offset {brief_repr(value)} is larger than any tensor")
     return tuple(value)
 
 
@@ -264,7 +266,7 @@ def _check_pieces(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) 
             keys.add((piece.file, piece.key))
             piece_bytes[piece.file] += piece.box.volume * ITEM_BYTES[tensor.dtype]
     for name, size in piece_bytes.items():
-        _require(size <= files[name].size, f"{name} has {files[name].size} bytes and its pieces have {size}")
+        _require(size <= files[name].size, f"{name} has {files[name].size} bytes, but its pieces have {size}")
 
 
 def _is_name(value: Any, max_length: int = MAX_NAME_LENGTH) -> bool:

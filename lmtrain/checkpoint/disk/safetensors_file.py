@@ -96,13 +96,13 @@ def encode_header(specs: Sequence[PieceSpec]) -> bytes:
     for spec in specs:
         start, end = end, end + spec.num_bytes
         if spec.key in header:
-            raise CheckpointError(f"{spec.key} is to be saved twice by one process. Give each piece once.")
+            raise CheckpointError(f"A process was given the piece {spec.key} to save twice. Give it each piece once.")
         header[spec.key] = {"dtype": spec.dtype, "shape": list(spec.box.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{len(specs)} pieces are more than a safetensors file can list. Save from more processes."
+            f"A safetensors file cannot list {len(specs)} pieces of tensors. Save from more processes."
         )
     return struct.pack("<Q", len(text)) + text
 
@@ -118,13 +118,13 @@ def merge_pieces(pieces_by_rank: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]
         first = specs.setdefault(spec.name, spec)
         if (first.dtype, first.global_shape) != (spec.dtype, spec.global_shape):
             raise CheckpointError(
-                f"pieces of {spec.name} differ: {first.dtype} {list(first.global_shape)} and "
-                f"{spec.dtype} {list(spec.global_shape)}. Every process must describe the same tensor."
+                f"Processes disagree about the tensor {spec.name}: {first.dtype} {list(first.global_shape)} and "
+                f"{spec.dtype} {list(spec.global_shape)}. Give it the same type and shape on every process."
             )
         pieces.setdefault(spec.name, []).append(piece)
     for name, spec in specs.items():
         if (problem := cover_problem(spec.global_shape, [piece.box for piece in pieces[name]])) is not None:
-            raise CheckpointError(f"{name} cannot be saved: {problem}. Every element must be saved exactly once.")
+            raise CheckpointError(f"The tensor {name} cannot be saved: {problem}. Save every element exactly once.")
     return {
         name: TensorEntry(spec.dtype, spec.global_shape, tuple(pieces[name])) for name, spec in specs.items()
     }
@@ -147,7 +147,7 @@ def read_header(file: HashedFile) -> dict[str, StoredPiece]:
         raise CheckpointError(f"{file.path} is too short for a safetensors file. Restore it from a copy.")
     (length,) = struct.unpack("<Q", file.read(0, 8))
     if length > min(file.size - 8, MAX_HEADER_BYTES):
-        raise CheckpointError(f"{file.path} claims a header of {length} bytes. Restore it from a copy.")
+        raise CheckpointError(f"{file.path} is damaged: it states a header of {length} bytes. Restore it from a copy.")
     try:
         return _decode_header(parse_json(bytes(file.read(8, length)), file.path), 8 + length, file.size)
     except (KeyError, TypeError, AttributeError, ValueError, DataError) as error:
@@ -166,13 +166,13 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
         dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
         # because: a product of very many numbers takes hours, and a product of a text and a number can fill the memory
         if len(shape) > MAX_AXES or not all(type(n) is int and n >= 0 for n in (start, stop, *shape)):
-            raise ValueError(f"the entry of {key[:MAX_KEY_LENGTH]!r} has no sizes")
+            raise ValueError(f"the entry of {key[:MAX_KEY_LENGTH]!r} has an invalid shape or data_offsets")
         if dtype not in DTYPES or start != end or stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
-            raise ValueError(f"the entry of {key[:MAX_KEY_LENGTH]!r} does not fit its bytes")
+            raise ValueError(f"the dtype and shape of {key[:MAX_KEY_LENGTH]!r} do not fit its data_offsets")
         stored[key] = StoredPiece(dtype, shape, base + start)
         end = stop
     if base + end != file_size:
-        raise ValueError(f"it describes {base + end} bytes of {file_size}")
+        raise ValueError(f"the header describes a file of {base + end} bytes, but the file has {file_size}")
     return stored
 
 

@@ -101,7 +101,7 @@ class Journal:
             fd, size = open_regular(self.path, follow_links=False)
             with open(fd, "rb") as file:
                 if size > MAX_JOURNAL_BYTES:
-                    raise DataError(f"{self.path} is larger than any journal.")
+                    raise DataError(f"The journal {self.path} is larger than {MAX_JOURNAL_BYTES} bytes.")
                 # because: a line without a newline at its end was interrupted
                 while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
                     yield parse_json(line, self.path)
@@ -370,7 +370,7 @@ def reshard(
                     work.clean_up()
                     return ReshardResult(output, len(targets), total_bytes(targets), 0, was_finished=True)
                 if not overwrite:
-                    raise OutputError(f"{output} was made by this command and is damaged now: {damages[0]} "
+                    raise OutputError(f"{output}, made by this command earlier, is damaged: {damages[0]} "
                                       "Make it again with --overwrite.")  # fmt: skip
             work.check_output(overwrite)
             return Attempt(contents, work, targets, key, limits, report).run(state, overwrite)
@@ -388,10 +388,13 @@ def check_output(source: Path, output: Path, step: int) -> None:
     output_path, source_path = output.resolve(), source.resolve()
     if output_path == source_path or source_path in output_path.parents or output_path in source_path.parents:
         raise UsageError(
-            f"--output {output} is, holds or lies in {source}, which must not change. Choose another folder."
+            f"--output {output} is the folder {source}, is inside it or contains it, but {source} must not change. "
+            "Choose another folder."
         )
     if step_from_name(output.name) not in (None, step):
-        raise UsageError(f"--output {output} is named after another step than {step}. Choose another name.")
+        raise UsageError(
+            f"--output {output} is the name of another step; the checkpoint is of step {step}. Choose another name."
+        )
 
 
 def _is_finished_output(output: Path, key: str) -> bool:

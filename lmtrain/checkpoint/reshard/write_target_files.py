@@ -61,7 +61,7 @@ class Limits:
     def __post_init__(self) -> None:
         least = BASE_BYTES + self.workers * _worker_bytes(MIN_PART_BYTES) + 4 * BLOCK_BYTES
         if self.workers < 1:
-            raise UsageError(f"--workers {self.workers} does no work. Use 1 or more.")
+            raise UsageError(f"--workers {self.workers} must be at least 1. Leave it out to use the default.")
         if self.memory_bytes < least:
             raise UsageError(
                 f"--max-memory {format_bytes(self.memory_bytes)} is too little for {self.workers} workers. "
@@ -302,7 +302,7 @@ class WorkFolder:
         Raise also if the work folder is a symbolic link.
         """
         if self.path.is_symlink():
-            raise OutputError(f"{self.path}, where reshard works, is a link. Remove it or choose another output.")
+            raise OutputError(f"The work folder {self.path} is a symbolic link. Remove it or choose another output.")
         if not os.path.lexists(self.output):
             return
         if not overwrite:

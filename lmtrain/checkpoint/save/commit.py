@@ -131,8 +131,8 @@ def check_extra_files(files: Mapping[str, bytes]) -> None:
             raise CheckpointError(f"{name!r} cannot be the name of a file in a checkpoint. Use a plain name.")
         if len(data) > MAX_FILE_BYTES:
             raise CheckpointError(
-                f"{name} has {format_bytes(len(data))} and a checkpoint takes files of {format_bytes(MAX_FILE_BYTES)}. "
-                "Save it elsewhere."
+                f"The extra file {name} has {format_bytes(len(data))}; in a checkpoint it may have at most "
+                f"{format_bytes(MAX_FILE_BYTES)}. Save it elsewhere."
             )
 
 
@@ -165,7 +165,7 @@ def verify_on_disk(attempt: Path, record: RankRecord) -> None:
         try:
             verify_file(attempt / name, entry)
         except CheckpointError as error:
-            raise StorageError(f"A new file differs when it is read back: {error} Check the disk.") from error
+            raise StorageError(f"A new file differs from what was written to it: {error} Check the disk.") from error
 
 
 def commit_checkpoint(
@@ -223,5 +223,5 @@ def read_part_manifest(path: Path) -> RankRecord:
             box = Box(tuple(offset), tuple(extent))
             pieces.append((PieceSpec(name, dtype, tuple(shape), box), PieceEntry(file, key, box)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not what a process of this run writes ({error}). Save again.") from error
+        raise CheckpointError(f"{path} is not a valid part manifest ({error}). Save again.") from error
     return RankRecord(files, pieces)

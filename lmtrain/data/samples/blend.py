@@ -244,14 +244,14 @@ class MegatronBlendOrder:
         if len(short):
             d = int(short[0])
             raise DataError(
-                f"Megatron-LM's blend takes {counts[d]} samples of dataset {d + 1}, which was built with {sizes[d]}. "
+                f"Megatron-LM's blend takes {counts[d]} samples of dataset {d + 1}, which has only {sizes[d]}. "
                 "Use data.order=own."
             )
 
     def ids(self, first: int, count: int) -> Int64s:
         if first + count > self.num_samples:
             raise DataError(
-                f"Sample {first + count} was requested, but Megatron-LM's blend has {self.num_samples}. "
+                f"Sample {first + count} was requested, but Megatron-LM's blend ends after {self.num_samples}. "
                 "Set data.megatron_samples to the number of samples of its whole run."
             )
         part = slice(first, first + count)

@@ -43,10 +43,9 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
         return
     high, low = int(ids.max()), 0 if ids.dtype.kind == "u" else int(ids.min())
     if low < 0 or high >= vocab_size:
-        found = f"{low}; ids begin at 0" if low < 0 else f"{high}; the vocabulary ends at {vocab_size - 1}"
         raise DataError(
-            f"{prefix}.bin holds the id {found}. The file is damaged or was made with another tokenizer. "
-            "Make the dataset again with the tokenizer of the model."
+            f"{prefix}.bin holds the id {low if low < 0 else high}; the vocabulary has the ids 0 to {vocab_size - 1}. "
+            "The file is damaged or was made with another tokenizer. Make the dataset again with the model's tokenizer."
         )
 
 
@@ -64,7 +63,7 @@ def read_rows_twin(
     """
     num_rows = max(len(tokens) - 1, 0) // seq_len
     if not all(0 <= sample_id < num_rows for sample_id in sample_ids.tolist()):
-        raise IndexError("a sample lies outside the tokens")
+        raise IndexError("a sample lies outside the dataset")
     # Row i of this view is sample i. Neighbouring rows share a token.
     shape, strides = (num_rows, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize)
     rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
@@ -86,7 +85,7 @@ def read_runs_twin(
     ValueError if a run is outside the tokens or the runs do not fill the rows exactly.
     """
     if ((starts < 0) | (sizes < 0) | (sizes > len(tokens) - starts)).any() or sizes.sum() != num_rows * (seq_len + 1):
-        raise ValueError("a run lies outside the tokens or the rows")
+        raise ValueError("the token runs leave the dataset, or do not fill the rows exactly")
     return _to_tokens_and_labels(tokens[expand_runs(starts, sizes)[1]].reshape(num_rows, seq_len + 1), vocab_size)
 
 

@@ -134,12 +134,12 @@ class MaskedDataset:
             *result, runs = method(ids)
             self._indexed.check(*runs)
             return result
-        except IndexError as error:  # because: without this check such an id would crash later without naming the file
+        except IndexError as wrong_id:  # because: without this check the id would crash later without naming the file
             self._indexed.check(*self._sampler.runs(ids))
             raise DataError(
-                f"{self.prefix}.bin holds {error}, outside the vocabulary. The file is damaged or was made with "
-                "another tokenizer. Make the dataset again with the tokenizer of the model."
-            ) from error
+                f"{self.prefix}.bin is damaged or was made with another tokenizer: {wrong_id}. "
+                "Make the dataset again with the tokenizer of the model."
+            ) from wrong_id
 
     @property
     def _max_text_tokens(self) -> int:

@@ -246,13 +246,13 @@ class MaskedSamplerTwin(Sentences):
         tokens: list[int] = self.tokens[run[0] : run[0] + run[1]].tolist()
         for i, token in enumerate(tokens, run[0]):
             if not 0 <= token < len(self.kinds):
-                raise IndexError(f"the id {token} as token {i}")
+                raise IndexError(f"token {i} has the id {token}, which is outside the vocabulary")
         return tokens
 
     def _checked_numbers(self, ids: Ints) -> list[int]:
         """Return the sample numbers `ids` as a list of int. Raise ValueError if any is negative."""
         if (ids < 0).any():
-            raise ValueError("ids begin at 0")
+            raise ValueError("sample ids begin at 0")
         return list(map(int, ids))
 
 

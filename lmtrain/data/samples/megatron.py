@@ -169,8 +169,8 @@ class MegatronDataset:
         num_epochs = Epochs.of(tokens, num_samples, seq_len).num_epochs
         if indexed.num_sequences > 2**31 - 1:
             raise DataError(
-                f"{indexed.prefix} has {indexed.num_sequences} sequences, and Megatron-LM's order counts them in "
-                "32 bits. Use data.order=own."
+                f"{indexed.prefix} has {indexed.num_sequences} sequences, but Megatron-LM's order allows "
+                f"{2**31 - 1}. Use data.order=own."
             )
         inputs = {
             "sequences": [sequences.start, sequences.stop], "seq_len": seq_len,
@@ -243,7 +243,7 @@ class SequentialOrder:
     def ids(self, first: int, count: int) -> Int64s:
         if first + count > self.num_samples:
             raise DataError(
-                f"Sample {first + count} was requested, but Megatron-LM's order has {self.num_samples}. "
+                f"Sample {first + count} was requested, but Megatron-LM's order ends after {self.num_samples}. "
                 "Set data.megatron_samples to the number of samples of its whole run."
             )
         return np.arange(first, first + count)

@@ -190,7 +190,7 @@ def _check_arguments(lengths: Ints, bounds: Ints, max_tokens: int) -> None:
     if max_tokens < 2:
         raise ValueError("max_tokens must be at least 2")
     if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(lengths) or (np.diff(bounds) < 0).any()):
-        raise ValueError("bounds must rise and lie within the sentences")
+        raise ValueError("the document bounds must rise and lie within the sentences")
 
 
 def _to_map_array(rows: list[Row], num_sentences: int) -> Ints:

@@ -146,10 +146,10 @@ def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Checksums,
     num_blocks = -(-num_bytes // BLOCK_BYTES)
     way_out = "Copy it from where the dataset was made, make the dataset again, or read it unchecked: data.verify=none."
     if not path.exists():
-        raise DataError(f"{path} is missing, although the sidecar beside it lists it. {way_out}")
+        raise DataError(f"{path} is missing, although the dataset's .json lists it. {way_out}")
     data = safe_files.read_bytes(path, _HEADER.size + 4 * num_blocks)
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError(f"{path} does not have the hash in its sidecar, so one of them is damaged. {way_out}")
+        raise DataError(f"{path} does not have the hash in the dataset's .json, so one of them is damaged. {way_out}")
     if len(data) != _HEADER.size + 4 * num_blocks:
         raise DataError(
             f"{path} has {len(data)} bytes, but the checksums of a .bin of {num_bytes} bytes take "
@@ -216,13 +216,13 @@ class TokenBlocks:
         start = block * BLOCK_BYTES
         stop = min(start + BLOCK_BYTES, self.tokens.num_bytes)
         crc, expected = crc32c(self.tokens.bytes[start:stop]), int(self.sums[block])
-        origin = "was written there" if self.record is None else "was there when it was first read"
+        origin = "was written" if self.record is None else "was first read"
         replaced = "" if self.record is None else f", or remove {self.record.path} if you replaced the file yourself"
         prefix = self.tokens.path.with_suffix("")
         return DataError(
-            f"{self.tokens.path}, bytes {start} to {stop - 1} (block {block}): this is not what {origin} (CRC-32C "
-            f"{crc:08x} instead of {expected:08x}). `lmtrain data verify {prefix}` checks the whole file; restore the "
-            f"file or make the dataset again{replaced}. data.verify=none reads it without checks."
+            f"{self.tokens.path} is damaged: bytes {start} to {stop - 1} (block {block}) are not what {origin} "
+            f"(CRC-32C {crc:08x} instead of {expected:08x}). `lmtrain data verify {prefix}` checks the whole file; "
+            f"restore the file or make the dataset again{replaced}. data.verify=none reads it without checks."
         )
 
 
@@ -310,7 +310,7 @@ class BlockCheckTwin:
         starts = starts * stride + first
         for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
             if not 0 <= start <= stop <= len(self.data) // self.width:
-                raise ValueError("a stretch lies outside")
+                raise ValueError("a range of tokens lies outside the file")
             last = -(-stop * self.width // self.block_bytes) if stop > start else 0
             for block in range(start * self.width // self.block_bytes, last):
                 if self.state[block] != _CHECKED and not self._compare(block):

@@ -74,23 +74,24 @@ class DatasetInfo:
         """
         tree = safe_files.read_json(path)
         if not isinstance(tree, dict) or tree.get("format") != cls.format:
-            raise DataError(f"{path} is not a sidecar of a dataset. Move it away if another tool wrote the dataset.")
+            raise DataError(f"{path} does not describe a dataset of lmtrain. Move it away if another tool wrote it.")
         if tree.get("version") != cls.version:
-            raise DataError(f"{path} has version={tree.get('version')!r}; this lmtrain reads 1. Upgrade lmtrain.")
+            raise DataError(f"{path} has version={tree.get('version')!r}; this lmtrain reads only 1. Upgrade lmtrain.")
         for field in dataclasses.fields(cls):
             kinds: tuple[type, ...] = (int,) if str(field.type).startswith("int") else (str,)
             value = tree.get(field.name)
             nullable = str(field.type).endswith("None") and value is None
             if not nullable and (type(value) not in kinds or (isinstance(value, int) and not -1 <= value < 2**63)):
-                raise DataError(f"{path}: {field.name}={value!r} is not {kinds[0].__name__}. Restore the damaged file.")
+                type_text = "a whole number" if kinds == (int,) else "a text"
+                raise DataError(f"{path}: {field.name}={value!r} is not {type_text}. Restore the damaged file.")
         _check_hash(path, tree)
         values: dict[str, Any] = {field.name: tree.get(field.name) for field in dataclasses.fields(cls)}
         info = cls(**values)
         for name, value in (("max_id", info.max_id), ("eod_id", info.eod_id)):
             if value is not None and value >= info.vocab_size:
                 raise DataError(
-                    f"{path}: {name}={value} is outside vocab_size={info.vocab_size}. The sidecar is damaged; restore "
-                    "it, or make the dataset again."
+                    f"{path} is damaged: {name}={value} is outside vocab_size={info.vocab_size}. Restore it, or make "
+                    "the dataset again."
                 )
         return info
 
@@ -114,8 +115,8 @@ def _check_hash(path: Path, tree: dict[str, Any]) -> None:
     if stored is None and not newer_keys:
         if missing := sorted(old_keys - set(tree)):
             raise DataError(
-                f"{path} has no {missing[0]}. The sidecar is damaged; restore it, or make the dataset again."
+                f"{path} is damaged: it has no key {missing[0]}. Restore it, or make the dataset again."
             )
     elif stored != hash_without(tree):
-        wrong = "has no hash of itself" if stored is None else "does not match its own hash"
-        raise DataError(f"{path} {wrong}, so something in it is damaged. Restore it, or make the dataset again.")
+        cause = "it has no hash of itself" if stored is None else "it does not match its own hash"
+        raise DataError(f"{path} is damaged: {cause}. Restore it, or make the dataset again.")

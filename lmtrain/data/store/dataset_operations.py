@@ -44,7 +44,7 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
         if lowest < 0 or (limit is not None and highest >= limit):
             at = int(np.argmax((tokens < 0) | (tokens > (highest if limit is None else limit - 1)))) + first
             raise DataError(
-                f"{bin_path}, offset {at * dataset.dtype.itemsize}: the id {dataset.tokens[at]} is outside the "
+                f"{bin_path} holds the id {dataset.tokens[at]} at byte {at * dataset.dtype.itemsize}, outside the "
                 "vocabulary. The file is damaged or was made with another tokenizer. Make the dataset again."
             )
     with open(dataset_file(dataset.prefix, ".idx"), "rb") as file:
@@ -52,11 +52,11 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
             digest.update(data)
     dataset.check_intact()
     if dataset.info and digest.hexdigest() != dataset.info.content_sha256:
-        raise DataError(f"{bin_path} or its .idx does not have the checksum in its sidecar. Make the dataset again.")
+        raise DataError(f"{bin_path} or its .idx does not have the checksum in its .json. Make the dataset again.")
     if dataset.info and dataset.info.max_id != highest:
         raise DataError(
-            f"{dataset_file(dataset.prefix, '.json')}: max_id={dataset.info.max_id}, and the highest id in {bin_path} "
-            f"is {highest}. The sidecar is damaged; restore it, or make the dataset again."
+            f"{dataset_file(dataset.prefix, '.json')} states max_id={dataset.info.max_id}, but the highest id in "
+            f"{bin_path} is {highest}. The sidecar is damaged; restore it, or make the dataset again."
         )
     return {
         "content_sha256": digest.hexdigest(),
@@ -99,15 +99,15 @@ def split(
             f"shares, and --output once for each, as in --output {outputs[0]}_train --output {outputs[0]}_valid."
         )
     if any(not 0 < share < float("inf") for share in shares):
-        raise UsageError(f"The shares {list(shares)} are not all above 0. Use shares such as 98,2.")
+        raise UsageError(f"The shares {list(shares)} of --shares are not all above 0. Use shares such as 98,2.")
     if len({output.absolute() for output in outputs}) < len(outputs):
         raise UsageError("Two values of --output are the same path. Give each share an output of its own.")
     dataset = IndexedDataset.open(prefix)
     parts = dict(zip(outputs, split_documents(dataset.num_documents, shares), strict=False))
     if empty := next((output for output, places in parts.items() if not places), None):
         raise UsageError(
-            f"{empty} would get no document: {prefix} has {dataset.num_documents}. Use other shares, or text that is "
-            "cut into more documents."
+            f"--output {empty} would get no document: {prefix} has only {dataset.num_documents}. Use other shares, "
+            "or text that is cut into more documents."
         )
     _verify_source(dataset)
     map_ = DocumentMap.of(dataset)
@@ -137,7 +137,7 @@ def _require_compatible(first: IndexedDataset, other: IndexedDataset) -> None:
     for kind, expected, actual in (("dtype", first.dtype, other.dtype), ("tokenizer", *fingerprints)):
         if expected != actual:
             raise DataError(
-                f"{first.prefix} has {kind} {expected} and {other.prefix} has {actual}. "
+                f"{first.prefix} has the {kind} {expected}, but {other.prefix} has {actual}. "
                 f"Merge datasets of one {kind} only."
             )
 

@@ -95,7 +95,7 @@ class DatasetSpool:
     def __init__(self, folder: Path, name: str, prefix: Path, dtype: Any, *, empty: bool = True) -> None:
         self.folder, self.name, self.prefix, self.dtype = folder, name, prefix, np.dtype(dtype)
         if self.dtype not in CODES:
-            raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in CODES)}.")
+            raise DataError(f"A .bin cannot hold ids of dtype {self.dtype}. Use {', '.join(d.name for d in CODES)}.")
         self.num_documents = self.num_sequences = self.num_tokens = 0
         self.max_id = -1
         self.sidecar_sha256: str | None = None  # set by `finish`
@@ -108,14 +108,16 @@ class DatasetSpool:
         Raise ValueError if the three disagree, DataError if an id does not fit the dtype or a sequence exceeds int32.
         """
         if lengths.sum() != len(tokens) or num_sequences.sum() != len(lengths):
-            raise ValueError("tokens, lengths and num_sequences do not belong together")
+            raise ValueError("lengths must add up to the tokens, num_sequences to the lengths")
         if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
-            raise DataError(f"A sequence of {lengths.max()} tokens is longer than an .idx allows. Split the document.")
+            raise DataError(f"A sequence has {lengths.max()} tokens; an .idx allows {2**31 - 1}. Split the document.")
         if len(tokens):
             low, high = 0 if tokens.dtype.kind == "u" else int(tokens.min()), int(tokens.max())
             if low < 0 or high > np.iinfo(self.dtype).max:
-                wrong = low if low < 0 else high
-                raise DataError(f"The id {wrong} does not fit {self.prefix}.bin, which holds {self.dtype}. Use int32.")
+                wrong_id = low if low < 0 else high
+                raise DataError(
+                    f"The id {wrong_id} does not fit into {self.prefix}.bin, whose ids are {self.dtype}. Use int32."
+                )
             self.max_id = max(self.max_id, high)
         with safe_files.storage_errors(self.prefix, "Writing"):
             self._bin.append(tokens.astype(self.dtype, copy=False))
@@ -352,11 +354,11 @@ def check_finished_files(path_of: Callable[[str], Path], sidecar_sha256: str, to
     """
     info = DatasetInfo.read(path_of(".json"))
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
-        raise DataError(f"{path_of('.json')} is not the sidecar that was written here. Make the dataset again.")
+        raise DataError(f"{path_of('.json')} is not the sidecar that this command wrote. Make the dataset again.")
     if safe_files.read_bytes(path_of(".tokenizer.json"), len(tokenizer)) != tokenizer:
         raise DataError(f"{path_of('.tokenizer.json')} is not the tokenizer of this dataset. Make the dataset again.")
     index, tokens = (MappedFile(path_of(suffix), path_of(suffix).stat().st_size) for suffix in (".idx", ".bin"))
     sums, index_crc = read_block_file(path_of(".blocks"), info.blocks_sha256, tokens.num_bytes)
     if crc32c(index.bytes) != index_crc:
-        raise DataError(f"{index.path} is not the index that was written here. Make the dataset again.")
+        raise DataError(f"{index.path} is not the index that this command wrote. Make the dataset again.")
     TokenBlocks.from_sums(tokens, np.dtype(info.dtype).itemsize, sums).check_all()

@@ -209,7 +209,7 @@ def _build_on_disk(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if (index := _read_index(path, header, check)) is None:
-        raise LmtrainError(f"{path} was built and cannot be read back. Remove it and try again.")
+        raise LmtrainError(f"The index {path} was just built, but cannot be read. Remove it and try again.")
     return index
 
 

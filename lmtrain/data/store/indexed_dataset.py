@@ -114,7 +114,7 @@ class IndexedDataset:
         )
         if index_crc != self.index_crc:
             raise DataError(
-                f"{dataset_file(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} "
+                f"{dataset_file(self.prefix, '.idx')} is not the file that was written (CRC-32C {self.index_crc:08x} "
                 f"instead of {index_crc:08x}). Restore the file or make the dataset again."
             )
         return TokenBlocks.from_sums(self.token_bytes, self.dtype.itemsize, sums)
@@ -133,7 +133,7 @@ class IndexedDataset:
             self.blocks = TokenBlocks.from_record(self.token_bytes, self.dtype.itemsize, checksums)
             if not checksums.matches_index(len(self.blocks.sums), self.index_crc):
                 raise DataError(
-                    f"{dataset_file(self.prefix, '.idx')} is not what it was when it was first read. Restore the file, "
+                    f"{dataset_file(self.prefix, '.idx')} has changed since it was first read. Restore the file, "
                     f"or remove {record} if you replaced it yourself."
                 )
 
@@ -209,13 +209,13 @@ class IndexedDataset:
         at_documents = HEADER.size + 12 * num
         if self.document_index[0] != 0 or self.document_index[-1] != num:
             ends = f"{self.document_index[0]} to {self.document_index[-1]}"
-            raise _damage_error(idx_path, at_documents, f"the document index runs from {ends}, not from 0 to {num}")
+            raise _damage_error(idx_path, at_documents, f"the document index goes from {ends}, not from 0 to {num}")
         if num and self.pointers[0] != 0:
-            raise _damage_error(idx_path, HEADER.size + 4 * num, f"the first pointer is {self.pointers[0]}, not 0")
+            raise _damage_error(idx_path, HEADER.size + 4 * num, f"the first sequence is at {self.pointers[0]}, not 0")
         num_described = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if num else 0
         if num_described != num_bin_bytes:
             raise DataError(
-                f"{bin_path} has {num_bin_bytes} bytes, but {num_described} according to {idx_path} (offset "
+                f"{bin_path} has {num_bin_bytes} bytes; it should have {num_described} according to {idx_path} (offset "
                 f"{at_documents - 8}). One of them is truncated or belongs to another dataset."
             )
 
@@ -230,7 +230,7 @@ class IndexedDataset:
         ):
             if stated != actual:
                 raise DataError(
-                    f"{path}: {name}={stated}, but the .idx has {actual}. One of the files belongs to another dataset."
+                    f"{path} states {name}={stated}, but the .idx has {actual}. One of the two is of another dataset."
                 )
         return info
 
@@ -254,8 +254,8 @@ def _suggest_dataset(prefix: Path) -> str:
     if prefix.is_file():
         output = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (
-            "A dataset is made of such a file: type "
-            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {output}`, and then give {output}. "
+            "To make a dataset of this file, type "
+            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {output}`; then give {output}. "
             "A BERT model needs --split-sentences as well."
         )
     folder = prefix if prefix.is_dir() else prefix.parent
@@ -279,16 +279,16 @@ def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
         )
     magic, version, code, num_sequences, num_bounds = HEADER.unpack(header)
     if magic != MAGIC:
-        raise _damage_error(path, 0, "it does not begin with MMIDIDX")
+        raise _damage_error(path, 0, "the file does not begin with MMIDIDX")
     if version != 1:
-        raise _damage_error(path, 9, f"version {version}, and only 1 is known")
+        raise _damage_error(path, 9, f"the file has version {version}; lmtrain reads only version 1")
     if code not in DTYPES:
-        raise _damage_error(path, 17, f"dtype code {code} is no type of whole numbers")
+        raise _damage_error(path, 17, f"the dtype code {code} stands for no type of whole numbers")
     num_expected = HEADER.size + 12 * num_sequences + 8 * num_bounds
     if num_bounds < 1 or num_bytes != num_expected:
         hint = " (a multimodal dataset?)" if num_bytes == num_expected + num_sequences > num_expected else ""
-        counts = f"{num_sequences} sequences and {num_bounds} document bounds"
-        raise _damage_error(path, 18, f"{counts} need {num_expected} bytes, the file has {num_bytes}{hint}")
+        contents = f"{num_sequences} sequences and {num_bounds} document bounds"
+        raise _damage_error(path, 18, f"{contents} need {num_expected} bytes, but the file has {num_bytes}{hint}")
     return np.dtype(DTYPES[code]), num_sequences, num_bounds
 
 

@@ -94,7 +94,10 @@ class Row:
         lists = [self._list("each", key) for key in self.recipe.each]
         if len({len(values) for values in lists}) > 1:
             counts = ", ".join(f"{key} {len(values)}" for key, values in zip(self.recipe.each, lists, strict=True))
-            raise self._error("each", f"has lists of different lengths ({counts})", "Give each as many entries.")
+            raise DataError(
+                f"{self.place} has lists of different lengths ({counts}), but {self._setting('each')} reads them "
+                "together. Give all lists as many entries."
+            )
         return [
             replace(self, values=self.values | dict(zip(self.recipe.each, values_of_entry, strict=True)))
             for values_of_entry in zip(*lists, strict=True)
@@ -105,8 +108,10 @@ class Row:
         text = clean(self._filled("question", recipe.question))
         choices = self._texts("choices", recipe.choices)
         if len(choices) < 2 or not all(choices):
-            what = "has an empty choice" if len(choices) > 1 else "has fewer than two choices"
-            raise self._error("choices", what, "Give two or more texts to choose from.")
+            raise DataError(
+                f"{self.place} has {'an empty choice' if len(choices) > 1 else 'fewer than two choices'}. Name two or "
+                f"more texts to choose from in {self._setting('choices')}."
+            )
         return Question(
             text=text,
             choices=[clean(choice) for choice in choices],
@@ -120,8 +125,10 @@ class Row:
         named_labels = self.recipe.labels
         labels = [*map(str, range(count))] if named_labels is None else self._texts("labels", named_labels)[:count]
         if label not in labels:
-            way_out = f"The {count} choices are called {', '.join(labels)}: change it, or give `labels`."
-            raise self._error("answer", f"has the answer {shorten(label or value, 60)!r}", way_out)
+            raise DataError(
+                f"{self.place} has the answer {shorten(label or value, 60)!r}, but its {count} choices are called "
+                f"{', '.join(labels)}. Change {self._setting('answer')}, or give `labels`."
+            )
         return labels.index(label)
 
     def _texts(self, key: str, source: str | list[str]) -> list[str]:
@@ -132,7 +139,10 @@ class Row:
     def _list(self, key: str, path: str) -> list[Any]:
         value = self._value(key, path)
         if not isinstance(value, list):
-            raise self._error(key, f"has no list under {path}", "Name a key that holds a list.")
+            raise DataError(
+                f"{self.place} has no list under {path}, and {self._setting(key)} needs it. "
+                "Name a key that holds a list."
+            )
         return value
 
     def _filled(self, key: str, template: str) -> str:
@@ -147,7 +157,10 @@ class Row:
 
     def _text(self, key: str, path: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise self._error(key, f"has no text under {path}", "Name a key that holds a text.")
+            raise DataError(
+                f"{self.place} has no text under {path}, and {self._setting(key)} needs it. "
+                "Name a key that holds a text."
+            )
         return str(value)
 
     def _value(self, key: str, path: str) -> Any:
@@ -159,13 +172,19 @@ class Row:
                     return [reduce(getitem, parts[place:], element) for element in value]
                 value = value[part]
         except (KeyError, TypeError) as error:
-            raise self._error(key, f"has no {path}", spelling_hint(path, self.values)) from error
+            raise DataError(
+                f"{self.place} has no {path}, and {self._setting(key)} needs it. {spelling_hint(path, self.values)}"
+            ) from error
         return value
 
-    def _error(self, key: str, problem: str, way_out: str) -> DataError:
-        return DataError(
-            f"{self.path} line {self.line} {problem}, and {self.recipe.at.get(key, self.recipe.id)} needs it. {way_out}"
-        )
+    @property
+    def place(self) -> str:
+        """The file and line of the row, for messages."""
+        return f"{self.path} line {self.line}"
+
+    def _setting(self, key: str) -> str:
+        """Return where the recipe has `key`, for messages."""
+        return self.recipe.at.get(key, self.recipe.id)
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
@@ -198,8 +217,8 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
         values["shots_file"] = path.parent / own["shots_file"]
     if values.get("shots") and not values.get("shots_file"):
         raise SettingsError([
-            f"{file.location('shots')} asks for shots={values['shots']} and there is no `shots_file:`. "
-            "Name a file of rows like the data's, but with other questions."
+            f"{file.location('shots')} has shots={values['shots']}, but the recipe has no `shots_file:`. "
+            "Name a file of rows like those of the data, with other questions."
         ])
     return Recipe(**values | {"at": at})
 

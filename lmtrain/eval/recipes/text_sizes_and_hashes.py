@@ -59,7 +59,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
     indexed = IndexedDataset.open(prefix)
     if indexed.info is not None and indexed.info.tokenizer_fingerprint != tokenizer.fingerprint:
         raise DataError(
-            f"{prefix} was made with the tokenizer {indexed.info.tokenizer_fingerprint[:12]}, and the checkpoint has "
+            f"{prefix} was made with the tokenizer {indexed.info.tokenizer_fingerprint[:12]}, but the checkpoint has "
             f"{tokenizer.fingerprint[:12]}. Preprocess the text with the checkpoint's tokenizer."
         )
     use_recorded_checksums(indexed)
@@ -70,7 +70,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
     highest = max((int(part.max()) for part in parts), default=-1)
     if highest >= tokenizer.vocab_size:
         raise DataError(
-            f"{prefix} holds token {highest}, and the checkpoint knows {tokenizer.vocab_size}. "
+            f"{prefix} holds the id {highest}, but the checkpoint's tokenizer ends at {tokenizer.vocab_size - 1}. "
             "Preprocess the text with the checkpoint's tokenizer."
         )
     return indexed

@@ -59,7 +59,7 @@ class Choice(Task):
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
         recipe = self.choice_recipe
-        options.refuse_any_stride(f"does not apply to {self.id}, which has no windows")
+        options.refuse_any_stride(self.id)
         content, sha256 = read_text_file(source)
         questions = list(self._questions(content, source))
         shots = Shots.read(self, questions)
@@ -71,8 +71,8 @@ class Choice(Task):
                 context, target = encode_pair(options.tokenizer, before + question.text, recipe.between + choice)
                 if not 1 <= len(target) <= options.seq_len:
                     raise DataError(
-                        f"{source} line {question.line}: the answer {choice[:40]!r} is {len(target)} tokens, and the "
-                        f"window is {options.seq_len}. Use a tokenizer trained on such text, or a longer window."
+                        f"{source} line {question.line}: the answer {choice[:40]!r} has {len(target)} tokens; the "
+                        f"window takes 1 to {options.seq_len}. Use a tokenizer for such text, or a longer window."
                     )
                 ids = (context or [eod_id(options.tokenizer)]) + target
                 num_cut += len(ids) > options.seq_len + 1
@@ -155,7 +155,7 @@ class Shots:
         num_other = len(rows) - max((counts[_question_key(question)] for question in questions), default=0)
         if num_other < recipe.shots:
             raise DataError(
-                f"{recipe.shots_file} has {num_other} questions other than the one that is asked, and "
+                f"{recipe.shots_file} has {num_other} questions besides the one that is asked, but "
                 f"{recipe.at.get('shots', task.id)} asks for {recipe.shots}. Use fewer shots, or add rows."
             )
         return cls(rows, recipe.shots, recipe.between, f"{_shots_rule(recipe)}, sha256 {sha256}")
@@ -215,10 +215,10 @@ def _load_recipe(name: str, chain: tuple[Path, ...] = ()) -> Recipe:
     """
     files = _builtin_files()
     if not name.endswith(SUFFIXES) and name not in files:
-        raise UsageError(f"like: {name} is not a multiple choice task. {spelling_hint(name, files)}")
+        raise UsageError(f"`like: {name}` does not name a multiple choice task. {spelling_hint(name, files)}")
     path = files.get(name, Path(name))
     if path in chain:
-        raise SettingsError([f"{path} is built on itself, through its `like:`. Name another recipe."])
+        raise SettingsError([f"The recipe {path} refers to itself through its `like:`. Name another recipe there."])
     return read_recipe(path, lambda other: _load_recipe(other, (*chain, path)))
 
 

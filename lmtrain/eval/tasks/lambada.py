@@ -48,7 +48,7 @@ class Lambada(Task):
         return jsonl_texts(content, source)
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
-        options.refuse_any_stride(f"does not apply to {self.id}, which has no windows")
+        options.refuse_any_stride(self.id)
         content, sha256 = read_text_file(source)
         texts = self.texts(content, source)
         examples = list(self._examples(texts, options, source))
@@ -89,8 +89,8 @@ class Lambada(Task):
             example = self.example(options.tokenizer, text)
             if not 1 <= len(example.target) <= options.seq_len:
                 raise DataError(
-                    f"{source}: the word to predict in text {number} is {len(example.target)} tokens, and the window "
-                    f"is {options.seq_len}. Use a tokenizer trained on such text, or a longer window."
+                    f"{source}: the word to predict in text {number} has {len(example.target)} tokens; the window "
+                    f"takes 1 to {options.seq_len}. Use a tokenizer trained on such text, or a longer window."
                 )
             yield example
 
@@ -181,7 +181,7 @@ def _prefix(tokenizer: Tokenizer, examples: list[Example]) -> list[int]:
         return [tokenizer.eod_id]
     if all(example.context for example in examples):
         return []
-    raise DataError("A line has no context and the tokenizer no end-of-document token instead. Remove one-word lines.")
+    raise DataError("A line with one word needs an end-of-document token, which the tokenizer lacks. Remove the line.")
 
 
 TASKS = (MegatronStrict(), MegatronToken(), LambadaLmEval("openai"), LambadaLmEvalStandard("standard"))

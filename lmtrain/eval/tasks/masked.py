@@ -214,7 +214,7 @@ class MaskedTokens(Masked):
     }
 
     def requests(self, documents: Documents, vocabulary: MaskVocabulary, options: TaskOptions) -> SampledMasks:
-        options.refuse_any_stride(f"does not apply to {self.id}, whose windows do not overlap")
+        options.refuse_any_stride(self.id)
         return SampledMasks(documents, vocabulary, options.seq_len, self.settings)
 
     def measures(self, sums: Sums) -> dict[str, float]:
@@ -271,11 +271,11 @@ class PairAccuracy(Task):
         }
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
-        options.refuse_any_stride(f"does not apply to {self.id}, which has no windows")
+        options.refuse_any_stride(self.id)
         prefix = dataset_prefix(source)
         if prefix is None:
             raise DataError(
-                f"--data={source} is not a dataset, which {self.id} needs. Give a .bin/.idx prefix that "
+                f"--data={source} is not a dataset, but {self.id} needs a dataset. Give a .bin/.idx prefix that "
                 "`lmtrain preprocess --split-sentences` has made."
             )
         vocabulary = mask_vocabulary(self, options)

@@ -50,7 +50,7 @@ def _read_text(source: Path) -> tuple[str, str]:
     """Return the text of the file `source` and its SHA-256. Raise DataError if the text has only blanks."""
     text, sha256 = read_text_file(source)
     if not text.strip():
-        raise DataError(f"{source} holds no word, only {len(text)} blank characters. Give a file with text.")
+        raise DataError(f"{source} holds no word, only {len(text)} characters of white space. Give a file with text.")
     return text, sha256
 
 
@@ -205,7 +205,7 @@ class WikitextLmEval(Task):
         self.data = f'wiki.test.raw of {folder}, or a .jsonl with one {{"page": ...}} a line'
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
-        options.refuse_any_stride(f"does not apply to {self.id}, whose windows do not overlap")
+        options.refuse_any_stride(self.id)
         text, sha256 = _read_text(source)
         originals = jsonl_texts(text, source, "page") if source.suffix == ".jsonl" else split_pages(text)
         prefix = eod_id(options.tokenizer)
@@ -274,7 +274,7 @@ class Megatron(OneStream):
         ids, ends = options.tokenizer.encode_with_ends(whole)
         num_words = len(text.strip().split(" "))
         if num_words == 1:
-            raise DataError(f"{source} has one word, and {self.id} divides by words minus one. Give the whole file.")
+            raise DataError(f"{source} has one word, but {self.id} divides by words minus one. Give the whole file.")
         return Prepared(
             requests=StreamRequests(
                 np.array(ids, np.int64),

@@ -89,8 +89,8 @@ def hf_family(settings: ModelSettings) -> str:
     problems = [text for holds, text in rules if not holds]
     if problems:
         raise CheckpointError(
-            f"No Hugging Face architecture computes this model; the nearest is {family}, and there "
-            f"{'; '.join(problems)}. Use the checkpoint with `lmtrain eval` and `lmtrain generate`."
+            f"No Hugging Face architecture computes this model. For the nearest, {family}, {'; '.join(problems)}. "
+            "Use the checkpoint with `lmtrain eval` and `lmtrain generate`."
         )
     return family
 

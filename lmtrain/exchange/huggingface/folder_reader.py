@@ -65,7 +65,7 @@ class HFFolder:
         if layers > len(self._places):
             # because: the weights of a model are listed by name before they are looked for
             raise CheckpointError(
-                f"{where} has {layers} layers and the files hold {len(self._places)} tensors. "
+                f"{where} describes {layers} layers, but the model's files hold only {len(self._places)} tensors. "
                 "Get the whole model again."
             )
 
@@ -89,8 +89,8 @@ class HFFolder:
         for name in sorted(tied):
             if not self._are_equal(first, name):
                 raise CheckpointError(
-                    f"{self.path} holds {name} with other numbers than {first}, and its config.json says that they are "
-                    "one weight. Set tie_word_embeddings to false there if they are not; otherwise get the model again."
+                    f"{self.path} holds different numbers for {name} and {first}, but its config.json says that they "
+                    "are one weight. Set tie_word_embeddings to false there if they are not, or get the model again."
                 )
         return mappings
 
@@ -158,7 +158,7 @@ class HFFolder:
                         name = prefix + name  # a model that was saved without its heads
                     if name in result:
                         raise CheckpointError(
-                            f"{self.path / file} holds {shorten(name)} a second time. Get it again."
+                            f"{self.path / file} holds {shorten(name)}, which was already found. Get the model again."
                         )
                     stored = tensors.get_slice(stored_name)
                     result[name] = _TensorPlace(file, stored_name, tuple(stored.get_shape()), str(stored.get_dtype()))
@@ -175,8 +175,8 @@ class HFFolder:
         bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
         if bad or not files:
             raise CheckpointError(
-                f"{self.path / WEIGHTS_INDEX} names {shorten(bad[0]) if bad else 'no file'}. "
-                "Use plain names of files here."
+                f"{self.path / WEIGHTS_INDEX} names {shorten(bad[0]) if bad else 'no file'} as a file of weights. "
+                "Use plain names that end in .safetensors."
             )
         return files
 
@@ -199,8 +199,8 @@ class HFFolder:
             header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
         if header_bytes > _MAX_HEADER_BYTES:
             raise CheckpointError(
-                f"{path} cannot be read: it claims a header of {header_bytes} bytes, and no list of tensors has more "
-                f"than {_MAX_HEADER_BYTES}. Get it again."
+                f"{path} is damaged: it states a header of {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are "
+                "allowed. Get the file again."
             )
         self._open_tensors, self._bytes_left = (name, safe_open(path, framework="pt")), _REOPEN_BYTES
         return self._open_tensors[1]
@@ -213,4 +213,4 @@ def _load_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingInputError(f"{path} does not exist. Get the whole model.") from error
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({shorten(error)}). Get it again.") from error
+        raise CheckpointError(f"{path} cannot be read ({shorten(error)}). Get the file again.") from error

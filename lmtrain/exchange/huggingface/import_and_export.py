@@ -201,7 +201,9 @@ def compare_scores(
     exported = model_scores(settings, HFFolder(folder).weight_reader(settings), batch)
     rounding = largest_difference(expected, exported)
     if exact and rounding:
-        raise CheckpointError(f"{folder} does not hold the source's weights: logits differ by {rounding:g}. Try again.")
+        raise CheckpointError(
+            f"The export {folder} does not hold the weights of its source: logits differ by {rounding:g}. Try again."
+        )
     facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
     # transformers loads models whole: this one has to have room in half of the memory
     fits = 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -213,8 +215,8 @@ def compare_scores(
     allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in exported))
     if not difference <= allowed:
         raise CheckpointError(
-            f"transformers {version} computes logits that differ by {difference:g}, and at most {allowed:g} is "
-            "rounding. The export is not kept; please report this with the model's settings."
+            f"transformers {version} computes logits that differ from lmtrain's by {difference:g}; at most {allowed:g} "
+            "can be rounding. The export was removed. Please report this with the model's settings."
         )
     return facts | {
         "compared_with": f"transformers {version}", "largest_difference": largest_difference(expected, scores)
@@ -352,7 +354,7 @@ def import_hf(
     unknown_overrides = (overrides or {}).keys() - {"dropout"}
     if unknown_overrides:
         raise UsageError(
-            f"--set {min(unknown_overrides)}: config.json sets it already. "
+            f"--set {min(unknown_overrides)} is in config.json already. "
             "Of a Hugging Face model only dropout can be set."
         )
     source = HFFolder(folder, (overrides or {}).get("dropout"))

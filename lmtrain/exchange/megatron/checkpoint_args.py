@@ -135,11 +135,11 @@ def settings_from_arguments(
     values |= overrides
     if values["num_heads"] is None:
         raise CheckpointError(
-            f"{where} does not give the number of heads, as files of 2019 do not. Set it: --set num_heads=16."
+            f"{where} does not state the number of heads; files of 2019 never do. Set it: --set num_heads=16."
         )
     if facts.is_encoder and argument("bias_gelu_fusion") is None and "activation" not in overrides:
         raise CheckpointError(
-            f"{where} does not give its kind of gelu, as files before --bias-gelu-fusion do not. "
+            f"{where} does not state its kind of gelu; files before --bias-gelu-fusion never do. "
             "Set it: --set activation=gelu or --set activation=gelu_tanh."
         )
     return build_imported_settings(values, where, "Check the file, or --set.")
@@ -212,6 +212,6 @@ def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) ->
     problems = [text for holds, text in rules if not holds]
     if problems:
         raise CheckpointError(
-            f"Megatron-LM does not compute this model: {'; '.join(problems)}. Choose a tp and pp that divide it, or "
-            "another model."
+            f"Megatron-LM cannot compute this model at this tp and pp: {'; '.join(problems)}. Choose a tp and pp that "
+            "divide it, or another model."
         )

@@ -86,21 +86,23 @@ def open_megatron(path: Path) -> MegatronCheckpoint:
     rank_folders = [(match, child) for child in children if (match := RANK_FOLDER.fullmatch(child.name))]
     if not rank_folders:
         raise MissingInputError(
-            f"{folder} holds neither {RANK_FILE} under mp_rank_XX nor .metadata. Give a checkpoint of Megatron-LM."
+            f"{folder} holds neither mp_rank_XX/{RANK_FILE} nor .metadata. Give the folder of a Megatron-LM checkpoint."
         )
     if any(match[3] for match, _ in rank_folders):
         raise CheckpointError(
-            f"{folder} is of a model with experts, which lmtrain's models do not have. Choose another checkpoint."
+            f"{folder} holds a model with experts, which lmtrain does not support. Choose another checkpoint."
         )
     ranks = {(int(match[1]), int(match[2] or 0)): child / RANK_FILE for match, child in rank_folders}
     if len(ranks) < len(rank_folders):
-        raise CheckpointError(f"{folder} holds two folders for one rank. Leave those of one checkpoint in it.")
+        raise CheckpointError(f"{folder} holds two folders for one rank. Keep only the folders of one checkpoint.")
     tp_size, pp_size = max(tp for tp, _ in ranks) + 1, max(pp for _, pp in ranks) + 1
     if len(ranks) < tp_size * pp_size:
         # because: a name can claim a grid of billions, so that only as many places are looked at as there are files
-        missing = next((tp, pp) for tp in range(tp_size) for pp in range(pp_size) if (tp, pp) not in ranks)
-        count = tp_size * pp_size - len(ranks)
-        raise CheckpointError(f"{folder} lacks the files of {count} ranks, such as tp, pp={missing}. Get all files.")
+        first_missing = next((tp, pp) for tp in range(tp_size) for pp in range(pp_size) if (tp, pp) not in ranks)
+        num_missing = tp_size * pp_size - len(ranks)
+        raise CheckpointError(
+            f"{folder} lacks the files of {num_missing} ranks, the first at (tp, pp) = {first_missing}. Get all files."
+        )
     return _open_ranks(folder, {rank: TorchFile(path) for rank, path in ranks.items()})
 
 
@@ -113,7 +115,9 @@ def _checkpoint_folder(path: Path) -> Path:
     number = int(word) if word.isdecimal() else -1
     name = "release" if word == "release" else f"iter_{number:07d}" if 0 <= number <= _MAX_ITERATION else ""
     if not name or not (path / name).is_dir():
-        raise CheckpointError(f"{path / TRACKER} names {word!r}, which is not there. Give the checkpoint itself.")
+        raise CheckpointError(
+            f"{path / TRACKER} names the checkpoint {word!r}, which does not exist. Give the folder of a checkpoint."
+        )
     return path / name
 
 
@@ -142,7 +146,7 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Meg
 
 def _state_dict(file: TorchFile) -> dict[str, Any]:
     if not isinstance(file.value, dict):
-        raise CheckpointError(f"{file.path} does not hold a dict, as a checkpoint does. Check the path.")
+        raise CheckpointError(f"{file.path} is not the file of a checkpoint, which would hold a dict. Check the path.")
     return file.value
 
 
@@ -155,8 +159,8 @@ def _version(state: dict[str, Any], folder: Path) -> float:
     version = state.get("checkpoint_version", 0)
     if not isinstance(version, (int, float)) or version not in _VERSIONS:
         raise CheckpointError(
-            f"{folder} has checkpoint_version {_number_text(version)}, and Megatron-LM has only the versions "
-            f"{', '.join(map(str, _VERSIONS))}. It is damaged: get the folder again."
+            f"{folder} is damaged: it has checkpoint_version {_number_text(version)}, but Megatron-LM wrote only "
+            f"{', '.join(map(str, _VERSIONS))}. Get the folder again."
         )
     return float(version)
 
@@ -172,8 +176,8 @@ def _iteration(state: dict[str, Any], folder: Path) -> int:
     is_number = isinstance(number, (int, float)) and math.isfinite(number)
     if not is_number or not 0 <= number <= _MAX_ITERATION or number != int(number):
         raise CheckpointError(
-            f"{folder} has the iteration {_number_text(number)}, which is no whole number from 0 to {_MAX_ITERATION}. "
-            "It is damaged: get the folder again."
+            f"{folder} is damaged: its iteration {_number_text(number)} is no whole number from 0 to {_MAX_ITERATION}. "
+            "Get the folder again."
         )
     return int(number)
 
@@ -192,7 +196,7 @@ def _flatten(file: TorchFile, key: str) -> dict[str, StoredTensor]:
             count += len(node)
             # because: dicts that hold each other, or the same one twice and so on, have endlessly many paths
             if count > _MAX_NODES or depth > MAX_DEPTH or len(prefix) > _MAX_NAME:
-                raise CheckpointError(f"{file.path} holds more names than any model. Get the file again.")
+                raise CheckpointError(f"{file.path} holds more names than any model has. Get the file again.")
             for name, value in node.items():
                 word = shorten(name) if isinstance(name, str) else str(name) if type(name) is int else "?"
                 pending.append((f"{prefix}.{word}" if prefix else word, value, depth + 1))
@@ -219,7 +223,7 @@ def _add_chunk(
         tensors = [rank.get(megatron_name) for rank in chunk]
         if None in tensors:
             raise CheckpointError(
-                f"{folder}: not every tensor-parallel rank has {shorten(megatron_name)}. Get all files again."
+                f"Some tensor-parallel ranks in {folder} lack {shorten(megatron_name)}. Get all files again."
             )
         # because: a later stage repeats the embedding that it shares with the first
         if name in names:
@@ -227,7 +231,9 @@ def _add_chunk(
         names.add(name)
         weights.setdefault(name, [WeightPart(tensor.shape, tensor.read) for tensor in tensors if tensor is not None])
     if layers != set(range(len(layers))):
-        raise CheckpointError(f"{folder}: a stage has layers {sorted(layers)[:4]}..., not all from 0. Get it again.")
+        raise CheckpointError(
+            f"{folder}: a stage has layers {sorted(layers)[:4]}..., but must number them from 0. Get all files again."
+        )
     return len(layers)
 
 
@@ -236,8 +242,8 @@ def _translate_name(megatron_name: str, folder: Path) -> tuple[str, int | None] 
         return lmtrain_name(megatron_name)
     except KeyError as error:
         raise CheckpointError(
-            f"{folder} holds {shorten(megatron_name)}, which lmtrain's models do not have. Only plain GPTs and "
-            "BERTs are read."
+            f"{folder} holds {shorten(megatron_name)}, which lmtrain's models do not have. Import a plain GPT or "
+            "BERT."
         ) from error
 
 
@@ -266,7 +272,7 @@ class DistributedTensor:
                 continue
             value = TorchFile(chunk.path, chunk.start, chunk.num_bytes).value
             if not isinstance(value, StoredTensor) or value.shape != chunk.box.shape:
-                raise CheckpointError(f"{chunk.path} does not hold what .metadata says. Get the folder again.")
+                raise CheckpointError(f"{chunk.path} does not hold the tensor that .metadata lists. Get it again.")
             part = value.read()[common.relative_to(chunk.box.offset).slices()]
             result[common.relative_to(box.offset).slices()] = part
         return result
@@ -340,7 +346,7 @@ def _read_metadata(folder: Path) -> dict[str, DistributedTensor]:
         }
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(
-            f"{path} is not torch's list of tensors ({shorten(error)}). Get the folder again."
+            f"{path} is not a valid list of tensors ({shorten(error)}). Get the folder again."
         ) from error
 
 
@@ -349,30 +355,30 @@ def _parse_tensor(name: str, entry: CallRecord, places: Mapping[Any, CallRecord]
     dtype = properties.state[0] if isinstance(properties.state, tuple) else properties.get("dtype")
     code = _CODES.get(dtype.path if isinstance(dtype, Global) else "", "")
     if code not in ITEM_BYTES:
-        raise ValueError(f"{name} has a type that lmtrain does not read")
+        raise ValueError(f"the tensor {name} has a dtype that lmtrain does not read")
     if LAYER_PLACEHOLDER in name or (shape and max(shape) > 1 << 40):
-        raise ValueError(f"{shorten(name)} has a name or a shape that no model has")
+        raise ValueError(f"the tensor {shorten(name)} has an impossible name or shape")
     chunks = []
     for chunk in entry.get("chunks"):
         box = Box(_parse_sizes(chunk.get("offsets")), _parse_sizes(chunk.get("sizes")))
         info = places[name, box.offset]
         file, start, num_bytes = info.get("relative_path"), info.get("offset"), info.get("length")
         if not is_safe_name(file) or info.get("transform_descriptors"):
-            raise ValueError(f"{name} lies in a file that is transformed or has an unsafe name")
+            raise ValueError(f"the tensor {name} is in a file that is transformed or has an unsafe name")
         if not all(type(n) is int and n >= 0 for n in (start, num_bytes)):
-            raise ValueError(f"{name} has no valid place in its file")
+            raise ValueError(f"the tensor {name} has no valid offset or length")
         if box.volume * ITEM_BYTES[code] > num_bytes:
-            raise ValueError(f"{name} has {num_bytes} bytes for {box.volume} items")
+            raise ValueError(f"the tensor {name} has {num_bytes} bytes, too few for its {box.volume} elements")
         chunks.append(Chunk(box, folder / file, start, num_bytes))
     if (problem := cover_problem(shape, [chunk.box for chunk in chunks])) is not None:
-        raise ValueError(f"{name} is not whole: {problem}")
+        raise ValueError(f"the tensor {name} is incomplete: {problem}")
     if ".layers." in f".{name}" and shape and shape[0] > _MAX_LAYERS and not re.search(r"layers\.\d", name):
-        raise ValueError(f"{name} has {shape[0]} layers")
+        raise ValueError(f"the tensor {name} has {shape[0]} layers; at most {_MAX_LAYERS} are allowed")
     return DistributedTensor(code, shape, tuple(chunks))
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:
     is_short = isinstance(value, (tuple, list)) and len(value) <= _MAX_AXES
     if not is_short or not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
-        raise ValueError("a shape that is not a list of sizes")
+        raise ValueError(f"a shape or offset is not a list of at most {_MAX_AXES} whole numbers")
     return tuple(value)

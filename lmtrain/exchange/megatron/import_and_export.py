@@ -73,7 +73,7 @@ def export_megatron(
     prints.
     """
     if min(tp, pp) < 1:
-        raise UsageError(f"tp={tp}, pp={pp} is not a layout. Use numbers from 1.")
+        raise UsageError(f"--tp={tp} and --pp={pp} must both be at least 1. Leave them out for one file.")
     reader = CheckpointReader(resolve_checkpoint(source))
     settings = reader.checked_model()
     kind, code = parse_dtype(dtype)
@@ -178,7 +178,7 @@ def import_megatron(
     if settings.shape.num_layers != facts.num_layers or settings.num_parameters > source.num_bytes:
         # because: the weights of a model are listed by name before they are looked for
         raise CheckpointError(
-            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, and its settings describe a "
+            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, but its arguments describe a "
             f"model of {settings.shape.num_layers} layers and {settings.num_parameters} parameters. Get the folder "
             "again, or check --set."
         )
@@ -217,7 +217,7 @@ def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:
 def _matrix_parts(source: MegatronCheckpoint, name: str) -> list[WeightPart]:
     parts = source.weights.get(name)
     if not parts or any(len(part.shape) != 2 for part in parts):
-        raise CheckpointError(f"{source.path} lacks the matrix {name}, which all models have. Give a whole checkpoint.")
+        raise CheckpointError(f"{source.path} lacks the matrix {name}, which every model has. Get all of its files.")
     return parts
 
 
@@ -242,7 +242,7 @@ def _check_weights(
     if problems:
         raise CheckpointError(
             f"{source.path} does not hold the model of its arguments: {join_few(sorted(problems), '; ')}. "
-            "If it has other settings, give them with --set KEY=VALUE."
+            "If the model has other settings, give them with --set KEY=VALUE."
         )
 
 

@@ -110,7 +110,7 @@ class TorchFile:
         # because: a stride of 0 would make much of little, and no saved weight has one
         if (not empty and (last_item + 1) * item_bytes > size) or math.prod(tensor.shape) * item_bytes > size:
             raise CheckpointError(
-                f"{self.path} claims a tensor of shape {list(tensor.shape)} and has too few bytes for it. "
+                f"{self.path} is damaged: it has too few bytes for its tensor of shape {list(tensor.shape)}. "
                 "Get the file again."
             )
         count = 0 if empty else (last_item + 1 - tensor.offset) * item_bytes
@@ -120,7 +120,7 @@ class TorchFile:
                 stored = [data] if count == size else _read_parts(fd, self._start + start, size)
                 self._check_crc(tensor.key, stored, crc)
         if len(data) != count:
-            raise CheckpointError(f"{self.path} ends too early. Get the file again.")
+            raise CheckpointError(f"{self.path} is cut short. Get the file again.")
         view: np.ndarray[Any, Any] = np.ndarray(
             tensor.shape, _CARRIERS[item_bytes], data, 0, tuple(s * item_bytes for s in tensor.strides)
         )
@@ -135,8 +135,8 @@ class TorchFile:
             actual = zlib.crc32(part, actual)
         if actual != crc:
             raise CheckpointError(
-                f"{self.path} is damaged: the bytes of data/{shorten(key)} are not those that were saved. "
-                "Get the file again."
+                f"{self.path} is damaged: its entry data/{shorten(key)} does not have the CRC-32 that the archive "
+                "states. Get the file again."
             )
         self._checked_keys.add(key)
 
@@ -148,7 +148,7 @@ class TorchFile:
         if id(value) in resolved:
             return resolved[id(value)]
         if depth > MAX_DEPTH:
-            raise CheckpointError(f"{self.path} nests deeper than {MAX_DEPTH} levels. Get the file again.")
+            raise CheckpointError(f"{self.path} nests its values deeper than {MAX_DEPTH} levels. Get the file again.")
         if isinstance(value, dict):
             result = resolved[id(value)] = {}
             result.update({key: self._resolve(v, resolved, depth + 1) for key, v in value.items()})
@@ -171,7 +171,7 @@ class TorchFile:
             resolved[id(value)] = self._stored_tensor(value.args, has_dtype=value.path.endswith("v3"))
         elif value.path in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
             if not (isinstance(value.args, tuple) and value.args):
-                raise CheckpointError(f"{self.path} holds a parameter without a tensor. Get the file again.")
+                raise CheckpointError(f"{self.path} holds a parameter without its tensor. Get the file again.")
             resolved[id(value)] = self._resolve(value.args[0], resolved, depth)
         else:
             value.state = self._resolve(value.state, resolved, depth)
@@ -182,16 +182,18 @@ class TorchFile:
             persistent, offset, shape, strides = args[:4]
             storage = _parse_storage(persistent)
             if not len(shape) == len(strides) <= _MAX_AXES:
-                raise ValueError(f"it has {len(shape)} axes and {len(strides)} strides")
+                raise ValueError(
+                    f"a tensor has {len(shape)} axes and {len(strides)} strides, not equally many up to {_MAX_AXES}"
+                )
             code = _DTYPE_CODES[args[6].path] if has_dtype else storage.code
             if not all(type(n) is int and 0 <= n < 1 << 48 for n in (offset, *shape, *strides)):
-                raise ValueError("its shape or strides are not sizes")
+                raise ValueError("the shape, strides or offset of a tensor are not whole numbers from 0")
             size = self._places[storage.key].size
             if storage.num_items * ITEM_BYTES[storage.code] != size:
-                raise ValueError(f"{storage.num_items} items in {size} bytes")
+                raise ValueError(f"a storage of {storage.num_items} elements cannot have {size} bytes")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise CheckpointError(
-                f"{self.path} holds a tensor that cannot be read: {shorten(error)}. Get it again."
+                f"{self.path} holds a tensor that cannot be read: {shorten(error)}. Get the file again."
             ) from error
         return StoredTensor(self, storage.key, code, tuple(shape), tuple(strides), offset)
 
@@ -208,9 +210,9 @@ def _parse_storage(value: Any) -> Storage:
     kind, storage_class, key, _, num_items, *views = value.key
     name = require_text(storage_class.name, "a class").removesuffix("Storage")
     if kind != "storage" or name not in _STORAGES or type(num_items) is not int:
-        raise ValueError(f"a storage of the class {shorten(storage_class.path)}")
+        raise ValueError(f"a storage has the unknown class {shorten(storage_class.path)}")
     if any(view is not None for view in views):
-        raise ValueError("a storage that is a part of another storage")
+        raise ValueError("a storage is a view of another storage, which is not supported")
     return Storage(_STORAGES[name], require_text(key, "a storage's key"), num_items)
 
 
@@ -225,14 +227,14 @@ def _read_archive(file: _BoundedReader, path: Path) -> tuple[dict[str, _StorageP
         entries = {info.filename.partition("/")[2]: info for info in infos}
         compressed = [i for i in infos if i.compress_type != zipfile.ZIP_STORED or i.file_size != i.compress_size]
         if compressed or "data.pkl" not in entries:
-            raise ValueError("it is not an archive of torch.save")
+            raise ValueError("it is not an archive that torch.save wrote")
         if len(entries) < len(infos):
-            raise ValueError("it holds two entries of one name")
+            raise ValueError("the archive holds two entries of the same name")
         places = {
             name: _StoragePlace(_data_start(file, info), info.file_size, info.CRC) for name, info in entries.items()
         }
         if "byteorder" in places and _read_entry(file, places["byteorder"], "byteorder") != b"little":
-            raise ValueError("its numbers are big-endian, and only little-endian files are read")
+            raise ValueError("its numbers are big-endian; only little-endian files can be read")
         pickle = _read_entry(file, places["data.pkl"], "data.pkl")
     except (
         zipfile.BadZipFile, ValueError, OSError, RuntimeError, struct.error, EOFError, OverflowError, LookupError
@@ -246,7 +248,7 @@ def _read_entry(file: _BoundedReader, place: _StoragePlace, name: str) -> bytes:
     file.seek(place.start)
     data = file.read(place.size)
     if place.crc and zlib.crc32(data) != place.crc:
-        raise ValueError(f"the bytes of {name} are not those that were saved")
+        raise ValueError(f"its entry {name} does not have the CRC-32 that the archive states")
     return data
 
 
@@ -258,7 +260,7 @@ def _data_start(file: _BoundedReader, info: zipfile.ZipInfo) -> int:
     mark, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
     if mark != _ZIP_MAGIC or start + info.file_size > file.size:
-        raise ValueError(f"{shorten(info.filename)} ends behind the file")
+        raise ValueError(f"its entry {shorten(info.filename)} does not lie within the file")
     return int(start)
 
 
@@ -267,12 +269,12 @@ def _read_legacy(file: _BoundedReader, path: Path) -> tuple[dict[str, _StoragePl
     behind its length. Return the place of each storage by its key, and the value.
     """
     if (file.size > 1 and file.peek(1)[:1] != b"\x80") or read_pickle(BoundedFile(file), path) != _MAGIC:
-        raise CheckpointError(f"{path} is not a file of torch.save. Check the path.")
+        raise CheckpointError(f"{path} is not a file that torch.save wrote. Check the path.")
     read_pickle(BoundedFile(file), path)
     machine = read_pickle(BoundedFile(file), path)
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
         raise CheckpointError(
-            f"{path} has big-endian numbers, and only little-endian files are read. Save it on another machine."
+            f"{path} has big-endian numbers; only little-endian files can be read. Save it on another machine."
         )
     value = read_pickle(BoundedFile(file), path)
     storages: dict[str, Storage] = {}
@@ -285,7 +287,7 @@ def _read_legacy(file: _BoundedReader, path: Path) -> tuple[dict[str, _StoragePl
         size = count * ITEM_BYTES[storage.code] if storage else -1
         start = file.tell()
         if not 0 <= size <= file.size - start:
-            raise CheckpointError(f"{path} ends too early. Get the file again.")
+            raise CheckpointError(f"{path} is cut short. Get the file again.")
         places[key] = _StoragePlace(start, size, 0)
         file.seek(start + size)
     return places, value
@@ -319,7 +321,7 @@ class _BoundedReader(io.BufferedReader):
         size = file_size - start if size is None else size
         if start < 0 or size < 0 or start + size > file_size:
             os.close(fd)
-            raise DataError(f"{path} has {file_size} bytes and not {start + size}. Get the file again.")
+            raise DataError(f"{path} has {file_size} bytes, but must have {start + size}. Get the file again.")
         self.size, self.max_read_bytes = size, MAX_PICKLE_BYTES
         super().__init__(_RawPart(fd, start, size))
 
@@ -329,7 +331,7 @@ class _BoundedReader(io.BufferedReader):
         """
         size = self.size - self.tell() if size is None or size < 0 else size
         if size > self.max_read_bytes:
-            raise ValueError(f"a part of {size} bytes, where {self.max_read_bytes} are the most")
+            raise ValueError(f"it asks for a part of {size} bytes; at most {self.max_read_bytes} are allowed")
         return super().read(size)
 
 
@@ -347,7 +349,7 @@ class _RawPart(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise ValueError("a place before the file")
+            raise ValueError("it refers to a place before the beginning of the file")
         self._position = base + offset
         return self._position
 

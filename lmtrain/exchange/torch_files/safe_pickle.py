@@ -40,7 +40,7 @@ class BoundedFile:
 
     def read(self, size: int) -> bytes:
         if size > self._bytes_left:
-            raise ValueError(f"it asks for {size} bytes, and a pickle here has at most {MAX_PICKLE_BYTES}")
+            raise ValueError(f"it asks for {size} bytes; a pickle may have at most {MAX_PICKLE_BYTES}")
         data = self._file.read(size)
         self._bytes_left -= len(data)
         return data
@@ -51,12 +51,12 @@ class BoundedFile:
         return line
 
 
-def require_text(value: Any, what: str) -> str:
-    """Return `value` if it is a text. Raise ValueError for any other value, which the message calls `what` and does not
+def require_text(value: Any, role: str) -> str:
+    """Return `value` if it is a text. Raise ValueError for any other value, which the message calls `role` and does not
     show: to write out nested data may never end.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{what} is a {type(value).__name__} and not a text")
+        raise ValueError(f"{role} is a {type(value).__name__}, but must be a text")
     return value
 
 
@@ -145,7 +145,7 @@ def read_pickle(file: Any, where: object) -> Any:
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, EOFError) as error:
         raise DataError(f"{where} holds a damaged pickle ({shorten(error)}). Get the file again.") from error
-    raise DataError(f"{where} holds a pickle without an end. Get the file again.")
+    raise DataError(f"{where} holds a pickle that is cut short. Get the file again.")
 
 
 class _Machine:
@@ -163,7 +163,7 @@ class _Machine:
     def step(self, name: str, argument: Any) -> None:
         if name in _CONSTANT_OPCODES:
             if isinstance(argument, int) and argument.bit_length() > MAX_NUMBER_BITS:
-                raise ValueError(f"a number of {argument.bit_length()} bits")
+                raise ValueError(f"a number has {argument.bit_length()} bits; at most {MAX_NUMBER_BITS} are allowed")
             self._charge(_STEP + sys.getsizeof(argument))
             self._stack.append(argument)
             return
@@ -181,13 +181,13 @@ class _Machine:
         """
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
-            raise ValueError(f"it makes more than {MAX_OBJECT_BYTES >> 20} MiB of data, which no list of tensors does")
+            raise ValueError(f"it makes more than {MAX_OBJECT_BYTES >> 20} MiB of data, too much for a list of tensors")
 
     def _pop_to_mark(self) -> list[Any]:
         """Remove the values above the topmost mark, and the mark, from the stack; return the values in their order."""
         at = next((at for at in reversed(range(len(self._stack))) if self._stack[at] is _MARK), None)
         if at is None:
-            raise ValueError("no mark")
+            raise ValueError("an instruction finds no mark on the stack")
         values = self._stack[at + 1 :]
         self._charge(_PER_ITEM * len(values))
         del self._stack[at:]
@@ -196,7 +196,7 @@ class _Machine:
     def _peek(self) -> Any:
         value = self._stack[-1]
         if value is _MARK:
-            raise ValueError("a mark where a value belongs")
+            raise ValueError("an instruction finds a mark on the stack in place of a value")
         return value
 
     def _run_data_instruction(self, name: str, argument: Any) -> None:
@@ -275,7 +275,7 @@ class _Machine:
             case "BINPERSID":
                 push(PersistentId(self.pop()))
             case _:
-                raise ValueError(f"the instruction {name}, which plain data do not need")
+                raise ValueError(f"it holds the instruction {name}, which plain data do not need")
 
     def _fill_dict(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
         """Add alternating keys and values to the dict `result` and return it."""
@@ -292,7 +292,7 @@ class _Machine:
             return CallRecord(callee, args)
         items = args[0] if args else ()
         if not isinstance(items, (list, tuple, dict)):
-            raise ValueError(f"a {path} that is not made from a list")
+            raise ValueError(f"a {path} is made from a value that is not a list")
         self._charge(_MEMO_ENTRY * len(items))
         if path == "collections.OrderedDict":
             return dict(items) if isinstance(items, dict) else {_check_key(key): value for key, value in items}
@@ -310,22 +310,22 @@ def _check_key(value: Any) -> Any:
     """
     parts = value if type(value) is tuple else (value,)
     if len(parts) > MAX_KEY_PARTS:
-        raise ValueError(f"a key of {len(parts)} parts")
+        raise ValueError(f"a dict key has {len(parts)} parts; at most {MAX_KEY_PARTS} are allowed")
     for part in parts:
         if not isinstance(part, (str, int, float, bytes, CallRecord, Global, type(None))):
-            raise ValueError("a key that is neither a text nor a number")
+            raise ValueError("a dict key is neither a text nor a number")
         if isinstance(part, (int, float)) and not -MAX_KEY < part < MAX_KEY:
-            raise ValueError("a key that is a giant number")
+            raise ValueError(f"a dict key is a number beyond {MAX_KEY}")
     return value
 
 
 def _list_of(value: Any) -> list[Any]:
     if not isinstance(value, (list, CallRecord)):
-        raise ValueError("list entries for a value that is not a list")
+        raise ValueError("it adds list entries to a value that is not a list")
     return value if isinstance(value, list) else value.entries
 
 
 def _dict_of(value: Any) -> dict[Any, Any]:
     if not isinstance(value, (dict, CallRecord)):
-        raise ValueError("dict items for a value that is not a dict")
+        raise ValueError("it adds dict items to a value that is not a dict")
     return value if isinstance(value, dict) else value.items

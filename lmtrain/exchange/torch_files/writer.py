@@ -88,7 +88,7 @@ def _encode_value(value: Any, tensors: list[TensorToWrite]) -> bytes:
         case TensorToWrite():
             tensors.append(value)
             return _encode_tensor(value, str(len(tensors) - 1))
-    raise TypeError(f"{type(value)} is not a plain value")
+    raise TypeError(f"A value of type {type(value).__name__} cannot be written to a torch file.")
 
 
 def _encode_tensor(tensor: TensorToWrite, key: str) -> bytes:

@@ -66,11 +66,11 @@ def storage_errors(path: Path, action: str, need_bytes: int = 0) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if reached := limit_reached(error, path, need_bytes):
-            raise StorageError(f"{action} {path} failed: {reached}") from error
+        if limit_text := limit_reached(error, path, need_bytes):
+            raise StorageError(f"{action} {path} failed: {limit_text}") from error
         if error.errno in _OUTPUT_ERRNOS:
-            way = "a shorter name" if error.errno == errno.ENAMETOOLONG else "an output that you may write"
-            raise OutputError(f"{action} {path} failed: {error.strerror}. Choose {way}.") from error
+            better_output = "a shorter name" if error.errno == errno.ENAMETOOLONG else "an output that you may write"
+            raise OutputError(f"{action} {path} failed: {error.strerror}. Choose {better_output}.") from error
         raise StorageError(f"{action} {path} failed: {error.strerror or error}.") from error
 
 
@@ -98,7 +98,7 @@ def refuse_special_file(path: Path) -> None:
     replace /dev/null.
     """
     if path.is_symlink():
-        raise OutputError(f"{path} is a symbolic link, and nothing is written through one. Remove the link.")
+        raise OutputError(f"{path} is a symbolic link, and nothing is written through links. Remove the link.")
     if path.exists() and not path.is_file() and not path.is_dir():
         raise _not_plain_error(path)
 
@@ -137,7 +137,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     with storage_errors(path, "Writing"):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise OutputError(f"{path} exists and is not empty. Choose a new --output, or remove it.")
+            raise OutputError(f"--output {path} exists and is not an empty folder. Choose another, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
         attempt = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         shutil.rmtree(attempt, ignore_errors=True)
@@ -215,9 +215,9 @@ def parse_json(data: bytes | str, path: Path, max_bytes: int | None = None) -> A
             raise ValueError(problem)
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         if is_nested_deeper(value, MAX_JSON_DEPTH):
-            raise ValueError(f"it nests deeper than {MAX_JSON_DEPTH} levels")
+            raise ValueError(f"its values nest deeper than {MAX_JSON_DEPTH} levels")
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}). It is damaged or not one of our files.") from error
+        raise DataError(f"{path} is not valid JSON ({error}). It is damaged or was not written by lmtrain.") from error
     return value
 
 
@@ -282,8 +282,8 @@ def read_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DataError(f"{path} is a symbolic link. Put the file itself in its place.") from error
-        if reached := limit_reached(error, path):
-            raise StorageError(f"Reading {path} failed: {reached}") from error
+        if limit_text := limit_reached(error, path):
+            raise StorageError(f"Reading {path} failed: {limit_text}") from error
         if error.errno in _INPUT_ERRNOS:
             raise MissingInputError(f"{path} cannot be read: {error.strerror}. Check path and permissions.") from error
         raise StorageError(f"Reading {path} failed: {error.strerror or error}.") from error
@@ -327,7 +327,7 @@ def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> by
     with read_errors(path), open_fd(path, follow_links=follow_links) as (fd, size):
         if size > limit_bytes:
             raise DataError(
-                f"{path} is larger than {format_bytes(limit_bytes)}, the most that a file of its kind may have. "
+                f"{path} is larger than the {format_bytes(limit_bytes)} that are allowed for such a file. "
                 "Check the path."
             )
         return read_range(fd, 0, size)
@@ -375,11 +375,11 @@ def check_output_folder(folder: Path, label: str, *, check_lock: bool) -> None:
             existing = existing.parent
         is_folder = existing.is_dir()
     except OSError as error:
-        raise OutputError(f"{label} cannot be a folder: {error.strerror}. Choose another one.") from error
+        raise OutputError(f"{label} cannot be a folder: {error.strerror}. Choose another folder.") from error
     if not is_folder:
-        raise OutputError(f"{label} cannot be a folder, since {existing} is a file. Choose another one.")
+        raise OutputError(f"{label} cannot be a folder, since {existing} is a file. Choose another folder.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"{label} cannot be written, since you may not write to {existing}. Choose another one.")
+        raise OutputError(f"{label} cannot be written, since you may not write to {existing}. Choose another folder.")
     # because: this check holds a shared lock for an instant, in which a run that takes the lock itself is refused
     if check_lock and _exists(folder / ".lock"):
         with storage_errors(folder / ".lock", "Opening"):
@@ -450,6 +450,6 @@ def refuse_sparse_file(path: Path) -> None:
                     return  # the file system cannot report holes
     if written_bytes < size // 2:
         raise DataError(
-            f"{path} has {format_bytes(size)}, of which {format_bytes(written_bytes)} were ever written: the rest is "
-            "missing. Copy the file again from where it is complete."
+            f"{path} is incomplete: only {format_bytes(written_bytes)} of its {format_bytes(size)} were written. "
+            "Copy the file again from where it is complete."
         )

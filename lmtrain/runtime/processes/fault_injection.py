@@ -79,7 +79,7 @@ def arm_from_env() -> None:
         return arm()
     if not allowed:
         raise UsageError(
-            f"LMTRAIN_FAULT={text} asks for a fault and faults are not allowed here. "
+            f"LMTRAIN_FAULT={text} asks for an injected fault, but faults are not allowed here. "
             "Unset LMTRAIN_FAULT, or set LMTRAIN_ALLOW_FAULTS=1 in a test."
         )
     process = ProcessEnv.detect()
@@ -94,7 +94,7 @@ def parse_fault(text: str) -> Fault:
     """
     action, *conditions = text.split(":")
     if action not in ACTIONS:
-        raise UsageError(f"LMTRAIN_FAULT={text} has no known action {action!r}. {spelling_hint(action, ACTIONS)}")
+        raise UsageError(f"LMTRAIN_FAULT={text} has the unknown action {action!r}. {spelling_hint(action, ACTIONS)}")
     points = SKIPPABLE_POINTS if action == "skip" else POINTS
     fault = Fault(action, "")
     for condition in conditions:
@@ -109,7 +109,7 @@ def parse_fault(text: str) -> Fault:
             raise UsageError(f"LMTRAIN_FAULT={text} has the wrong condition {condition!r}. {way_out}")
     if not fault.point or fault.count < 1:
         raise UsageError(
-            f"LMTRAIN_FAULT={text} names no point or a count below 1. Use {action}:point={points[-1]}:count=1."
+            f"LMTRAIN_FAULT={text} needs a point and a count of at least 1. Use {action}:point={points[-1]}:count=1."
         )
     return fault
 
@@ -151,7 +151,7 @@ def _trigger(action: str, name: str) -> bool:
         # because: an endless loop in C neither yields the interpreter's lock nor lets Python handle signals
         deque(repeat(None), maxlen=0)
     if action == "enospc":
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (fault at {name})")
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (fault injected at {name})")
     if action == "exc":
-        raise RuntimeError(f"fault at {name}")
+        raise RuntimeError(f"LMTRAIN_FAULT raised this error at {name}")
     return True

@@ -80,13 +80,13 @@ class ProcessEnv:
         if self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child:
             return self._as_node_launcher(num_processes)
         if self.launcher != "single":
-            started, way_out = f"that {self.launcher} has started", f"Leave out {flag}, or {self.launcher}."
-            if self.is_child:
-                started, way_out = "that lmtrain has started", f"Leave out {flag}."
-            elif self.launcher == "slurm":
+            launcher = "lmtrain" if self.is_child else self.launcher
+            way_out = f"Leave out {flag}." if self.is_child else f"Leave out {flag}, or {launcher}."
+            if launcher == "slurm":
                 way_out = f"Leave out {flag}, or give --nproc-per-node where srun starts one task on each node."
             raise UsageError(
-                f"{flag}={num_processes} would start {num_processes} processes from each process {started}. {way_out}"
+                f"{flag}={num_processes} would start {num_processes} processes from each process that {launcher} has "
+                f"started. {way_out}"
             )
         if num_processes == 1:
             return self
@@ -100,8 +100,8 @@ class ProcessEnv:
         """
         if self.local_world_size > 1:
             raise UsageError(
-                f"srun has started {self.local_world_size} tasks on {self.host}, and --nproc-per-node={num_processes} "
-                f"would start {num_processes} processes of each. Use srun --ntasks-per-node=1, or leave out "
+                f"srun has started {self.local_world_size} tasks on {self.host}, but --nproc-per-node={num_processes} "
+                f"would start {num_processes} processes from each task. Use srun --ntasks-per-node=1, or leave out "
                 "--nproc-per-node."
             )
         if num_processes == 1:
@@ -145,7 +145,7 @@ class ProcessEnv:
         local_rank, num_restarts = _read_number(env, names[2], 0), _read_number(env, names[3], 0)
         if not (rank < world_size and local_rank < world_size):
             raise UsageError(
-                f"{names[0]}={rank} and {names[2]}={local_rank} do not fit {names[1]}={world_size}. "
+                f"{names[0]}={rank} and {names[2]}={local_rank} must be below {names[1]}={world_size}. "
                 "Start processes with torchrun or srun, or unset these variables for a single process."
             )
         _read_port(env, 1)  # because: a wrong one is refused before anything is read or built; 1 stands for none given
@@ -186,8 +186,8 @@ class Rendezvous:
             return cls._from_srun_step(env)
         if not env.get("MASTER_ADDR"):
             raise UsageError(
-                "MASTER_ADDR is not set, and RANK says that this process has peers. Start it with torchrun, srun or "
-                "--nproc, or set MASTER_ADDR and MASTER_PORT to where rank 0 runs."
+                "MASTER_ADDR is not set, but RANK is, so this process should have peers. Start it with torchrun, srun "
+                "or --nproc, or set MASTER_ADDR and MASTER_PORT to the address of rank 0."
             )
         host = env["MASTER_ADDR"]
         return cls(
@@ -325,9 +325,10 @@ def _read_number(env: Mapping[str, str], name: str, default: int | None = None) 
     """
     text = env.get(name, None if default is None else str(default))
     if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
-        problem = "is not set" if text is None else f"is {text}, which is not a whole number"
-        way_out = "Start it with torchrun or srun."
-        raise UsageError(f"{name} {problem}, and this process looks like one of several. {way_out}")
+        raise UsageError(
+            f"{name} {'is not set' if text is None else f'is {text}, which is not a whole number'}, but other "
+            "variables say that this process is one of several. Start it with torchrun or srun."
+        )
     return int(text)
 
 
@@ -337,7 +338,7 @@ def _read_port(env: Mapping[str, str], default: int | None = None) -> int:
     """
     port = _read_number(env, "MASTER_PORT", default)
     if not 0 < port < 1 << 16:
-        raise UsageError(f"MASTER_PORT={port} is not a port. Set it to a free one between 1024 and 65535.")
+        raise UsageError(f"MASTER_PORT={port} is not a port. Set it to a free port from 1024 to 65535.")
     return port
 
 
@@ -348,8 +349,8 @@ def _read_token(env: Mapping[str, str]) -> str | None:
     token = env.get(_RUN_ID_VARIABLE) or None
     if token is not None and not RUN_TOKEN.fullmatch(token):
         raise UsageError(
-            f"{_RUN_ID_VARIABLE} is not 32 hexadecimal digits in small letters. Set it to what `openssl rand -hex 16` "
-            "prints, the same for all processes of a run, or unset it."
+            f"{_RUN_ID_VARIABLE} must have 32 lower-case hexadecimal digits. Set it to the output of "
+            "`openssl rand -hex 16`, the same for all processes of a run, or unset it."
         )
     return token
 
@@ -482,8 +483,5 @@ def listen(host: str, port: int) -> int:
             (host, port), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
         ).detach()
     except OSError as error:
-        problem = (
-            "is in use by another program" if error.errno == errno.EADDRINUSE
-            else f"cannot be opened: {error.strerror}"
-        )  # fmt: skip
-        raise UsageError(f"Port {port} {problem}. Set MASTER_PORT to a free one.") from error
+        cause = "it is in use by another program" if error.errno == errno.EADDRINUSE else error.strerror
+        raise UsageError(f"Port {port} cannot be opened: {cause}. Set MASTER_PORT to a free port.") from error

@@ -124,7 +124,7 @@ def _join(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
     except (MemoryError, ValueError) as error:  # because: gloo raises these if an entry in the store is no address
         raise UsageError(
             f"{process.label} read an address of a peer that no process of this run has written. Keep other programs "
-            "away from the port at which the processes meet, or set MASTER_PORT to another one."
+            "away from the port of MASTER_PORT, or set MASTER_PORT to another port."
         ) from error
     return store
 

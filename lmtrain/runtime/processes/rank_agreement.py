@@ -87,6 +87,6 @@ def collective_phase(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
         if error is not None:
             raise error
         rank = failed[0]
-        text = struct.pack(_MESSAGE_FORMAT, *encoded_texts[rank]).rstrip(b"\0").decode(errors="ignore")
-        raise error_from_peer(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {text}")
+        failure = struct.pack(_MESSAGE_FORMAT, *encoded_texts[rank]).rstrip(b"\0").decode(errors="ignore")
+        raise error_from_peer(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {failure}")
     agreement.all_numbers = [row[1:] for row in rows]

@@ -28,7 +28,7 @@ from lmtrain.runtime.processes.stop_signals import Stopped, received_stop
 T = TypeVar("T")
 _RUN_ID_KEY = "run token"
 _VERDICT, _ALL_BEGIN = "verdict", "all begin"
-_REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code and the reason
+_REFUSAL = re.compile(r"(?P<exit_code>[1-9][0-9]{0,2}) (?P<reason>.+)", re.DOTALL)
 _MAX_REASON_CHARS = 4000
 _READ_BY_ALL = "heard by all"
 _POLL_S = 0.25  # how often a waiting process checks for a stop signal
@@ -88,7 +88,7 @@ def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> Non
         verdict = store.get(_VERDICT).decode(errors="replace")
     except (TimeoutError, dist.DistError) as error:
         raise PeerLostError(
-            f"{process.label} waited for its peers: {_missing_ranks_text(process, store)} within "
+            f"{process.label} waited for its peers, but {_missing_ranks_text(process, store)} within "
             f"parallel.timeout_s={timeout_s:g}. Look at the output of the nodes on which they were started."
         ) from error
     if verdict == _ALL_BEGIN:
@@ -96,10 +96,11 @@ def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> Non
     _confirm_verdict(process, store, _REFUSAL_WAIT_S if process.rank == 0 else 0.0)
     if (refusal := _REFUSAL.fullmatch(verdict)) is None:
         raise UsageError(
-            f"{process.label} read an entry that no process of this run has written. Keep other programs away from "
-            "the port at which the processes meet, or set MASTER_PORT to another one."
+            f"{process.label} read an entry in the run's store that no process of this run has written. Keep other "
+            "programs away from the port of MASTER_PORT, or set MASTER_PORT to another port."
         )
-    raise error_from_peer(int(refusal[1]), f"No process starts, because {refusal[2]}")
+    exit_code, reason = int(refusal["exit_code"]), refusal["reason"]
+    raise error_from_peer(exit_code, f"No process starts, because {reason}")
 
 
 def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
@@ -220,7 +221,7 @@ def _wait_for_key(store: _TimedStore, key: str, timeout_s: float, poll: Callable
     while not store.check([key]):
         poll()
         if time.monotonic() >= ends_s:
-            raise dist.DistStoreError(f"nothing was written to {key!r} in {timeout_s:g} seconds")
+            raise dist.DistStoreError(f"the key {key!r} of the store was not written within {timeout_s:g} seconds")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _POLL_S)  # because: thousands of ranks may poll one store
 

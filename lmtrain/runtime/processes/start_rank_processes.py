@@ -50,7 +50,7 @@ class Program:
 
 
 class ServerLostError(Exception):
-    """Raised if the server ended or hung before it answered; the text is the end of a sentence about the server."""
+    """Raised if the server ended or hung before it answered; the text says how, as a clause."""
 
 
 class StartCancelledError(Exception):
@@ -152,16 +152,16 @@ class RankStarter:
         for process in self._processes:
             process.wait()  # because: Popen warns if it is dropped before its process was waited for
 
-    def _handle_lost_server(self, end_text: str) -> None:
+    def _handle_lost_server(self, loss: str) -> None:
         self._drop_server()
         self._num_lost_servers += 1
-        server = f"The server of node {self._host}, which forks the ranks, {end_text}"
         if self._num_lost_servers < _MAX_LOST_SERVERS:
-            self._report(f"{server}. A new server starts when it is needed.")
+            self._report(f"On node {self._host}, {loss}. A new server starts when it is needed.")
         else:
             self._no_server_reason = f"{self._num_lost_servers} servers were lost"
             self._report(
-                f"{server}, as {self._num_lost_servers - 1} servers did before. Ranks are started without a server."
+                f"On node {self._host}, {loss}, after {self._num_lost_servers - 1} others were lost. Ranks are now "
+                "started without a server."
             )
 
     def _drop_server(self) -> None:
@@ -251,7 +251,7 @@ class _Server:
             stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         self._stopped_at = (self._stopped_at or time.monotonic()) if stopped is not None else None
         if self._stopped_at is not None and time.monotonic() - self._stopped_at > _MAX_STOPPED_S:
-            raise ServerLostError(f"was stopped by a signal for {_MAX_STOPPED_S:.0f} s")
+            raise ServerLostError(f"the server that forks the ranks was stopped by a signal for {_MAX_STOPPED_S:.0f} s")
 
     def close(self) -> None:
         self._control.close()
@@ -319,8 +319,9 @@ def _can_fork_itself(program: Program, environment: Mapping[str, str]) -> bool:
 
 
 def _end_text(code: int) -> str:
-    """Return how a process ended, as the end of a sentence; a negative code is a signal."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    """Return how the server ended, as a clause; a negative code is a signal."""
+    end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"the server that forks the ranks {end}"
 
 
 def _platform_problem() -> str | None:

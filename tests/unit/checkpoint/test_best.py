@@ -62,7 +62,7 @@ def test_a_name_for_the_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["valid/ppl", "eval/x/y"])
 def test_without_a_measure_there_is_no_best(tmp_path: Path, by: str) -> None:
     folder = run(tmp_path / "a", {1: 3.0}, best_by=by)
-    with pytest.raises(MissingInputError, match=f"a@best is not there: no checkpoint of .*a was measured by {by}"):
+    with pytest.raises(MissingInputError, match=f"a@best does not exist, because .*a has a value of {by}"):
         resolve_checkpoint(f"{folder}@best")
 
 

@@ -136,7 +136,7 @@ def test_the_full_check_names_every_damaged_file(copy: Path) -> None:
 
 def test_a_folder_under_another_steps_name_is_refused(copy: Path) -> None:
     renamed = copy.rename(copy.with_name("step_00000009"))
-    with pytest.raises(CheckpointError, match="step_00000009 holds step 7"):
+    with pytest.raises(CheckpointError, match="step_00000009 has been renamed: it holds the checkpoint of step 7"):
         CheckpointReader(renamed)
     assert Contents(renamed.rename(copy.with_name("best"))).find_damage() == []
 
@@ -274,7 +274,7 @@ def test_a_header_that_claims_a_vast_length_is_refused(copy: Path, arrays: Array
     data = (copy / RANK1).read_bytes()
     (copy / RANK1).write_bytes(struct.pack("<Q", 2**60) + data[8:])
     reseal(copy)
-    refused(copy, arrays, "claims a header of 1152921504606846976 bytes")
+    refused(copy, arrays, "states a header of 1152921504606846976 bytes")
 
 
 @pytest.mark.parametrize(

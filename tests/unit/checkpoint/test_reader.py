@@ -76,7 +76,7 @@ def test_blocks_of_another_type_or_that_lie_otherwise_are_filled_a_few_rows_at_a
     for block, rounded in ((turned, False), (narrow, True)):
         CheckpointReader(checkpoint).load_into([Piece(name, tuple(whole.shape), (0, 0), block)], allow_rounding=rounded)
         assert torch.equal(block, whole.to(block.dtype))
-    with pytest.raises(CheckpointError, match="is float32 in the checkpoint and bfloat16 in the run"):
+    with pytest.raises(CheckpointError, match="is float32 in the checkpoint, but bfloat16 in the run"):
         CheckpointReader(checkpoint).load_into([Piece(name, tuple(whole.shape), (0, 0), narrow)])
 
 
@@ -158,8 +158,8 @@ def test_a_run_that_does_not_fit_is_told_everything(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         CheckpointReader(checkpoint).load_into(wanted)
     message = str(caught.value)
-    assert "wide has shape [110, 100] in the checkpoint and [110, 200] in the run" in message
-    assert "bias is float32 in the checkpoint and bfloat16 in the run" in message
+    assert "wide has shape [110, 100] in the checkpoint, but [110, 200] in the run" in message
+    assert "bias is float32 in the checkpoint, but bfloat16 in the run" in message
     assert "it has no cuont, layers.0, layers.1, layers.2 and 6 more (Did you mean count?)" in message
     assert "The checkpoint is of the model kind=gpt, width=8." in message
     assert len(message) < 1000

@@ -68,7 +68,7 @@ def test_a_damaged_newest_one_is_the_newest(tmp_path: Path) -> None:
     assert previous_checkpoint(newest) == tmp_path / "step_00000005"
     assert previous_checkpoint(tmp_path / "step_00000001") is None
     assert newer_checkpoints(tmp_path / "step_00000005") == list_broken(tmp_path)
-    with pytest.raises(CheckpointError, match=r"manifest.json is not valid .* be read is .*step_00000005\.$"):
+    with pytest.raises(CheckpointError, match=r"manifest.json is not valid .* before it is .*step_00000005\.$"):
         load_manifest(newest)
 
 
@@ -77,7 +77,7 @@ def test_a_link_that_leads_nowhere_is_no_reason_to_take_an_older_one(tmp_path: P
     save(tmp_path, 1)
     (tmp_path / "step_00000009").symlink_to(leads)
     assert latest_checkpoint(tmp_path) == resolve_checkpoint(tmp_path) == tmp_path / "step_00000009"
-    with pytest.raises(CheckpointError, match=r"be read is .*step_00000001\.$"):
+    with pytest.raises(CheckpointError, match=r"before it is .*step_00000001\.$"):
         load_manifest(tmp_path / "step_00000009")
 
 

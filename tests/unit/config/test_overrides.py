@@ -95,7 +95,7 @@ def test_a_change_that_cannot_be(word: str, said: str) -> None:
         (["hydra.run.dir=x"], "Use run.dir=FOLDER."),
         (["a=" + "[" * 50], "nests too deeply"),
         (["a=" + "9" * 5000], "has 5000 digits; at most 100 are allowed"),
-        (["a=[1," + "9" * 101 + "]"], "has 101 digits"), (["a='${${b}:X}'"], "a reference within a reference"),
+        (["a=[1," + "9" * 101 + "]"], "has 101 digits"), (["a='${${b}:X}'"], "may not contain another reference"),
         (["a=${oc.env:X}"], "calls a resolver"), (["a=[{b: '${'}]"], "that is not closed"),
         (["a b"], "is not a valid key"), (["a@b=c"], "@ has no meaning here"), (["a[0]=1"], "a=[FIRST,SECOND]"),
     ],

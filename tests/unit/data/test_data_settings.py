@@ -90,9 +90,9 @@ A, B, LOT = BlendPart(path="a", weight=1.0), BlendPart(path="b", weight=1.0), Bl
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"datasets": (A, LOT)}, "datasets=1 weights among 2 mixes weights"),
+        ({"datasets": (A, LOT)}, "datasets=1 weights for 2 datasets mixes weights"),
         ({"datasets": (A, B, A)}, "datasets=a is listed twice"),
-        ({"datasets": (A,), "valid_datasets": (B, LOT)}, "valid_datasets=1 weights among 2"),
+        ({"datasets": (A,), "valid_datasets": (B, LOT)}, "valid_datasets=1 weights for 2 datasets"),
         ({"datasets": (LOT,), "order": "megatron"}, "blends by weights only"),
     ],
 )

@@ -70,7 +70,7 @@ def test_masked_training_and_validation_share_no_sentence(sentences: str, kind: 
 def test_masked_identities_differ_where_samples_do(sentences: str) -> None:
     texts = {repr(masked(sentences, **values).sample_identity) for values in MASKED.values()}
     assert len(texts) == len(MASKED)
-    with pytest.raises(SettingsError, match=r"megatron_samples=100 is less than data\.first_sample=17 and the 96"):
+    with pytest.raises(SettingsError, match=r"megatron_samples=100 is less than data\.first_sample=17 plus the 96"):
         masked(sentences, order="megatron", first_sample=17, megatron_samples=100)
 
 

@@ -84,5 +84,5 @@ def test_epochs_are_complete_and_differ() -> None:
 
 
 def test_a_dataset_without_samples_is_an_error() -> None:
-    with pytest.raises(DataError, match="0 samples"):
+    with pytest.raises(DataError, match="gives no sample"):
         ShuffledOrder(0, 1)

@@ -133,7 +133,7 @@ def test_shots_stand_before_a_question_and_never_the_question_itself(tmp_path: P
     assert prepared.facts.protocol == "choice/mine-2shot"
     assert str(prepared.facts.notes["shots"]).startswith("2, the first of shots.jsonl")
     (tmp_path / "mine.yaml").write_text("like: choice/piqa\nshots: 3\nshots_file: shots.jsonl\n")
-    with pytest.raises(DataError, match="has 2 questions other than the one that is asked"):
+    with pytest.raises(DataError, match="has 2 questions besides the one that is asked"):
         find_task(str(tmp_path / "mine.yaml")).prepare(tmp_path / "a.jsonl", asked)
     (tmp_path / "mine.yaml").write_text("like: choice/piqa\nshots: 2\nshots_file: shots.jsonl\nshots_seed: 2\n")
     drawn = find_task(str(tmp_path / "mine.yaml")).prepare(tmp_path / "a.jsonl", asked)

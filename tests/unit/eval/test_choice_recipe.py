@@ -132,7 +132,7 @@ def test_a_recipe_may_begin_with_another(tmp_path: Path) -> None:
     assert (mine.id, mine.shots, mine.shots_file) == ("choice/five", 5, tmp_path / "shots.jsonl")
     assert mine.question == "Question: {goal}\nAnswer:"
     assert recipe(tmp_path / "six.yaml", "like: five.yaml\nshots: 6\n").shots_file == tmp_path / "shots.jsonl"
-    with pytest.raises(UsageError, match="like: choice/pika is not a multiple choice task"):
+    with pytest.raises(UsageError, match="like: choice/pika` does not name a multiple choice task"):
         recipe(tmp_path / "seven.yaml", "like: choice/pika\n")
     with pytest.raises(MissingInputError, match="does not exist"):
         find_task(str(tmp_path / "none.yaml"))

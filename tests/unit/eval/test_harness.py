@@ -75,9 +75,9 @@ def known(shared_data: Path, tmp_path: Path) -> Callable[..., Any]:
     ("given", "said"),
     [
         ({"precison": "bf16"}, "--model_args precison=bf16 is not known to lmtrain. Did you mean precision?"),
-        ({"batch_size": "auto"}, "--batch_size=auto must be a number"),
-        ({"batch_size": "0"}, "--batch_size=0 must be a number"),
-        ({"max_batch_size": 64}, "must be a number"),
+        ({"batch_size": "auto"}, "--batch_size=auto must be a whole number"),
+        ({"batch_size": "0"}, "--batch_size=0 must be a whole number"),
+        ({"max_batch_size": 64}, "must be a whole number"),
     ],
 )
 def test_what_it_cannot_do_is_refused(known: Callable[..., Any], given: dict[str, Any], said: str) -> None:

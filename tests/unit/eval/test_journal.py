@@ -89,7 +89,7 @@ def test_a_record_that_is_torn_is_scored_again_and_nothing_else(work: Work, expe
     scored_once = work.model.rows_through_head[:3]
     work.model.rows_through_head.clear()
     assert digits(work()) == expected
-    assert "torn or damaged after 3 batches" in work.said[0]
+    assert "is damaged after 3 batches" in work.said[0]
     assert work.num_scored == sum(request.num_scored for request in work.requests) - sum(scored_once)
 
 
@@ -165,7 +165,7 @@ def test_every_rank_has_the_first_ones_answers_and_only_the_first_writes(work: W
 
 def test_a_file_that_is_no_journal_is_left_alone_and_one_in_use_is_refused(work: Work) -> None:
     work.journal.write_text("notes of mine")
-    with pytest.raises(OutputError, match="not a journal of answers"):
+    with pytest.raises(OutputError, match="but is no journal"):
         work()
     assert work.journal.read_text() == "notes of mine"
     work.journal.unlink()

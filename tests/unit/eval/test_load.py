@@ -90,5 +90,5 @@ def test_refusals(tmp_path: Path, model: ParallelModel, tokenizer: Tokenizer) ->
     wider = {"step": 7, "seq_len": 16, "model": model.settings.to_dict() | {"width": 32}}
     with pytest.raises(CheckpointError, match="has shape"):
         load_for_eval(save(tmp_path / "wider", model, tokenizer, wider), CPU, "fp32")
-    with pytest.raises(CheckpointError, match="does not say its model, seq_len"):
+    with pytest.raises(CheckpointError, match="does not state its model, seq_len"):
         load_for_eval(save(tmp_path / "foreign", model, tokenizer, {"step": 7}), CPU, "fp32")

@@ -52,5 +52,5 @@ def test_what_is_read_back_is_what_was_written(outcome: Outcome, tokenizer: Toke
         name: values.tolist() for name, values in outcome.columns.items()
     }
     (tmp_path / "s.jsonl").write_bytes(data[:-2] + b"0}\n")
-    with pytest.raises(DataError, match="not the file that was written with its results"):
+    with pytest.raises(DataError, match="was changed after it was written"):
         read_columns(tmp_path / "s.jsonl", hashlib.sha256(data).hexdigest())

@@ -54,7 +54,7 @@ def test_a_file_its_pages_and_both_names_give_the_same_number(
 
 def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "wiki").write_text(WIKI)
-    with pytest.raises(UsageError, match="whose windows do not overlap"):
+    with pytest.raises(UsageError, match="which has no overlapping windows"):
         find_task(NAMES[0]).prepare(tmp_path / "wiki", TaskOptions(tokenizer=tokenizer, seq_len=40, stride=8))
     (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(DataError, match='line 1 is not JSON with a "page"'):

@@ -34,7 +34,7 @@ def test_a_stop_file_that_cannot_be_written_leaves_the_cause(
     cause, then = capsys.readouterr().err.splitlines()
     assert cause == "error: the loss is nan. Lower optim.lr."
     assert then == f"The reason could not be written to stop.json: {tmp_path / STOP} is a symbolic link, and nothing " \
-                   "is written through one. Remove the link."  # fmt: skip
+                   "is written through links. Remove the link."  # fmt: skip
     assert (tmp_path / "precious").read_text() == "mine"
 
 

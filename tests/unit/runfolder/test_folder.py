@@ -69,6 +69,6 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
 
 def test_records_that_no_run_writes_are_refused_by_the_folder(tmp_path: Path) -> None:
     row: dict[str, float] = {}
-    message = r"holds files with content that no run writes \(KeyError: 'loss'\)"
+    message = r"has unexpected content \(KeyError: 'loss'\)"
     with pytest.raises(DataError, match=message), record_errors(tmp_path):
         row["loss"]

@@ -155,7 +155,7 @@ def test_a_token_may_be_given_to_any_launcher(others: dict[str, str]) -> None:
     assert Rendezvous.detect(process, env | {"LMTRAIN_RUN_TOKEN": "a" * 32}).token == "a" * 32
     assert Rendezvous.detect(process, env | {"LMTRAIN_RUN_TOKEN": ""}).token is None
     for wrong in ("a" * 31, "A" * 32, "secret"):
-        with pytest.raises(UsageError, match="LMTRAIN_RUN_TOKEN is not 32 hexadecimal digits") as caught:
+        with pytest.raises(UsageError, match="LMTRAIN_RUN_TOKEN must have 32 lower-case hexadecimal digits") as caught:
             Rendezvous.detect(process, env | {"LMTRAIN_RUN_TOKEN": wrong})
         assert wrong not in str(caught.value)  # because: messages are kept, and this may be a password
 

@@ -64,7 +64,7 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         port = taken.getsockname()[1]
         for name, value in {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "MASTER_PORT": str(port)}.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(UsageError, match=f"Port {port} is in use"), \
+        with pytest.raises(UsageError, match=f"Port {port} cannot be opened: it is in use"), \
                 open_process_group(ProcessEnv(0, 2, launcher="slurm", host="here"), CPU, 5.0):  # fmt: skip
             pass
 

@@ -39,7 +39,7 @@ def test_a_server_that_was_killed_is_named_and_replaced(place: Place) -> None:
         os.kill(first, signal.SIGKILL)
         assert place.run(starter) == (0, "done\n", "")
         assert server_of(starter) != first
-    assert place.said == [f"The server of node here, which forks the ranks, was ended by SIGKILL. {ANOTHER}"]
+    assert place.said == [f"On node here, the server that forks the ranks was ended by SIGKILL. {ANOTHER}"]
 
 
 def test_a_server_that_is_lost_while_nothing_is_asked_of_it_is_named(place: Place) -> None:
@@ -51,7 +51,7 @@ def test_a_server_that_is_lost_while_nothing_is_asked_of_it_is_named(place: Plac
         os.kill(server_of(starter), signal.SIGQUIT)
         os.waitid(os.P_PID, server_of(starter), os.WEXITED | os.WNOWAIT)
         starter.check_server()
-    assert place.said == [f"The server of node here, which forks the ranks, was ended by SIGQUIT. {ANOTHER}"]
+    assert place.said == [f"On node here, the server that forks the ranks was ended by SIGQUIT. {ANOTHER}"]
 
 
 def test_a_server_that_stands_still_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_server_that_stands_still_is_replaced(place: Place, monkeypatch: pytes
         os.kill(server_of(starter), signal.SIGSTOP)
         assert place.run(starter) == (0, "done\n", "")
     assert place.said == [
-        f"The server of node here, which forks the ranks, was stopped by a signal for 0 s. {ANOTHER}"
+        f"On node here, the server that forks the ranks was stopped by a signal for 0 s. {ANOTHER}"
     ]
 
 
@@ -125,9 +125,9 @@ def test_after_three_lost_servers_processes_are_started_by_themselves(place: Pla
     imported = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     with place.starter(place.program(body, imported=imported)) as starter:
         assert place.run(starter) == (0, "False\n", "")
-    lost = "The server of node here, which forks the ranks, was ended by SIGKILL"
+    lost = "On node here, the server that forks the ranks was ended by SIGKILL"
     assert place.said == [
-        *[f"{lost}. {ANOTHER}"] * 2, f"{lost}, as 2 servers did before. Ranks are started without a server."
+        *[f"{lost}. {ANOTHER}"] * 2, f"{lost}, after 2 others were lost. Ranks are now started without a server."
     ]  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def test_a_refusal_that_nobody_can_hear_is_none_of_its_own(monkeypatch: pytest.M
 
 
 def test_ranks_that_do_not_come_are_waited_for_in_time(store: Any) -> None:
-    with pytest.raises(PeerLostError, match=r"waited for its peers: rank 1 of 2 has not joined within .*_s=0\.2\."):
+    with pytest.raises(PeerLostError, match=r"waited for its peers, but rank 1 of 2 has not joined within .*_s=0\.2\."):
         wait_for_all_ranks(rank(0), open_run_store(rank(0), 20.0), 0.2)
 
 
@@ -246,7 +246,7 @@ def test_what_a_stranger_wrote_is_no_verdict(store: Any, written: str | bytes) -
     mine = open_run_store(rank(0), 20.0)
     mine.set("verdict", written)
     mine.add("num heard", 1)  # because: rank 1 is not here to hear it
-    with pytest.raises(UsageError, match="rank 0 on here read an entry that no process of this run has written"):
+    with pytest.raises(UsageError, match="rank 0 on here read an entry in the run's store that no process of this"):
         wait_for_all_ranks(rank(0), mine, 20.0)
 
 

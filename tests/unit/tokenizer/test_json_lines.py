@@ -203,6 +203,6 @@ def test_any_buffer_object_is_accepted() -> None:
 
 
 def test_a_compiled_reader_that_rejects_a_good_line_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="its twin accepts"):
+    with pytest.raises(RuntimeError, match="the Python reader accepts"):
         build_rejects(GOOD[0], "text", np.array([0, len(GOOD[0])]))
     assert build_rejects(b"[]", "text", np.array([0, 2])) == [Reject(0, 0, "not a JSON object")]

@@ -67,5 +67,5 @@ def test_too_small_vocabularies_and_texts_without_words_are_refused() -> None:
         train_bpe(TEXTS, 256)
     with pytest.raises(UsageError, match="7 or more"):
         train_wordpiece(TEXTS, 6, lowercase=True)
-    with pytest.raises(DataError, match="no words"):
+    with pytest.raises(DataError, match="no word"):
         train_wordpiece(["", " "], 100, lowercase=True)

@@ -56,7 +56,7 @@ def test_two_writings_are_the_same_bytes() -> None:
 
 def test_newer_versions_are_refused_with_a_way_out() -> None:
     value = json.loads(encode_manifest(example()))
-    with pytest.raises(CheckpointError, match=r"format version 2 and this lmtrain reads up to 1\. Install a newer"):
+    with pytest.raises(CheckpointError, match=r"format version 2, but this lmtrain reads up to 1\. Install a newer"):
         decode_manifest(sealed({**value, "version": 2}), "here")
     # a newer version may seal itself differently, so the version is judged before the digest
     with pytest.raises(CheckpointError, match="format version 99"):
@@ -133,12 +133,12 @@ def test_random_edits_of_the_text_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda value: value["files"]["rank_00000.safetensors"].update(size=31), "has 31 bytes and its pieces have 32"),
+        (lambda value: value["files"]["rank_00000.safetensors"].update(size=31), "31 bytes, but its pieces have 32"),
         (lambda value: value["tensors"].update({"a\x1b[31m": value["tensors"].pop("w")}), "not the name of a tensor"),
         (lambda value: value["tensors"].update({"w" * 501: value["tensors"].pop("w")}), "not the name of a tensor"),
-        (lambda value: value["tensors"]["w"]["pieces"][0].update(key="\ud800"), "not the key of a piece"),
-        (lambda value: value["tensors"]["w"].update(shape=[1] * 9), "are not sizes"),
-        (lambda value: value.update(step=10**30), "the step is not a number"),
+        (lambda value: value["tensors"]["w"]["pieces"][0].update(key="\ud800"), "has the invalid key"),
+        (lambda value: value["tensors"]["w"].update(shape=[1] * 9), "is not a short list of whole numbers"),
+        (lambda value: value.update(step=10**30), "its step is not a whole number"),
     ],
 )
 def test_claims_beyond_bounds_are_refused_however_they_are_sealed(change: Any, said: str) -> None:
@@ -149,10 +149,10 @@ def test_claims_beyond_bounds_are_refused_however_they_are_sealed(change: Any, s
 
 
 def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match="1,000,001 pieces of tensors are more than the 1,000,000 of a"):
+    with pytest.raises(CheckpointError, match="would hold 1,000,001 pieces of tensors; at most 1,000,000 are allowed"):
         check_num_pieces(1_000_001)
     monkeypatch.setattr(format_, "MAX_JSON_BYTES", 500)
-    with pytest.raises(CheckpointError, match="step 12 could not be read again: it is larger than 500 B"):
+    with pytest.raises(CheckpointError, match="step 12 would be too large to be read: it is larger than 500 B"):
         encode_manifest(example())
 
 

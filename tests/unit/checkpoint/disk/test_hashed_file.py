@@ -107,7 +107,7 @@ def test_only_the_damaged_block_is_refused(tmp_path: Path) -> None:
 def test_a_list_of_blocks_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
     entry, digests = write_hashed(tmp_path / "file", [b"x" * 200])
     for wrong in (digests[:-1], digests[::-1], [*digests, digests[0]], []):
-        with pytest.raises(CheckpointError, match="list of blocks"):
+        with pytest.raises(CheckpointError, match="list of block hashes"):
             HashedFile(tmp_path / "file", entry, wrong)
 
 
@@ -116,7 +116,7 @@ def test_another_size_is_refused(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     entry, digests = write_hashed(path, [b"x" * 200])
     os.truncate(path, size)
-    with pytest.raises(CheckpointError, match=f"file has {size} bytes and the manifest says 200"):
+    with pytest.raises(CheckpointError, match=f"file has {size} bytes, but the manifest says 200"):
         HashedFile(path, entry, digests).read(0, 1)
 
 

@@ -311,7 +311,7 @@ def test_harm_to_what_is_done_is_not_passed_for_done(written: Path, unbroken: Pa
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
     file.write_bytes(data)
-    with pytest.raises(OutputError, match=r"out was made by this command and is damaged now: .*rank_00001\."):
+    with pytest.raises(OutputError, match=r"out, made by this command earlier, is damaged: .*rank_00001\."):
         reshard_to(written, tmp_path / "out", "pp=2")
     os.truncate(file, 100)
     with pytest.raises(OutputError, match="exists"):
@@ -348,7 +348,7 @@ def test_outputs_that_are_refused(source: Path, tmp_path: Path) -> None:
     for wrong in (source, source / "inside", tmp_path / "run"):
         with pytest.raises(UsageError, match="must not change"):
             reshard_to(source, wrong, "pp=2", overwrite=True)
-    with pytest.raises(UsageError, match="another step than 7"):
+    with pytest.raises(UsageError, match="is the name of another step; the checkpoint is of step 7"):
         reshard_to(source, tmp_path / "step_00000008", "pp=2")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("")

@@ -170,7 +170,7 @@ def test_a_part_manifest_says_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{}", "[]", '{"files": {"a": 1}, "pieces": []}', '{"files": {}, "pieces": [[1]]}'])
 def test_a_part_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p").write_text(text)
-    with pytest.raises(CheckpointError, match="is not what a process of this run writes"):
+    with pytest.raises(CheckpointError, match="is not a valid part manifest"):
         read_part_manifest(tmp_path / "p")
 
 

@@ -74,9 +74,9 @@ def test_megatrons_blend() -> None:
     assert order.ids(0, 10).tolist() == (np.array([0, 6, 10])[datasets] + samples).tolist()
     assert order.ids(4, 3).tolist() == order.ids(0, 10)[4:7].tolist()
     assert order.samples_before(7) == np.bincount(datasets[:7], minlength=3).tolist()
-    with pytest.raises(DataError, match=r"Sample 11 .* has 10"):
+    with pytest.raises(DataError, match=r"Sample 11 .* ends after 10"):
         order.ids(8, 3)
-    with pytest.raises(DataError, match="takes 5 samples of dataset 1, which was built with 4"):
+    with pytest.raises(DataError, match="takes 5 samples of dataset 1, which has only 4"):
         MegatronBlendOrder([0.5, 0.3, 0.2], [4, 4, 3], 10)
 
 

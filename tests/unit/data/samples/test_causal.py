@@ -73,11 +73,11 @@ def test_too_little_data(indexed: IndexedDataset) -> None:
 
 
 def test_ids_outside_the_vocabulary_are_refused(indexed: IndexedDataset) -> None:
-    with pytest.raises(DataError, match="holds the id 30; the vocabulary ends at 22"):
+    with pytest.raises(DataError, match="holds the id 30; the vocabulary has the ids 0 to 22"):
         CausalDataset(indexed, range(5), 4, vocab_size=23).batch(np.array([0, 1]))
     with DatasetWriter(indexed.prefix.with_name("b"), np.int32) as writer:
         add_document(writer, [np.arange(9)])
     bin_path = indexed.prefix.with_name("b.bin")
     bin_path.write_bytes(b"\xff" * 4 + bin_path.read_bytes()[4:])
-    with pytest.raises(DataError, match="holds the id -1; ids begin at 0"):
+    with pytest.raises(DataError, match="holds the id -1; the vocabulary has the ids 0 to"):
         CausalDataset(IndexedDataset.open(bin_path), range(1), 4).batch(np.array([0]))

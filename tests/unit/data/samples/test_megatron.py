@@ -171,14 +171,14 @@ def test_one_epoch_and_none(make: Make) -> None:
     assert MegatronDataset(indexed, range(3), 4, None, 1).num_samples == 3
     with pytest.raises(DataError, match="0 samples"):
         MegatronDataset(indexed, range(1, 2), 4, None, 1)
-    with pytest.raises(DataError, match=r"Sample 4 was requested.* has 3"):
+    with pytest.raises(DataError, match=r"Sample 4 was requested.* ends after 3"):
         SequentialOrder(3).ids(2, 2)
     assert SequentialOrder(3).ids(1, 2).tolist() == [1, 2]
 
 
 def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:
     indexed = make("a", [5, 3, 8])
-    with pytest.raises(DataError, match=r"a\.bin holds the id \d+; the vocabulary ends at 4\."):
+    with pytest.raises(DataError, match=r"a\.bin holds the id \d+; the vocabulary has the ids 0 to 4\."):
         MegatronDataset(indexed, range(3), 4, None, 1, vocab_size=5).batch(np.arange(3))
 
 

@@ -129,7 +129,7 @@ def test_batches_equal_the_slow_twin(make: Make, kind: str, mask: bool) -> None:
 
 def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:
     indexed = make("a", [5, 5], base=95)
-    with pytest.raises(DataError, match="holds the id 104; the vocabulary ends at 103"):
+    with pytest.raises(DataError, match="holds the id 104; the vocabulary has the ids 0 to 103"):
         PackedDataset(indexed, range(2), 8, "best_fit", True, vocab_size=104).batch(np.array([0]))
 
 

@@ -95,7 +95,7 @@ def test_a_flipped_bit_is_found_when_its_block_is_read_and_not_before(tmp_path: 
     dataset = IndexedDataset.open(tmp_path / "a")
     assert len(dataset.read(0, BLOCK_BYTES)) == BLOCK_BYTES  # two whole blocks
     assert len(dataset.read(3 * BLOCK_BYTES // 2, TOKENS)) == TOKENS - 3 * BLOCK_BYTES // 2  # the last
-    where = rf"a\.bin, bytes {2 * BLOCK_BYTES} to {3 * BLOCK_BYTES - 1} \(block 2\)"
+    where = rf"a\.bin is damaged: bytes {2 * BLOCK_BYTES} to {3 * BLOCK_BYTES - 1} \(block 2\)"
     with pytest.raises(DataError, match=where) as error:
         dataset.read(BLOCK_BYTES - 1, BLOCK_BYTES + 1)
     for word in ("lmtrain data verify", "restore the file", "data.verify=none"):
@@ -189,10 +189,10 @@ def test_blocks_of_a_dataset_without_checksums_are_compared_after_their_first_re
     flip(tmp_path / "a.bin", 2 * BLOCK_BYTES)  # not yet read, so nobody can know
     dataset = foreign()
     dataset.read(BLOCK_BYTES, TOKENS)
-    with pytest.raises(DataError, match=r"block 0.*when it was first read.*remove .*record if you replaced"):
+    with pytest.raises(DataError, match=r"block 0.*not what was first read.*remove .*record if you replaced"):
         dataset.read(0, 1)
     flip(tmp_path / "a.idx", 60)
-    with pytest.raises(DataError, match=r"a\.idx is not what it was when it was first read"):
+    with pytest.raises(DataError, match=r"a\.idx has changed since it was first read"):
         foreign()
 
 

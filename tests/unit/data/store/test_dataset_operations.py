@@ -69,7 +69,7 @@ def test_unknown_text_bytes_stay_unknown_after_merging(tmp_path: Path) -> None:
 def test_datasets_with_different_dtypes_or_tokenizers_are_not_merged(tmp_path: Path) -> None:
     write(tmp_path / "a", [3])
     kinds: list[tuple[str, dict[str, Any], str]] = [
-        ("wide", {"dtype": np.int32}, "dtype uint16 and .*wide has int32"),
+        ("wide", {"dtype": np.int32}, "dtype uint16, but .*wide has int32"),
         ("other", {"described": "xyz"}, "tokenizer abc and .*other has xyz"),
         ("foreign", {"described": None}, "foreign has no sidecar"),
     ]
@@ -107,7 +107,7 @@ def test_a_dataset_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
         ((1, 1), ["x", "x"], "the same path"),
         ((1, 0), ["x", "y"], "above 0"),
         ((1, float("nan")), ["x", "y"], "above 0"),
-        ((1000, 1), ["x", "y"], "y would get no document: .*a has"),
+        ((1000, 1), ["x", "y"], "y would get no document: .*a has only"),
     ],
 )
 def test_wrong_splits(tmp_path: Path, shares: tuple[float, ...], names: list[str], says: str) -> None:

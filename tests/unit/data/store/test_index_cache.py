@@ -172,7 +172,7 @@ def test_entries_out_of_range_are_not_used_whatever_their_checksums_say(tmp_path
     builder = Builder()
     for largest, times in ((4, 1), (4, 1), (3, 2)):
         if largest == 3:  # of what was built, which is then not what is asked for
-            with pytest.raises(LmtrainError, match="cannot be read back"):
+            with pytest.raises(LmtrainError, match="was just built, but cannot be read"):
                 IndexCache(tmp_path).get("k", dict, builder, lambda index: all_within(index.arrays["made"], 0, 3))
         else:
             IndexCache(tmp_path).get("k", dict, builder, lambda index: all_within(index.arrays["made"], 0, 4))

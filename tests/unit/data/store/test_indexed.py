@@ -90,7 +90,7 @@ def test_dtypes_follow_the_vocabulary(tmp_path: Path) -> None:
     assert (dataset.dtype.name, dataset.tokens.tolist(), dataset.info) == ("int32", [70000], None)
     with pytest.raises(DataError, match="70000 does not fit"), DatasetWriter(tmp_path / "b", np.uint16) as writer:
         add_document(writer, [np.array([70000])])
-    with pytest.raises(DataError, match="float32 is no dtype"), DatasetWriter(tmp_path / "c", np.float32):
+    with pytest.raises(DataError, match="cannot hold ids of dtype float32"), DatasetWriter(tmp_path / "c", np.float32):
         pass
     assert not (tmp_path / ".c.tmp").exists()
 
@@ -110,7 +110,7 @@ def test_the_sidecar_says_what_is_inside(tmp_path: Path) -> None:
         ({"num_tokens": 9}, "num_tokens=9"),
         ({"dtype": "int16"}, "dtype=int16"),
         ({"version": 2}, "version=2"),
-        ({"format": "other"}, "not a sidecar"),
+        ({"format": "other"}, "does not describe a dataset"),
         ({"max_id": "8"}, "max_id='8'"),
         ({"vocab_size": True}, "vocab_size=True"),
         ({"eod_id": []}, "eod_id"),
@@ -167,15 +167,15 @@ def test_an_input_that_is_not_a_regular_file_is_refused_at_once(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("offset", "new", "says"),
     [
-        (0, b"X", "offset 0: it does not begin"),
-        (9, b"\x02", "offset 9: version 2"),
-        (17, b"\x06", "offset 17: dtype code 6"),
+        (0, b"X", "offset 0: the file does not begin"),
+        (9, b"\x02", "offset 9: the file has version 2"),
+        (17, b"\x06", "offset 17: the dtype code 6"),
         (17, b"\x04", "a.bin has 16 bytes"),
         (18, b"\x04", "offset 18: 4 sequences"),
         (18, b"\xff" * 8, "offset 18"),
         (26, b"\xff" * 8, "offset 18"),
-        (62, b"\x09", "but 17 according to"),
-        (46, b"\x01", "offset 46: the first pointer is 1"),
+        (62, b"\x09", "it should have 17 according to"),
+        (46, b"\x01", "offset 46: the first sequence is at 1"),
         (70, b"\x01", "offset 70: the document index"),
         (94, b"\x02", "offset 70: the document index"),
     ],

@@ -143,7 +143,7 @@ def test_a_dump_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         list(pages(cut))
     plain = tmp_path / "cut.xml"
     plain.write_bytes(bz2.decompress(whole.read_bytes())[:-30])
-    with pytest.raises(DataError, match="not a whole dump"):
+    with pytest.raises(DataError, match="not a complete Wikipedia dump"):
         list(pages(plain))
 
 

@@ -240,7 +240,7 @@ def test_a_damaged_work_file_is_refused(tmp_path: Path, few: list[Path]) -> None
     sign_documents(few, tmp_path / "work", None, StepOptions())
     with open(tmp_path / "work" / "rows.u64", "ab") as file:
         file.write(b"\0")
-    with pytest.raises(DataError, match="no whole number of entries"):
+    with pytest.raises(DataError, match="not a whole number of entries"):
         mark_exact(tmp_path / "work")
 
 

@@ -106,5 +106,5 @@ def test_a_filter_that_is_wrong(name: str, error: type[Exception], said: str) ->
 
 
 def test_no_file_can_name_code() -> None:
-    with pytest.raises(UsageError, match="is no installed filter"):
+    with pytest.raises(UsageError, match="is not installed"):
         list(Filters(entry_points=("os:remove",)).build_text_filters())

@@ -257,7 +257,7 @@ def test_a_changed_input_starts_over(folder: Path, tmp_path: Path) -> None:
 def test_a_full_disk_keeps_what_was_done(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where files that are closed find the disk full once more."""
     arm(Fault("enospc", "data.journal", 6))
-    told = r"the disk is full .*/\.data\.tmp holds the work done so far, [1-9].*B: the same command resumes from it"
+    told = r"the disk is full .*/\.data\.tmp holds the work done so far \([1-9].*B\)\. The same command resumes"
     close = Outputs._close
 
     def refused(self: Outputs) -> None:

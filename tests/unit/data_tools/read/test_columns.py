@@ -49,4 +49,4 @@ def test_a_text_that_the_dictionary_does_not_have_is_damage(tmp_path: Path) -> N
             assert all(isinstance(text, str | bytes) for text in texts)
         except DataError as error:
             messages += str(error)
-    assert "is outside the dictionary of its column" in messages
+    assert "refers to a text outside the dictionary of its column" in messages

@@ -58,7 +58,7 @@ def test_endless_zeros_after_an_archive_are_refused(codec: str, tmp_path: Path) 
     path = tmp_path / "sparse"
     path.write_bytes(PACK[codec](b"x"))
     os.truncate(path, 1 << 40)
-    with path.open("rb") as file, pytest.raises(DamagedArchiveError, match="nothing but zeros follows"):
+    with path.open("rb") as file, pytest.raises(DamagedArchiveError, match="followed by too many zeros"):
         list(read_stream(file, codec))
 
 
@@ -90,7 +90,7 @@ def test_a_bomb_is_found_early(codec: str) -> None:
     num_bytes: list[int] = []
     tracemalloc.start()
     sizes = map(len, read_stream(io.BytesIO(packed), codec))
-    with pytest.raises(DamagedArchiveError, match="more than 250 times"):
+    with pytest.raises(DamagedArchiveError, match="more than the allowed 250 times"):
         num_bytes.extend(sizes)
     assert sum(num_bytes) <= ALWAYS_ALLOWED_BYTES
     assert tracemalloc.get_traced_memory()[1] < 3 * ALWAYS_ALLOWED_BYTES

@@ -29,7 +29,7 @@ def test_names_of_files_are_never_paths(exported: Path, tmp_path: Path) -> None:
     (exported / "model.safetensors.index.json").unlink()
     (exported / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (exported / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
-    with pytest.raises(DataError, match="leads out of its folder"):
+    with pytest.raises(DataError, match="is a symbolic link out of its folder"):
         import_hf(exported, tmp_path / "back")
 
 
@@ -65,7 +65,7 @@ def test_weights_that_are_not_the_configs_are_refused(exported: Path, tmp_path: 
     with pytest.raises(CheckpointError, match=r"has shape \[3, 48\] and not \[40, 48\]"):
         import_hf(exported, tmp_path / "back")
     path.write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged: it states a header"):
         import_hf(exported, tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
@@ -87,7 +87,7 @@ def test_a_second_copy_of_a_tied_weight_is_the_same_or_refused(exported: Path, t
     import_hf(exported, tmp_path / "same")
     for second in (table + (table == table[-1, -1]), table.half(), table[:-1].clone()):
         save_file(held | {"lm_head.weight": second}, path)
-        with pytest.raises(CheckpointError, match=r"holds lm_head\.weight with other numbers than transformer\.wte"):
+        with pytest.raises(CheckpointError, match=r"holds different numbers for lm_head\.weight and transformer\.wte"):
             import_hf(exported, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -15,7 +15,7 @@ from tests.unit.exchange.models import bert
         ({"bias_gelu_fusion": True}, {}, "gelu_tanh"),
         ({"bias_gelu_fusion": False}, {}, "gelu"),
         ({}, {"activation": "gelu"}, "gelu"),
-        ({}, {}, r"does not give its kind of gelu"),
+        ({}, {}, r"does not state its kind of gelu"),
         ({"bias_gelu_fusion": True, "openai_gelu": True}, {}, "--openai-gelu would have to be left out"),
     ],
 )

@@ -44,7 +44,7 @@ def test_distributed_tensors_in_pieces(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(
         pickle.dumps(Metadata({"embedding.word_embeddings.weight": entry}, storage_data=places))
     )
-    with pytest.raises(CheckpointError, match="is not whole"):
+    with pytest.raises(CheckpointError, match="is incomplete"):
         open_megatron(tmp_path)
 
 

@@ -20,15 +20,15 @@ from tests.unit.exchange.torch_files import hostile
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (hostile.NESTED + b"2\x93", "is a tuple and not a text"),
-        (hostile.UNHASHABLE_SOON, "a key that is neither"),
+        (hostile.NESTED + b"2\x93", "is a tuple, but must be a text"),
+        (hostile.UNHASHABLE_SOON, "a dict key is neither"),
         (hostile.COPIES, "makes more than 256 MiB"),
-        (hostile.GIANT, "a number of 1329 bits"),
+        (hostile.GIANT, "a number has 1329 bits"),
         (hostile.BYTES_2_40, "but only"),
-        (b"}" + b"\x8a\x09" + bytes(8) + b"\x01" + b"Ns", "a giant number"),
-        (b"}(" + b"K\x01" * 20 + b"tNs", "a key of 20 parts"),
-        (b"]cbuiltins\nlist\nK\x01\x85R", "that is not made from a list"),
-        (b"N" + b"p" + b"9" * 30 + b"\n", "a giant number"),
+        (b"}" + b"\x8a\x09" + bytes(8) + b"\x01" + b"Ns", "a dict key is a number beyond"),
+        (b"}(" + b"K\x01" * 20 + b"tNs", "a dict key has 20 parts"),
+        (b"]cbuiltins\nlist\nK\x01\x85R", "is made from a value that is not a list"),
+        (b"N" + b"p" + b"9" * 30 + b"\n", "a dict key is a number beyond"),
         pytest.param(b"N" * 5_600_000, "makes more than", marks=pytest.mark.wide),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
@@ -42,7 +42,7 @@ def test_what_it_asks_for_is_refused(data: bytes, says: str) -> None:
 
 
 def test_a_length_is_compared_with_what_may_be_read() -> None:
-    with pytest.raises(DataError, match=f"it asks for .* a pickle here has at most {MAX_PICKLE_BYTES}"):
+    with pytest.raises(DataError, match=f"it asks for .* a pickle may have at most {MAX_PICKLE_BYTES}"):
         read_pickle(BoundedFile(io.BufferedReader(_Given(b"\x8e" + struct.pack("<Q", 1 << 40)))), "a.pt")
 
 
@@ -56,8 +56,8 @@ def test_honest_values_are_what_they_were() -> None:
     ("data", "says"),
     [
         (hostile.tensor(hostile.NESTED), "a storage's key is a tuple"),
-        (hostile.DEEP, "nests deeper"),
-        (b"ctorch._utils\n_rebuild_parameter\n)R", "a parameter without a tensor"),
+        (hostile.DEEP, "nests its values deeper"),
+        (b"ctorch._utils\n_rebuild_parameter\n)R", "a parameter without its tensor"),
         (b"ctorch._utils\n_rebuild_tensor_v2\nNR", "a tensor that cannot be read"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
@@ -72,7 +72,7 @@ def test_an_entry_longer_than_its_file_is_refused(tmp_path: Path) -> None:
     for name in ("data.pkl", "byteorder", "data/0"):
         hostile.archive(tmp_path / "a.pt", hostile.state("model", b"N"), **{"data/0": bytes(4)})
         hostile.with_a_longer_entry(tmp_path / "a.pt", f"archive/{name}", 1 << 24)
-        with pytest.raises(CheckpointError, match=f"{name} ends behind the file"):
+        with pytest.raises(CheckpointError, match=f"{name} does not lie within the file"):
             TorchFile(tmp_path / "a.pt")
 
 
@@ -88,7 +88,7 @@ def test_numbers_that_changed_since_they_were_saved_are_refused(tmp_path: Path) 
         value = TorchFile(tmp_path / "b.pt").value
         found: list[StoredTensor] = [value["whole"]] if number == 4 else value["parts"]
         for stored in found:
-            with pytest.raises(CheckpointError, match="not those that were saved"):
+            with pytest.raises(CheckpointError, match="does not have the CRC-32"):
                 stored.read()
     value = TorchFile(tmp_path / "a.pt").value
     assert torch.equal(value["parts"][1].read(), whole[2:])
