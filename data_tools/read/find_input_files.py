@@ -110,7 +110,7 @@ def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         real = os.path.realpath(path)
         if real in first_paths:
-            raise UsageError(f"{path} is the same file as {first_paths[real]}. Give every file once.")
+            raise UsageError(f"{path} is given more than once: it is {first_paths[real]}. Give every file once.")
         first_paths[real] = path
     return list(first_paths.values())
 

@@ -96,7 +96,7 @@ def test_a_model_of_another_kind_is_refused_before_its_weights_are_read(tmp_path
     bert = save(tmp_path, BertSettings(**SIZES))
     damage(next(bert.glob("*.safetensors")))
     said = lmtrain(*asked(bert, text), code=2)
-    assert "--task=perplexity scores the next token, but this model sees the tokens on both sides" in said
+    assert "--task=perplexity does not fit the model: it scores the next token, but this model sees" in said
     assert "predicts masked tokens and cannot continue a text" in lmtrain("generate", bert, "--prompt", "x", code=65)
 
 

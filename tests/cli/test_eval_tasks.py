@@ -41,7 +41,7 @@ def test_a_masked_model_is_measured_and_causal_tasks_are_refused(sentences: Toy,
     assert "one of these tasks: masked/tokens, masked/pseudo-perplexity, masked/sentence-order" in said
     (tmp_path / "mine.yaml").write_text("like: choice/piqa\n")
     said = lmtrain("eval", bert, "--task", tmp_path / "mine.yaml", "--data", tmp_path / "text.txt", code=2)
-    assert "--task=choice/mine scores the next token" in said
+    assert "--task=choice/mine does not fit the model: it scores the next token" in said
 
 
 def test_a_task_of_ones_own(toy: Toy, tmp_path: Path) -> None:

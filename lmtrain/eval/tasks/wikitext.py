@@ -50,7 +50,7 @@ def _read_text(source: Path) -> tuple[str, str]:
     """Return the text of the file `source` and its SHA-256. Raise DataError if the text has only blanks."""
     text, sha256 = read_text_file(source)
     if not text.strip():
-        raise DataError(f"{source} holds no word, only {len(text)} characters of white space. Give a file with text.")
+        raise DataError(f"{source} holds no word, only {len(text)} blank characters. Give a file with text.")
     return text, sha256
 
 

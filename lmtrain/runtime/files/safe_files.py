@@ -137,7 +137,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     with storage_errors(path, "Writing"):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise OutputError(f"--output {path} exists and is not an empty folder. Choose another, or remove it.")
+            raise OutputError(f"--output {path} exists and is not empty. Choose another folder, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
         attempt = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         shutil.rmtree(attempt, ignore_errors=True)

@@ -31,7 +31,7 @@ def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
     one, else the CPU. A GPU also becomes torch's current device. Raise SettingsError if the device cannot be used.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise SettingsError([f"compute.device={name} is not a kind of device. Use auto, cpu or cuda."])
+        raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
     gpus = Gpus(torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0, torch.__version__)
     if problem := device_problem(name, gpus, process):
         raise problem

@@ -151,7 +151,7 @@ def _trigger(action: str, name: str) -> bool:
         # because: an endless loop in C neither yields the interpreter's lock nor lets Python handle signals
         deque(repeat(None), maxlen=0)
     if action == "enospc":
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (fault injected at {name})")
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (fault at {name})")
     if action == "exc":
-        raise RuntimeError(f"LMTRAIN_FAULT raised this error at {name}")
+        raise RuntimeError(f"fault at {name}")
     return True

@@ -145,7 +145,7 @@ class ProcessEnv:
         local_rank, num_restarts = _read_number(env, names[2], 0), _read_number(env, names[3], 0)
         if not (rank < world_size and local_rank < world_size):
             raise UsageError(
-                f"{names[0]}={rank} and {names[2]}={local_rank} must be below {names[1]}={world_size}. "
+                f"{names[0]}={rank} and {names[2]}={local_rank} do not fit {names[1]}={world_size}; both must be less. "
                 "Start processes with torchrun or srun, or unset these variables for a single process."
             )
         _read_port(env, 1)  # because: a wrong one is refused before anything is read or built; 1 stands for none given

@@ -97,4 +97,22 @@ MUTANTS = [
         breaks="Every run of the sweep is refused, and told to write what the user has written.",
         only_for="-m with +group=glob(...) over a group that no defaults list names",
     ),
+    Mutant(
+        name="choices_of_no_group",
+        file="lmtrain/config/compose.py",
+        function="expand_sweep",
+        old='f"Choices are {join_few(choices)}."',
+        new='f"Choices are {join_few(groups)}."',
+        breaks="A sweep whose glob() matches nothing is answered with names of groups, which cannot be chosen there.",
+        only_for="-m with a glob() that matches no file",
+    ),
+    Mutant(
+        name="lines_counted_from_zero",
+        file="lmtrain/config/strict_yaml.py",
+        function="_Loader.compose_node",
+        old="{event.start_mark.line + 1}",
+        new="{event.start_mark.line}",
+        breaks="The message about a tag, an alias or too many values names the line before the wrong one.",
+        only_for="YAML files with tags, or with too many or too deeply nested values",
+    ),
 ]

@@ -229,4 +229,13 @@ MUTANTS = [
         breaks="Tokens are never compared with their checksums unless the user asks for it, which the docs do not say.",
         only_for="data=blend",
     ),
+    Mutant(
+        name="negative_id_named_as_the_highest",
+        file="lmtrain/data/samples/causal.py",
+        function="check_ids",
+        old="{low if low < 0 else high}",
+        new="{high}",
+        breaks="The message about a negative id names another id of the batch, which is in the vocabulary.",
+        only_for="damaged datasets of signed ids",
+    ),
 ]

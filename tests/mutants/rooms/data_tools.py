@@ -204,4 +204,13 @@ MUTANTS = [
         breaks="Headings whose sections held only tables or pictures stay in the text, one after another.",
         only_for="pages where an empty section is followed by one of the same level",
     ),
+    Mutant(
+        name="unreachable_file_without_instructions",
+        file="data_tools/corpora/download.py",
+        function="UnreachableError.__init__",
+        old='if instructions else "."',
+        new='if not instructions else "."',
+        breaks="A machine without a network is not told how to bring the files of a corpus by other means.",
+        only_for="`lmtrain corpus get` whose every address fails",
+    ),
 ]

@@ -183,4 +183,12 @@ MUTANTS = [
         breaks="Warnings of a rank come late, behind those of others, and what it said last is lost when it is killed.",
         only_for="forked ranks whose standard error is a pipe or a file, as that of all but rank 0 is",
     ),
+    Mutant(
+        name="used_port_with_the_wrong_cause",
+        file="lmtrain/runtime/processes/process_environment.py",
+        function="listen",
+        old="error.errno == errno.EADDRINUSE",
+        new="error.errno != errno.EADDRINUSE",
+        breaks="Another program is blamed for a port that needs more rights, and not for one that it uses.",
+    ),
 ]

@@ -152,9 +152,9 @@ def test_long_rows_are_cut_on_the_left_and_an_empty_question_has_a_prefix(tmp_pa
     assert [one.length for one in requests[:2]] == [3, 1]
     assert len(requests[2].tokens) == 13
     assert prepared.facts.notes["rows_cut_on_the_left"] == 2
-    with pytest.raises(DataError, match="and the window is 1"):
+    with pytest.raises(DataError, match="the window takes 1 to 1"):
         task.prepare(tmp_path / "a.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=1))
-    with pytest.raises(UsageError, match="has no windows"):
+    with pytest.raises(UsageError, match="has no overlapping windows"):
         task.prepare(tmp_path / "a.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=12, stride=3))
     (tmp_path / "bad.jsonl").write_text("{}\nno\n")
     with pytest.raises(DataError, match="line 1 has no q"):

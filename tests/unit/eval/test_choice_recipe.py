@@ -77,7 +77,7 @@ def test_the_published_formats_are_asked_as_the_harness_asks_them() -> None:
         (MINE + "clean: soap\n", "clean=soap, which is not known"),
         (MINE + "normalisation: tokens\n", "normalisation=tokens, which is not known"),
         (MINE + "shots: -1\n", "shots=-1, which is not a whole number from 0 to 1000"),
-        (MINE + "shots: 2\n", "there is no `shots_file:`"),
+        (MINE + "shots: 2\n", "the recipe has no `shots_file:`"),
         (MINE + "shots_seed: true\n", "shots_seed=True, which is not a whole number"),
         (MINE + "each: label\n", "each=label, which is not a list of keys"),
         (MINE + "like: [a]\n", "like=list, which is not a text"),
@@ -98,8 +98,8 @@ def test_a_wrong_line_is_named_with_a_way_out(tmp_path: Path, text: str, said: s
         ({"options": ["a mill"]}, "has fewer than two choices"),
         ({"options": ["a mill", ""]}, "has an empty choice"),
         ({"options": ["a mill", 3.5]}, None),
-        ({"label": 2}, "has the answer '2', and"),
-        ({"label": True}, "has the answer 'bool', and"),
+        ({"label": 2}, "has the answer '2', but its 2 choices are called 0, 1."),
+        ({"label": True}, "has the answer 'bool', but its 2 choices are called 0, 1."),
         ({"label": "0"}, None),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_recipe_may_begin_with_another(tmp_path: Path) -> None:
         recipe(tmp_path / "seven.yaml", "like: choice/pika\n")
     with pytest.raises(MissingInputError, match="does not exist"):
         find_task(str(tmp_path / "none.yaml"))
-    with pytest.raises(SettingsError, match="is built on itself"):
+    with pytest.raises(SettingsError, match="refers to itself through its `like:`"):
         recipe(tmp_path / "loop.yaml", "like: loop.yaml\n")
 
 

@@ -180,7 +180,7 @@ def test_lines_of_another_kind_are_named(tmp_path: Path, tokenizer: Tokenizer, l
 def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="no word"):
         TASK.prepare(write(tmp_path / "a.jsonl", [" \n"]), TaskOptions(tokenizer=tokenizer, seq_len=64))
-    with pytest.raises(UsageError, match="no windows"):
+    with pytest.raises(UsageError, match="no overlapping windows"):
         TASK.prepare(write(tmp_path / "a.jsonl", ["a b"]), TaskOptions(tokenizer=tokenizer, seq_len=64, stride=8))
-    with pytest.raises(DataError, match="the window is 2"):
+    with pytest.raises(DataError, match="the window takes 1 to 2"):
         TASK.prepare(write(tmp_path / "a.jsonl", ["a zqzqzqzq"]), TaskOptions(tokenizer=tokenizer, seq_len=2))

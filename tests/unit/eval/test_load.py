@@ -80,7 +80,7 @@ def test_a_model_that_predicts_masked_tokens_loads_and_says_so(tmp_path: Path, t
     assert torch.equal(logits(loaded.subject.model), logits(bert))
     with pytest.raises(CheckpointError, match="predicts masked tokens and cannot continue a text"):
         load_for_eval(run, CPU, "fp32")
-    with pytest.raises(UsageError, match="--task=perplexity scores the next token"):
+    with pytest.raises(UsageError, match="--task=perplexity does not fit the model: it scores the next token"):
         run_task(find_task("perplexity"), loaded.subject, TextInput("text", ["some text"], "", "it"))
 
 

@@ -269,9 +269,9 @@ def test_batches_hold_each_request_once_and_little_padding(pieces: Tokenizer, ba
 def test_what_fits_whom(pieces: Tokenizer, model: ParallelModel, sentences: Path) -> None:
     with pytest.raises(UsageError, match=r"on both sides.*tasks: masked/tokens, masked/pseudo-perplexity,"):
         check_kind(find_task("perplexity"), causal=False, pairs=True)
-    with pytest.raises(UsageError, match=r"no head for pairs.*its tasks: masked/tokens, masked/pseudo-perplexity\.$"):
+    with pytest.raises(UsageError, match=r"no head for pairs.*these tasks: masked/tokens, masked/pseudo-perplexity\.$"):
         check_kind(find_task(PAIR_TASKS[0]), causal=False, pairs=False)
-    with pytest.raises(UsageError, match=r"scores masked tokens.*its tasks: choice/arc, .*perplexity"):
+    with pytest.raises(UsageError, match=r"scores masked tokens.*these tasks: choice/arc, .*perplexity"):
         check_kind(find_task("masked/tokens"), causal=True, pairs=False)
     subject = Subject(model=model, tokenizer=pieces, seq_len=SEQ_LEN, vocab_size=pieces.vocab_size, dtype="fp32")
     with pytest.raises(UsageError, match="scores masked tokens"):
@@ -288,12 +288,12 @@ def test_refusals(
         measured(model, pieces, "masked/pseudo-perplexity", texts, stride=15)
     with pytest.raises(UsageError, match="Use 8 or more"):
         measured(model, pieces, "masked/tokens", texts, seq_len=7)
-    with pytest.raises(UsageError, match="has no windows"):
+    with pytest.raises(UsageError, match="has no overlapping windows"):
         measured(model, pieces, PAIR_TASKS[0], sentences, stride=3)
     (tmp_path / "a.txt").write_text("the mill")
     with pytest.raises(DataError, match="--split-sentences"):
         measured(model, pieces, PAIR_TASKS[0], tmp_path / "a.txt")
     with pytest.raises(DataError, match="Use a WordPiece vocabulary"):
         find_task("masked/tokens").prepare_texts(texts, TaskOptions(tokenizer=tokenizer, seq_len=16))  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="no token to predict"):
+    with pytest.raises(DataError, match="no token that could be predicted"):
         measured(model, pieces, "masked/tokens", texts_of([""]))

@@ -127,7 +127,7 @@ def test_the_first_token_is_conditioned_on_the_end_of_document(subject: Subject,
 def test_a_dataset_of_a_larger_vocabulary_is_refused(subject: Subject, tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "set", np.dtype(np.uint16)) as writer:
         add_document(writer, [np.array([1, 60000], np.uint16)])
-    with pytest.raises(DataError, match="holds token 60000"):
+    with pytest.raises(DataError, match="holds the id 60000"):
         measured(subject, tmp_path / "set")
 
 
@@ -135,7 +135,7 @@ def test_refusals(subject: Subject, tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="absent"):
         measured(subject, tmp_path / "absent")
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(DataError, match="no token to predict"):
+    with pytest.raises(DataError, match="no token that could be predicted"):
         measured(subject, tmp_path / "empty.txt")
     (tmp_path / "blank.txt").write_text(" \n\n ")
     with pytest.raises(DataError, match="holds no word, only 4 blank bytes"):

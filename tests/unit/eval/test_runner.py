@@ -102,5 +102,5 @@ def test_a_tokenizer_larger_than_the_model_is_refused(
 ) -> None:
     (tmp_path / "a.txt").write_text("mill")
     subject = Subject(model=build_gpt(37), tokenizer=tokenizer, seq_len=16, vocab_size=37, dtype="fp32")
-    with pytest.raises(DataError, match="and the model 37"):
+    with pytest.raises(DataError, match="but the model only 37"):
         run(find_task("perplexity"), subject, given_texts(tmp_path / "a.txt"))

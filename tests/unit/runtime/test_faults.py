@@ -42,10 +42,10 @@ def test_every_point_is_passed_somewhere() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kil:point=step", r"no known action 'kil'\. Did you mean kill\?"),
-        ("kill", "names no point"),
+        ("kil:point=step", r"the unknown action 'kil'\. Did you mean kill\?"),
+        ("kill", "needs a point"),
         ("kill:point=ckpt.mid_writ", r"Did you mean ckpt\.mid_write\?"),
-        ("kill:point=step:count=0", "count below 1"),
+        ("kill:point=step:count=0", "a count of at least 1"),
         ("kill:point=step:count=-1", "wrong condition"),
         ("kill:point=step:when=now", "wrong condition 'when=now'"),
         ("skip:point=step", r"'point=step'\. Known: collective, pipeline\.message"),

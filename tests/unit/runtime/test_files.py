@@ -239,7 +239,7 @@ def test_reading_is_bounded_and_names_what_it_finds(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="file does not exist"):
         read_bytes(path, 10)
     path.write_bytes(b"x" * 11)
-    with pytest.raises(DataError, match="file is larger than 10 B"):
+    with pytest.raises(DataError, match="file is larger than the 10 B"):
         read_bytes(path, 10)
     assert read_bytes(path, 11) == b"x" * 11
     with pytest.raises(DataError, match="is not a plain file"):

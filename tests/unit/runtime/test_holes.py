@@ -23,7 +23,7 @@ def test_a_file_of_which_most_was_never_written(tmp_path: Path) -> None:
     with open(path, "r+b") as file:
         file.seek(1 << 39)
         file.write(b"1")
-    with pytest.raises(DataError, match="is missing"):
+    with pytest.raises(DataError, match="is incomplete"):
         refuse_sparse_file(path)
     path.write_bytes(b"")
     refuse_sparse_file(path)

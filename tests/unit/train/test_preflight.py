@@ -63,7 +63,7 @@ def _in(config: RunConfig, folder: Path, **checkpoint: Any) -> RunConfig:
 def test_a_folder_that_cannot_be_made(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for name in ("file", "file/below/it"):
-        with pytest.raises(OutputError, match=r"^run\.dir=.*is a file.*Choose another one\.$"):
+        with pytest.raises(OutputError, match=r"^run\.dir=.*is a file.*Choose another folder\.$"):
             check_run_folder(_in(config, tmp_path / name), config.model, TOKENIZER, check_lock=True)
     check_run_folder(_in(config, tmp_path / "new" / "run"), config.model, TOKENIZER, check_lock=True)
     assert not (tmp_path / "new").exists()

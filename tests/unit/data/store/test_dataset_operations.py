@@ -70,7 +70,7 @@ def test_datasets_with_different_dtypes_or_tokenizers_are_not_merged(tmp_path: P
     write(tmp_path / "a", [3])
     kinds: list[tuple[str, dict[str, Any], str]] = [
         ("wide", {"dtype": np.int32}, "dtype uint16, but .*wide has int32"),
-        ("other", {"described": "xyz"}, "tokenizer abc and .*other has xyz"),
+        ("other", {"described": "xyz"}, "tokenizer abc, but .*other has xyz"),
         ("foreign", {"described": None}, "foreign has no sidecar"),
     ]
     for name, kwargs, says in kinds:

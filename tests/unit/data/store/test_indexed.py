@@ -151,7 +151,7 @@ def test_a_sidecar_from_before_it_had_a_hash(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="checksum"):
         verify(IndexedDataset.open(tmp_path / "a"))
     sidecar.write_text(json.dumps({k: v for k, v in old.items() if k != "eod_id"}))
-    with pytest.raises(DataError, match="has no eod_id"):
+    with pytest.raises(DataError, match="has no key eod_id"):
         IndexedDataset.open(tmp_path / "a")
 
 

@@ -39,7 +39,7 @@ def test_a_file_is_fetched_once_and_verified(tmp_path: Path, server: tuple[str, 
 def test_a_broken_transfer_is_continued_where_it_stopped(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
     url, behaviour = server
     behaviour.break_after = 1_234_567
-    with pytest.raises(StorageError, match="broke after 1234567 of 3000000 bytes"):
+    with pytest.raises(StorageError, match="was lost after 1234567 of 3000000 bytes"):
         fetch([url], tmp_path / "file", sha256=SHA256)
     assert (tmp_path / "file.part").stat().st_size == 1_234_567
     fetch([url], tmp_path / "file", sha256=SHA256)

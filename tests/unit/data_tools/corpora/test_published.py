@@ -125,12 +125,12 @@ def test_a_damaged_copy_is_refused_with_what_was_expected(tmp_path: Path, damage
 
 def test_a_cut_archive_is_refused_with_what_was_expected(tmp_path: Path) -> None:
     (tmp_path / "w.zip").write_bytes(ARCHIVE[:-30])
-    with pytest.raises(DataError, match=r"(?s)not a whole zip archive.*Get it again:.*w\.zip, .* bytes, SHA-256"):
+    with pytest.raises(DataError, match=r"(?s)not a whole zip archive.*Get them again:.*w\.zip, .* bytes, SHA-256"):
         get_texts(words(), [tmp_path], tmp_path / "out")
 
 
 def test_what_holds_nothing_of_it(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="absent is not a file or folder"):
+    with pytest.raises(MissingInputError, match="absent does not exist"):
         get_texts(words(), [tmp_path / "absent"], tmp_path / "out")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "notes.txt").write_text("nothing of the kind")

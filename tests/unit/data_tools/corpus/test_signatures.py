@@ -225,7 +225,7 @@ def test_steps_out_of_order_name_the_missing_step(tmp_path: Path, few: list[Path
         mark_near(work, "first")
     with pytest.raises(UsageError, match=r"--threshold=1\.5"):
         find_pairs(work, 1.5)
-    with pytest.raises(DataError, match="signatures of other files"):
+    with pytest.raises(DataError, match="signatures of other input files"):
         drop_copies(few[:2], work, tmp_path / "out.jsonl", StepOptions())
 
 

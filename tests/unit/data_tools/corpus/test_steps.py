@@ -101,7 +101,7 @@ def test_parts_are_removed_only_after_the_merge(
 def test_a_missing_part_is_named(tmp_path: Path, inputs: list[Path]) -> None:
     for number in (0, 2):
         run(CollectStep(), inputs, tmp_path / "out.jsonl", part=f"{number}/3")
-    with pytest.raises(MissingInputError, match=r"lacks 1 parts, out\.part-00001-of-00003\.jsonl"):
+    with pytest.raises(MissingInputError, match=r"lacks 1 parts, such as out\.part-00001-of-00003\.jsonl"):
         merge_parts(tmp_path / "out.jsonl")
     run(CollectStep(), inputs, tmp_path / "out.jsonl", part="1/4")
     with pytest.raises(DataError, match="runs with 00003 and 00004 parts"):

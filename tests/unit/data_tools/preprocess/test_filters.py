@@ -41,7 +41,7 @@ def test_a_script_on_the_command_line(text: str, found: tuple[str, float]) -> No
 
 @pytest.mark.parametrize("text", ["latin:0", "latin:1.1", "latin:x", "latin:nan"])
 def test_a_wrong_share(text: str) -> None:
-    with pytest.raises(UsageError, match="between 0 and 1"):
+    with pytest.raises(UsageError, match="a share above 0 and at most 1"):
         parse_script(text)
 
 
