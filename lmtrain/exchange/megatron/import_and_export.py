@@ -73,7 +73,7 @@ def export_megatron(
     prints.
     """
     if min(tp, pp) < 1:
-        raise UsageError(f"--tp={tp} and --pp={pp} must both be at least 1. Leave them out for one file.")
+        raise UsageError(f"tp={tp} and pp={pp} must both be at least 1. Leave them out for one file.")
     reader = CheckpointReader(resolve_checkpoint(source))
     settings = reader.checked_model()
     kind, code = parse_dtype(dtype)

@@ -175,8 +175,8 @@ def test_a_sweep_is_every_combination_in_order(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [("lr=interval(0,1)", "does not list its values"),
-     ("drink=glob(z*)", r"matches no choice of drink\. Choices are coffee, tea\."),
-     ("drnk=glob(z*)", r"matches no choice of drnk\. Did you mean drink\?")],
+     ("drink=glob(z*)", "matches no choice of drink. Choices are coffee, tea"),
+     ("drnk=glob(z*)", "matches no choice of drnk. Did you mean drink")],
 )  # fmt: skip
 def test_a_sweep_without_an_end_or_a_beginning_is_refused(mine: Path, override: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
