@@ -31,6 +31,6 @@ def check_vocabulary(subject: Subject) -> None:
     """Raise DataError if the model's tokenizer has more tokens than the model's vocabulary."""
     if subject.tokenizer.vocab_size > subject.vocab_size:
         raise DataError(
-            f"The tokenizer has {subject.tokenizer.vocab_size} tokens and the model {subject.vocab_size}. "
-            "Evaluate a checkpoint with the tokenizer it was trained with."
+            f"The tokenizer has {subject.tokenizer.vocab_size} tokens, but the model only {subject.vocab_size}. "
+            "Evaluate a checkpoint with the tokenizer that it was trained with."
         )

@@ -36,7 +36,7 @@ def path_in_folder(folder: Path, name: str) -> Path:
         real, home = Path(os.path.realpath(path)), folder.resolve()
         homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
         if not any(real.is_relative_to(place) for place in homes):
-            raise DataError(f"{path} is a link that leads out of its folder. Put the file itself in its place.")
+            raise DataError(f"{path} is a symbolic link out of its folder. Put the file itself in its place.")
     return path
 
 

@@ -144,7 +144,7 @@ def test_bert_has_logits_and_refuses_what_needs_a_next_token(bert: lmtrain.Model
         (lambda model: model.loss([1] * 18), "18 ids in a row, and the model takes at most 17"),
         (lambda model: model.hidden_states([1] * 17), "17 ids in a row, and the model takes at most 16"),
         (lambda model: model.loss([1]), "needs two ids or more in a row"),
-        (lambda model: model.generate("a", temperature=-1), "temperature=-1 must be 0 or more"),
+        (lambda model: model.generate("a", temperature=-1), "temperature=-1 must be at least 0"),
         (lambda model: model.generate("a", max_tokens=0), "max_tokens=0 must be at least 1"),
     ],
 )

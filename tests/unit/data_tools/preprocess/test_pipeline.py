@@ -266,7 +266,7 @@ def test_keys_are_columns_of_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has int64, not text, in its column 'n'"):
         run(tmp_path / "a.parquet", tmp_path / "out2", keys=("n",))
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9])
-    with pytest.raises(DataError, match="The library tokenizers cannot read"):
+    with pytest.raises(DataError, match="cannot be read as"):
         run(tmp_path / "b.parquet", tmp_path / "out2")
 
 
