@@ -309,9 +309,12 @@ def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
         return
     fitting = [name for name, other in all_tasks().items() if other.causal == causal and pairs >= other.pairs]
     if task.causal and not causal:
-        problem = "scores the next token, but this model sees the tokens on both sides, and so the answer"
+        misfit = "scores the next token, but this model sees the tokens on both sides, and so the answer"
     elif causal:
-        problem = "scores masked tokens, but this model predicts the next token"
+        misfit = "scores masked tokens, but this model predicts the next token"
     else:
-        problem = "asks whether one segment follows another, but this model has no head for pairs"
-    raise UsageError(f"--task={task.id} {problem}. Give another model, or one of its tasks: {', '.join(fitting)}.")
+        misfit = "asks whether one segment follows another, but this model has no head for pairs"
+    raise UsageError(
+        f"--task={task.id} does not fit the model: it {misfit}. Give another model, or one of these tasks: "
+        f"{', '.join(fitting)}."
+    )
