@@ -193,7 +193,8 @@ package: $(VENV)/.installed  ## build a wheel, install it into an empty folder a
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/installed dist/*.whl
 	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -m lmtrain.cli.main pretrain data.path=x --print-config > config.yaml
-	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -c "import lmtrain; assert 'installed' in lmtrain.__file__"
+	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -c "import lmtrain; assert 'installed' in lmtrain.__file__; lmtrain.Dataset"
+	test -f build/installed/lmtrain/py.typed  # because: type checkers ignore the types of a package without it
 	grep -q "kind: gpt" build/config.yaml
 	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -m lmtrain.cli.main eval --list --json | grep -q choice/piqa
 
