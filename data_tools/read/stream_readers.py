@@ -410,9 +410,9 @@ def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any
         if name not in schema.names:
             raise DataError(f"{path} has no column {name!r}, only {', '.join(schema.names)}. Name one with --key.")
         kind = schema.field(name).type
-        value = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-        if not (pyarrow.types.is_string(value) or pyarrow.types.is_large_string(value)):
-            raise DataError(f"{path} has {value}, not text, in its column {name!r}. Name another column with --key.")
+        value_type = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if not (pyarrow.types.is_string(value_type) or pyarrow.types.is_large_string(value_type)):
+            raise DataError(f"{path} has {value_type}, not text, in its column {name!r}. Name another with --key.")
 
 
 def _import_package(name: str, suffix: str) -> Any:

@@ -163,7 +163,7 @@ def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
     try:
         listing = parse_json(data, where)
         if listing["block_bytes"] != BLOCK_BYTES:
-            raise ValueError(f"its blocks have {listing['block_bytes']} bytes, not {BLOCK_BYTES}")
+            raise ValueError(f"the blocks have {listing['block_bytes']} bytes, not {BLOCK_BYTES}")
         return [bytes.fromhex(digest) for digest in listing["blocks"]]
     except (KeyError, TypeError, ValueError, DataError) as error:
         raise CheckpointError(f"{where} is not a list of block hashes ({error}). Restore it from a copy.") from error

@@ -81,8 +81,8 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         for texts, _context, target in requests:
             if not 1 <= len(target) <= self.max_length:
                 raise DataError(
-                    f"The answer {shorten(texts[1], 60)!r} has {len(target)} tokens; the model reads 1 to "
-                    f"{self.max_length}. Use a task that fits the model."
+                    f"The answer {shorten(texts[1], 60)!r} has {len(target)} tokens; the model takes 1 to "
+                    f"{self.max_length} tokens. Use a task that fits the model."
                 )
         scoring_requests = [_request(context, target, self.max_length) for _given, context, target in requests]
         answers = []

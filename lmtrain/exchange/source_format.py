@@ -95,8 +95,8 @@ def _list_folder(path: Path) -> list[str]:
         raise MissingInputError(f"{path} does not exist. {hint}")
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
         raise MissingInputError(f"{path} is a single file of a model. Give its folder, {path.parent}.")
-    if other := _other_weights([path.name]):
-        raise CheckpointError(f"{path} is a file, and a folder with such a file would have {other}")
+    if unreadable_weights := _other_weights([path.name]):
+        raise CheckpointError(f"{path} is a file, and a folder with such a file would have {unreadable_weights}")
     raise MissingInputError(f"{path} is a file. Give {_FOLDERS}.")
 
 
@@ -158,8 +158,8 @@ def _check_huggingface(path: Path, names: list[str]) -> None:
         )
     if WEIGHTS in names or WEIGHTS_INDEX in names:
         return
-    if other := _other_weights(names):
-        raise CheckpointError(f"{path} has {other}")
+    if unreadable_weights := _other_weights(names):
+        raise CheckpointError(f"{path} has {unreadable_weights}")
     raise MissingInputError(f"{path} has no {WEIGHTS}. Give the folder of a whole model.")
 
 

@@ -59,7 +59,7 @@ def refused(folder: Path, words: Path, *, of: str = "megatron") -> str:
         ("model", hostile.SHARED, "more names than any model"),
         ("model", hostile.CYCLE, "more names than any model"),
         ("model", hostile.BYTES_2_40, "but only"),
-        ("model", hostile.DEEP, "nests deeper"),
+        ("model", hostile.DEEP, "deeper than"),
         *[("iteration", value, "iteration") for value in hostile.NUMBERS.values()],
         ("iteration", hostile.GIANT, "a number has 1329 bits"),
         ("iteration", hostile.NESTED, "iteration tuple"),

@@ -89,8 +89,8 @@ def hf_family(settings: ModelSettings) -> str:
     problems = [text for holds, text in rules if not holds]
     if problems:
         raise CheckpointError(
-            f"No Hugging Face architecture computes this model. For the nearest, {family}, {'; '.join(problems)}. "
-            "Use the checkpoint with `lmtrain eval` and `lmtrain generate`."
+            f"No Hugging Face architecture computes this model. The nearest is {family}, for which "
+            f"{'; '.join(problems)}. Use the checkpoint with `lmtrain eval` and `lmtrain generate`."
         )
     return family
 
@@ -233,7 +233,7 @@ def settings_from_config(
     too_long = [key for key in _DEFAULTS[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]
     if too_long:
         raise CheckpointError(
-            f"{where} has a {min(too_long)} of more than {_LONGEST_VALUE} characters. Get the file again."
+            f"{where} gives {min(too_long)} a value of more than {_LONGEST_VALUE} characters. Get the file again."
         )
     problems: list[str] = []
     convert = {"gpt2": _from_gpt2, "llama": _from_llama, "mistral": _from_llama}.get(family, _from_bert)

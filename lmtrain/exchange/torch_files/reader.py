@@ -227,14 +227,14 @@ def _read_archive(file: _BoundedReader, path: Path) -> tuple[dict[str, _StorageP
         entries = {info.filename.partition("/")[2]: info for info in infos}
         compressed = [i for i in infos if i.compress_type != zipfile.ZIP_STORED or i.file_size != i.compress_size]
         if compressed or "data.pkl" not in entries:
-            raise ValueError("it is not an archive that torch.save wrote")
+            raise ValueError("the file is not an archive that torch.save wrote")
         if len(entries) < len(infos):
             raise ValueError("the archive holds two entries of the same name")
         places = {
             name: _StoragePlace(_data_start(file, info), info.file_size, info.CRC) for name, info in entries.items()
         }
         if "byteorder" in places and _read_entry(file, places["byteorder"], "byteorder") != b"little":
-            raise ValueError("its numbers are big-endian; only little-endian files can be read")
+            raise ValueError("the numbers are big-endian; only little-endian files can be read")
         pickle = _read_entry(file, places["data.pkl"], "data.pkl")
     except (
         zipfile.BadZipFile, ValueError, OSError, RuntimeError, struct.error, EOFError, OverflowError, LookupError
@@ -248,7 +248,7 @@ def _read_entry(file: _BoundedReader, place: _StoragePlace, name: str) -> bytes:
     file.seek(place.start)
     data = file.read(place.size)
     if place.crc and zlib.crc32(data) != place.crc:
-        raise ValueError(f"its entry {name} does not have the CRC-32 that the archive states")
+        raise ValueError(f"the entry {name} does not have the CRC-32 that the archive states")
     return data
 
 
@@ -260,7 +260,7 @@ def _data_start(file: _BoundedReader, info: zipfile.ZipInfo) -> int:
     mark, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
     if mark != _ZIP_MAGIC or start + info.file_size > file.size:
-        raise ValueError(f"its entry {shorten(info.filename)} does not lie within the file")
+        raise ValueError(f"the entry {shorten(info.filename)} does not lie within the file")
     return int(start)
 
 
@@ -331,7 +331,7 @@ class _BoundedReader(io.BufferedReader):
         """
         size = self.size - self.tell() if size is None or size < 0 else size
         if size > self.max_read_bytes:
-            raise ValueError(f"it asks for a part of {size} bytes; at most {self.max_read_bytes} are allowed")
+            raise ValueError(f"the archive asks for a part of {size} bytes; at most {self.max_read_bytes} are allowed")
         return super().read(size)
 
 
@@ -349,7 +349,7 @@ class _RawPart(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise ValueError("it refers to a place before the beginning of the file")
+            raise ValueError("the archive refers to a place before the beginning of the file")
         self._position = base + offset
         return self._position
 

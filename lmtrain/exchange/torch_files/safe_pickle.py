@@ -40,7 +40,7 @@ class BoundedFile:
 
     def read(self, size: int) -> bytes:
         if size > self._bytes_left:
-            raise ValueError(f"it asks for {size} bytes; a pickle may have at most {MAX_PICKLE_BYTES}")
+            raise ValueError(f"the pickle asks for {size} bytes; at most {MAX_PICKLE_BYTES} are allowed")
         data = self._file.read(size)
         self._bytes_left -= len(data)
         return data
@@ -181,7 +181,7 @@ class _Machine:
         """
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
-            raise ValueError(f"it makes more than {MAX_OBJECT_BYTES >> 20} MiB of data, too much for a list of tensors")
+            raise ValueError(f"the pickle makes more than {MAX_OBJECT_BYTES >> 20} MiB of data, which is not allowed")
 
     def _pop_to_mark(self) -> list[Any]:
         """Remove the values above the topmost mark, and the mark, from the stack; return the values in their order."""
@@ -275,7 +275,7 @@ class _Machine:
             case "BINPERSID":
                 push(PersistentId(self.pop()))
             case _:
-                raise ValueError(f"it holds the instruction {name}, which plain data do not need")
+                raise ValueError(f"the pickle holds the instruction {name}, which plain data do not need")
 
     def _fill_dict(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
         """Add alternating keys and values to the dict `result` and return it."""
@@ -292,7 +292,7 @@ class _Machine:
             return CallRecord(callee, args)
         items = args[0] if args else ()
         if not isinstance(items, (list, tuple, dict)):
-            raise ValueError(f"a {path} is made from a value that is not a list")
+            raise ValueError(f"the pickle makes a {path} from a value that is not a list")
         self._charge(_MEMO_ENTRY * len(items))
         if path == "collections.OrderedDict":
             return dict(items) if isinstance(items, dict) else {_check_key(key): value for key, value in items}
@@ -310,22 +310,22 @@ def _check_key(value: Any) -> Any:
     """
     parts = value if type(value) is tuple else (value,)
     if len(parts) > MAX_KEY_PARTS:
-        raise ValueError(f"a dict key has {len(parts)} parts; at most {MAX_KEY_PARTS} are allowed")
+        raise ValueError(f"a key in the pickle has {len(parts)} parts; at most {MAX_KEY_PARTS} are allowed")
     for part in parts:
         if not isinstance(part, (str, int, float, bytes, CallRecord, Global, type(None))):
-            raise ValueError("a dict key is neither a text nor a number")
+            raise ValueError("a key in the pickle is neither a text nor a number")
         if isinstance(part, (int, float)) and not -MAX_KEY < part < MAX_KEY:
-            raise ValueError(f"a dict key is a number beyond {MAX_KEY}")
+            raise ValueError(f"a key in the pickle is a number beyond {MAX_KEY}")
     return value
 
 
 def _list_of(value: Any) -> list[Any]:
     if not isinstance(value, (list, CallRecord)):
-        raise ValueError("it adds list entries to a value that is not a list")
+        raise ValueError("the pickle adds list entries to a value that is not a list")
     return value if isinstance(value, list) else value.entries
 
 
 def _dict_of(value: Any) -> dict[Any, Any]:
     if not isinstance(value, (dict, CallRecord)):
-        raise ValueError("it adds dict items to a value that is not a dict")
+        raise ValueError("the pickle adds dict items to a value that is not a dict")
     return value if isinstance(value, dict) else value.items

@@ -215,7 +215,7 @@ def parse_json(data: bytes | str, path: Path, max_bytes: int | None = None) -> A
             raise ValueError(problem)
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         if is_nested_deeper(value, MAX_JSON_DEPTH):
-            raise ValueError(f"its values nest deeper than {MAX_JSON_DEPTH} levels")
+            raise ValueError(f"the values nest deeper than {MAX_JSON_DEPTH} levels")
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). It is damaged or was not written by lmtrain.") from error
     return value

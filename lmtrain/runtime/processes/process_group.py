@@ -173,9 +173,9 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
         if not is_peer_error(error):
             raise
         raise PeerLostError(
-            f"{process.label} waited for its peers in {wait_place(error)} and got: {_first_sentence(str(error))} A "
-            "process that ended has printed why above or in its own log; a process that hangs is ended after "
-            f"parallel.timeout_s={timeout_s:g}. Start the same command again to go on."
+            f"{process.label} waited for its peers in {wait_place(error)}, which failed: "
+            f"{_first_sentence(str(error))} A process that ended has printed why above or in its own log; a process "
+            f"that hangs is ended after parallel.timeout_s={timeout_s:g}. Start the same command again to go on."
         ) from error
 
 

@@ -21,14 +21,14 @@ from tests.unit.exchange.torch_files import hostile
     ("data", "says"),
     [
         (hostile.NESTED + b"2\x93", "is a tuple, but must be a text"),
-        (hostile.UNHASHABLE_SOON, "a dict key is neither"),
+        (hostile.UNHASHABLE_SOON, "a key in the pickle is neither"),
         (hostile.COPIES, "makes more than 256 MiB"),
         (hostile.GIANT, "a number has 1329 bits"),
         (hostile.BYTES_2_40, "but only"),
-        (b"}" + b"\x8a\x09" + bytes(8) + b"\x01" + b"Ns", "a dict key is a number beyond"),
-        (b"}(" + b"K\x01" * 20 + b"tNs", "a dict key has 20 parts"),
-        (b"]cbuiltins\nlist\nK\x01\x85R", "is made from a value that is not a list"),
-        (b"N" + b"p" + b"9" * 30 + b"\n", "a dict key is a number beyond"),
+        (b"}" + b"\x8a\x09" + bytes(8) + b"\x01" + b"Ns", "a key in the pickle is a number beyond"),
+        (b"}(" + b"K\x01" * 20 + b"tNs", "a key in the pickle has 20 parts"),
+        (b"]cbuiltins\nlist\nK\x01\x85R", "from a value that is not a list"),
+        (b"N" + b"p" + b"9" * 30 + b"\n", "a key in the pickle is a number beyond"),
         pytest.param(b"N" * 5_600_000, "makes more than", marks=pytest.mark.wide),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
@@ -42,7 +42,7 @@ def test_what_it_asks_for_is_refused(data: bytes, says: str) -> None:
 
 
 def test_a_length_is_compared_with_what_may_be_read() -> None:
-    with pytest.raises(DataError, match=f"it asks for .* a pickle may have at most {MAX_PICKLE_BYTES}"):
+    with pytest.raises(DataError, match=f"the pickle asks for .* at most {MAX_PICKLE_BYTES} are allowed"):
         read_pickle(BoundedFile(io.BufferedReader(_Given(b"\x8e" + struct.pack("<Q", 1 << 40)))), "a.pt")
 
 
