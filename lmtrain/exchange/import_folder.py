@@ -6,14 +6,20 @@ beside this file; source_format.py says which of them a folder has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.find_and_prune import clear_leftovers, latest_checkpoint
+from lmtrain.errors import OutputError
 from lmtrain.exchange.huggingface.import_and_export import import_hf
 from lmtrain.exchange.megatron.import_and_export import import_megatron
 from lmtrain.exchange.source_format import Program, identify_source
 from lmtrain.exchange.stream_tensors_to_disk import Report
+from lmtrain.runfolder.folder_reader import is_run
+from lmtrain.runtime.files.safe_files import folder_lock
 
 
 def import_folder(
@@ -25,12 +31,52 @@ def import_folder(
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Import the folder `source` as a checkpoint in the folder `output`. `program` is the program that wrote it,
-    if the user names it; `tokenizer` is the path of a tokenizer that replaces the folder's; `overrides` are model
+    """Import the folder `source` as a checkpoint in the folder `output`. `program` is the program that wrote it, if the
+    user names it; `tokenizer` is the path of a tokenizer that replaces the folder's; `overrides` are model
     settings that the folder does not hold. `report` is called with bytes done and in all. Return the facts that the
-    command prints.
+    command prints. Raise OutputError if `output` holds a checkpoint already.
     """
     found = identify_source(source, program)
     importer = import_hf if found.program == "hf" else import_megatron
-    facts = importer(source, output, tokenizer=tokenizer, overrides=overrides, report=report)
+    if output.resolve().is_relative_to(source.resolve()) or is_run(output):
+        place = "the folder of a run" if is_run(output) else f"in the folder {source}, which is only read"
+        raise OutputError(f"--output {output} is {place}. Choose another folder.")
+    with _locked_output(output):
+        if latest_checkpoint(output) is not None:
+            raise OutputError(f"--output {output} holds a checkpoint already. Choose another folder.")
+        facts = importer(source, output, tokenizer=tokenizer, overrides=overrides, report=report)
     return {"source": str(source), "found": str(found)} | facts
+
+
+def import_once(
+    source: Path, output: Path, tokenizer: Path | None, overrides: Mapping[str, object], report: Report
+) -> Path:
+    """Return the checkpoint in the folder `output`, after importing it from the folder `source` unless an earlier start
+    has done so. Several processes may call this at once: one imports and the others wait. The parameters are those of
+    `import_folder`.
+    """
+    found = identify_source(source)
+    importer = import_hf if found.program == "hf" else import_megatron
+    with _locked_output(output):
+        if (checkpoint := latest_checkpoint(output)) is not None:
+            return checkpoint
+        return Path(importer(source, output, tokenizer=tokenizer, overrides=overrides, report=report)["checkpoint"])
+
+
+@contextmanager
+def _locked_output(output: Path) -> Iterator[None]:
+    """Context manager: hold the lock of an import's output folder, in which killed imports leave nothing. If the block
+    raises, a folder that did not exist before is removed.
+    """
+    missing = [folder for folder in (output, *output.parents) if not folder.exists()]
+    try:
+        with folder_lock(output, wait=True):
+            clear_leftovers(output)
+            yield
+    except BaseException:
+        with suppress(OSError):
+            if os.listdir(output) == [".lock"] and missing:
+                (output / ".lock").unlink()
+                for folder in missing:
+                    folder.rmdir()
+        raise

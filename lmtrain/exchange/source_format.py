@@ -64,8 +64,11 @@ def identify_source(path: Path, program: Program | None = None) -> SourceFormat:
     MissingInputError, CheckpointError or UsageError, which name what the path holds, if it cannot be imported.
     """
     names = _list_folder(path)
-    if problem := _lmtrain_problem(path, names):
-        raise problem
+    if kind := lmtrain_kind(path):
+        raise UsageError(
+            f"{path} is a {kind} of lmtrain already, and needs no import. Begin a run from its weights with "
+            f"checkpoint.init_from={path}, or give it to lmtrain eval, generate, reshard or export as it is."
+        )
     found = {"hf": "config.json" in names, "megatron": _megatron_files(path, names) is not None}
     if program is None and all(found.values()):
         raise UsageError(
@@ -100,21 +103,16 @@ def _list_folder(path: Path) -> list[str]:
     raise MissingInputError(f"{path} is a file. Give {_FOLDERS}.")
 
 
-def _lmtrain_problem(path: Path, names: list[str]) -> LmtrainError | None:
-    """Return the error for a folder that is a checkpoint or a run of lmtrain, else None."""
-    kind = ""
+def lmtrain_kind(path: Path) -> str:
+    """Return what of lmtrain a folder is: "checkpoint", "folder of checkpoints" or "run"; empty for any other path."""
+    names = os.listdir(path) if path.is_dir() else []
     if MANIFEST in names and any(name.startswith("rank_") for name in names):
-        kind = "checkpoint"
-    elif any(step_from_name(name) is not None for name in names):
-        kind = "folder of checkpoints"
-    elif is_run(path):
-        kind = "run"
-    if not kind:
-        return None
-    return UsageError(
-        f"{path} is a {kind} of lmtrain already, and needs no import. Begin a run from its weights with "
-        f"checkpoint.init_from={path}, or give it to lmtrain eval, generate, reshard or export as it is."
-    )
+        return "checkpoint"
+    if step_from_name(path.name) is not None and names:
+        return "checkpoint"
+    if any(step_from_name(name) is not None for name in names):
+        return "folder of checkpoints"
+    return "run" if is_run(path) else ""
 
 
 def _read_config(path: Path) -> dict[str, Any]:

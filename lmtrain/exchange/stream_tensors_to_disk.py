@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header
 from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box
-from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.errors import CheckpointError, MissingInputError, OutputError, UsageError
+from lmtrain.errors import CheckpointError, MissingInputError, UsageError
+from lmtrain.exchange.source_identity import source_identity
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -86,14 +86,15 @@ def save_imported(
     tokenizer: Tokenizer,
     origin: Mapping[str, Any],
     *,
+    source: Path | None = None,
     step: int = 0,
     files: Mapping[str, bytes] = MappingProxyType({}),
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Save an imported model as a checkpoint in the folder `output`. `read_parts` returns a weight in parts of some
-    rows, by its name in settings.weights(). `origin` says where the weights come from. `files` are extra files by name;
-    a tokenizer.json among them replaces that of `tokenizer`. Return the facts that the command prints: the checkpoint's
-    path, its numbers of parameters and bytes, and `origin`.
+    rows, by its name in settings.weights(). `origin` says where the weights come from, and `source` is the folder that
+    holds them, if any. `files` are extra files by name; a tokenizer.json among them replaces that of `tokenizer`.
+    Return the facts that the command prints: the checkpoint's path, its numbers of parameters and bytes, and `origin`.
     """
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -101,8 +102,6 @@ def save_imported(
             f"The tokenizer has {tokenizer.vocab_size} tokens, but the model has only {vocab_size}. Give the tokenizer "
             "that the model was trained with, as --tokenizer PATH."
         )
-    if latest_checkpoint(output) is not None:
-        raise OutputError(f"--output {output} holds a checkpoint already. Choose another folder.")
     specs = [tensor_spec(f"model.{name}", "F32", shape) for name, shape in unpadded_shapes(settings).items()]
     total = sum(spec.num_bytes for spec in specs)
 
@@ -125,7 +124,7 @@ def save_imported(
             "eod_id": tokenizer.eod_id,
             "vocab_size": tokenizer.vocab_size,
         },
-        "imported": dict(origin),
+        "imported": dict(origin) | ({"source": str(source), "files": source_identity(source)} if source else {}),
     }
     data = RankData(specs, report_progress(rows(), total, report))
     path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()} | dict(files))

@@ -22,6 +22,7 @@ DATA = "data"  # folder with what is made of data.text
 TEXT_PREFIX = "text"  # name of the dataset in it, without suffix
 TEXT_RECORD = "text_sources.json"  # file in it that records the text and how the dataset was made of it
 CHECKPOINTS, TENSORBOARD, TRACES, HANGS = "checkpoints", "tensorboard", "trace", "hangs"  # folders
+IMPORTED = "imported"  # the folder of the checkpoint made of another program's model that the run began with
 SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # a user creates the file as a request
 
 _STEP = re.compile(r"step_([0-9]{8,18})")

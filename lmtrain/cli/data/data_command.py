@@ -21,7 +21,6 @@ from lmtrain.cli.keys.shell_completion import complete_override
 from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.print_output import echo, print_json, progress
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_output_file
-from lmtrain.config.compose import compose
 from lmtrain.errors import DataError, UsageError
 from lmtrain.units import format_count, plural
 
@@ -260,9 +259,9 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 
 
 def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
-    from lmtrain.train.run_config import RunConfig
+    from lmtrain.cli.pretrain.model_of_init_from import compose_settings
 
-    return compose(RunConfig, list(overrides or []), config_dir=config_dir)
+    return compose_settings(list(overrides or []), config_dir=config_dir)
 
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:

@@ -19,7 +19,8 @@ import numpy as np
 import yaml
 
 from lmtrain.cli.keys.settings_reference import config_file
-from lmtrain.config.compose import compose, group_choices
+from lmtrain.cli.pretrain.model_of_init_from import compose_settings
+from lmtrain.config.compose import group_choices
 from lmtrain.config.overrides import parse_overrides
 from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.settings_builder import build_settings
@@ -112,7 +113,7 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     rest = [word for word in rest if word not in sizes and not word.startswith("hardware.")]
     keys = {word.lstrip("+~").partition("=")[0] for word in rest}
     missing = dict(_missing_overrides(rest, keys, hardware, config_dir, plan_words.get("tokens")))
-    composed = compose(RunConfig, [*rest, *missing.values()], config_dir=config_dir, name=name)
+    composed = compose_settings([*rest, *missing.values()], config_dir=config_dir, name=name)
     config = replace(composed, hardware=hardware)  # whether the machine can run it is checked with everything else
     batch_multiple = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
     config, assumed = _assume_batch(config, batch_multiple, "train.global_batch" not in keys and experiment is None)

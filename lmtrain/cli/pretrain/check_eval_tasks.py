@@ -1,4 +1,5 @@
-"""The evaluations during a run: read and check eval.tasks before the run begins, then pass them to the training loop.
+"""The inputs of a run, and the evaluations during it: read and check eval.tasks before the run begins, then pass them
+to the training loop.
 
 Called by pretrain. The training code knows no tasks and the evaluation code no runs; this module joins them.
 """
@@ -15,9 +16,25 @@ if TYPE_CHECKING:
     from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.eval.task import Task
     from lmtrain.eval.texts import TextInput
+    from lmtrain.runtime.processes.process_environment import ProcessEnv
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.in_loop.validate_and_evaluate import Evaluation
     from lmtrain.train.run_config import RunConfig
+
+
+def prepare_inputs(
+    config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
+) -> tuple[Inputs, list[PlannedEvaluation]]:
+    """Check a run's machine, data and checkpoints, prepare its evaluations, and then, unless nothing is to be trained
+    (`starts_run=False`), import the other program's folder that checkpoint.init_from may name. Return the run's inputs
+    and evaluations.
+    """
+    from lmtrain.cli.pretrain.model_of_init_from import import_first_weights, read_foreign_weights
+    from lmtrain.train.before.preflight import preflight
+
+    checked = preflight(config, env, starts_run=starts_run, read_foreign=read_foreign_weights)
+    inputs, evaluations = prepare_eval_tasks(config, checked)
+    return import_first_weights(config, inputs) if starts_run else inputs, evaluations
 
 
 def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[PlannedEvaluation]]:

@@ -70,11 +70,10 @@ def pretrain(
         config = attempt.config = choose_layout(composed, overrides, env, elastic=elastic)
 
         # because: wrong settings are refused before these are imported
-        from lmtrain.cli.pretrain.check_eval_tasks import prepare_eval_tasks
+        from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
         from lmtrain.cli.screen.console import PlainConsole
-        from lmtrain.train.before.preflight import preflight
 
-        inputs, evaluations = prepare_eval_tasks(config, preflight(config, env))
+        inputs, evaluations = prepare_inputs(config, env)
         attempt.count_start(inputs, starts_ranks=processes.are_started)
         if processes.are_started:
             shared = None if plugin or from_run else composed

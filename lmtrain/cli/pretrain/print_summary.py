@@ -39,15 +39,14 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
     """Check everything that a start would check. Then print, on rank 0, what the run would do and what each rank would
     hold, for --dry-run.
     """
-    from lmtrain.cli.pretrain.check_eval_tasks import prepare_eval_tasks
+    from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
     from lmtrain.cli.ranks.launch_ranks import place_on_hardware
     from lmtrain.runtime.processes.fault_injection import arm_from_env
-    from lmtrain.train.before.preflight import preflight
     from lmtrain.train.layouts.dry_run_estimates import dry_run_facts
     from lmtrain.train.layouts.layout_table import rank_rows
 
     arm_from_env()
-    inputs, _ = prepare_eval_tasks(config, preflight(config, place_on_hardware(config, env), starts_run=False))
+    inputs, _ = prepare_inputs(config, place_on_hardware(config, env), starts_run=False)
     if env.rank > 0:
         return None
     here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size

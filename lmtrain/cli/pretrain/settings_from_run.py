@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.checkpoint.find_and_prune import latest_checkpoint
+from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
+from lmtrain.cli.pretrain.model_of_init_from import compose_settings, linked_configs, named_in_errors, write_config
 from lmtrain.config.compose import compose, group_choices
+from lmtrain.config.overrides import hydra_quoted
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import MAX_BYTES
-from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError
+from lmtrain.exchange.source_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.safe_files import parse_json, read_bytes
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
@@ -86,6 +88,26 @@ def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
         yield f"it holds half a character (U+{ord(surrogate[0]):04X}), which no run writes"
 
 
+def imported_checkpoint(path: Path) -> Path | None:
+    """Return the path if it names a checkpoint that was imported, or a folder with one, and is no part of a run; else
+    None. Raise UsageError for another program's folder.
+    """
+    kind = lmtrain_kind(path)
+    if kind in ("checkpoint", "folder of checkpoints"):
+        is_import = "imported" in load_manifest(resolve_checkpoint(path)).state
+        return path if is_import and not any((folder / CONFIG).is_file() for folder in (path, path.parent)) else None
+    if not kind and path.is_dir():
+        found = None
+        with suppress(LmtrainError):  # because: the search for a run says better what is missing
+            found = identify_source(path)
+        if found is not None:
+            raise UsageError(
+                f"--from-run={path} is {found}, and not a run. Begin a run from its weights with "
+                f"checkpoint.init_from={path} in place of it."
+            )
+    return None
+
+
 _launcher_config: RunConfig | None = None
 
 
@@ -118,12 +140,20 @@ def compose_run(
     messages about settings that were changed to fit others.
     """
     if from_run is None:
-        return _launcher_config or compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report)
+        return _launcher_config or compose_settings(overrides, config_dir=config_dir, name=name, report=report)
     if name != "pretrain":
         raise UsageError(
             f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "
             "cannot choose one. Leave one of the two options out."
         )
+    if (path := imported_checkpoint(from_run)) is not None:
+        if any(text.lstrip("+").startswith(("checkpoint.init_from=", "checkpoint.resume=")) for text in overrides):
+            raise UsageError(
+                f"--from-run={from_run} is an imported model, whose weights the run begins with, and the overrides "
+                "name another checkpoint. Leave one of them out."
+            )
+        words = [*overrides, f"checkpoint.init_from={hydra_quoted(str(path))}"]
+        return compose_settings(words, config_dir=config_dir, report=report)
     source = SourceRun.find(from_run)
     names_folder = any(text.lstrip("+").startswith("run.dir=") for text in overrides)
     messages = list[str]()
@@ -152,14 +182,10 @@ def _compose_over(
     """Compose overrides on top of an earlier run's complete settings. In errors, the temporary config files are
     replaced by that run's config.json.
     """
-    with _config_folder(settings, config_dir) as folder:
-        try:
-            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report)
-        except SettingsError as error:  # because: the temporary folder is gone when a user reads the message
-            run = str(Path(settings["run"]["dir"]) / CONFIG)
-            files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"
-            own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}")
-            raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.problems]) from error
+    run = str(Path(settings["run"]["dir"]) / CONFIG)
+    files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml"
+    with _config_folder(settings, config_dir) as folder, named_in_errors(folder, files, run):
+        return compose(RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report)
 
 
 @contextmanager
@@ -169,23 +195,12 @@ def _config_folder(settings: dict[str, Any], config_dir: Path | None) -> Iterato
     The user's own configs are linked into it.
     """
     groups = [group for group in group_choices() if "/" not in group]
-    with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
-        folder = Path(name)
-        for file in config_dir.rglob("*.yaml") if config_dir else ():
-            link = folder / file.relative_to(config_dir)  # type: ignore[arg-type]
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file.resolve())
+    with linked_configs(config_dir) as folder:
         chosen = [group for group in groups if isinstance(settings.get(group), dict)]
         for group in chosen:
-            _write_config(folder / group / f"{_CHOICE_NAME}.yaml", settings[group])
+            write_config(folder / group / f"{_CHOICE_NAME}.yaml", settings[group])
         picks = {group: _CHOICE_NAME if group in chosen else None for group in groups if group != "experiment"}
         defaults = [*({group: choice} for group, choice in picks.items()), "_self_", {"experiment": None}]
         rest = {key: value for key, value in settings.items() if key not in groups}
-        _write_config(folder / f"{_ROOT_NAME}.yaml", {"defaults": defaults} | rest)
+        write_config(folder / f"{_ROOT_NAME}.yaml", {"defaults": defaults} | rest)
         yield folder
-
-
-def _write_config(path: Path, tree: dict[str, Any]) -> None:
-    """Write settings as JSON, which is YAML too; `${` is escaped so that values are not read as references."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")

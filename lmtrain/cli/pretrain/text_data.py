@@ -60,15 +60,22 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
 
 
 def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
-    """Return the tokenizer file of the checkpoint that the run begins from, by checkpoint.init_from or
-    checkpoint.resume; None if it begins with random weights.
+    """Return the tokenizer file of the checkpoint, or the folder of another program, that the run begins from, by
+    checkpoint.init_from or checkpoint.resume; None if it begins with random weights.
     """
-    from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-    from lmtrain.runfolder.file_names import TOKENIZER
+    from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
+    from lmtrain.exchange.source_format import lmtrain_kind
+    from lmtrain.runfolder.file_names import IMPORTED, TOKENIZER
 
     settings = config.checkpoint
     source = settings.init_from or (settings.resume if settings.resume not in ("auto", "none") else None)
-    return None if source is None else resolve_checkpoint(Path(source)) / TOKENIZER
+    if source is None:
+        return None
+    path, imported = Path(source), latest_checkpoint(Path(config.run.dir) / IMPORTED)
+    if imported is not None:
+        return imported / TOKENIZER
+    is_foreign = path.is_dir() and not is_best(path) and not lmtrain_kind(path)
+    return path if is_foreign else resolve_checkpoint(path) / TOKENIZER
 
 
 def _find_made(request: TextRequest, data: DataSettings, config: RunConfig) -> TextDataset | None:

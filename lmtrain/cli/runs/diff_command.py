@@ -30,7 +30,7 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
 from lmtrain.runfolder.folder_reader import RunFolder, read_runs
 from lmtrain.runfolder.metrics_rows import Row
 from lmtrain.runfolder.settings_differences import differences, flatten
-from lmtrain.train.before.preflight import with_explicit_sizes
+from lmtrain.train.before.first_weights import with_explicit_sizes
 from lmtrain.units import plural
 
 # prefixes of settings such as paths and displays, on which no number of the training depends

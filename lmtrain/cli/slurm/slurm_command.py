@@ -315,11 +315,11 @@ def _check_run(config: RunConfig, ranks_per_node: int) -> None:
     """Check a run's settings, data and folder as `pretrain --dry-run` does, for processes on other machines. Print
     warnings, and raise on errors.
     """
-    from lmtrain.cli.pretrain.check_eval_tasks import prepare_eval_tasks
-    from lmtrain.train.before.preflight import check_run_folder, preflight
+    from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
+    from lmtrain.train.before.preflight import check_run_folder
 
     env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
-    inputs, _ = prepare_eval_tasks(config, preflight(config, env, starts_run=False))
+    inputs, _ = prepare_inputs(config, env, starts_run=False)
     for warning in (*inputs.warnings, *check_run_folder(config, inputs.model, inputs.tokenizer, check_lock=False)):
         print_notice(warning)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from lmtrain.errors import CheckpointError, MissingInputError, join_few, shorten
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.exchange.huggingface.original_files import path_in_folder
+from lmtrain.exchange.huggingface.source_model import check_header_size
 from lmtrain.exchange.huggingface.weight_names import WeightMapping, weight_mappings
 from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source
 from lmtrain.models.model_settings import ModelSettings
@@ -31,7 +32,6 @@ _SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of an em
 _COMPARED_AT_ONCE = 1 << 20  # numbers that are compared
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first BERT files
 _TYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
-_MAX_HEADER_BYTES = 32 << 20
 _REOPEN_BYTES = 128 << 20  # because: what was read of an open file counts as our memory
 
 
@@ -196,12 +196,7 @@ class HFFolder:
             return self._open_tensors[1]
         path = path_in_folder(self.path, name)
         with open_fd(path) as (fd, _):
-            header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
-        if header_bytes > _MAX_HEADER_BYTES:
-            raise CheckpointError(
-                f"{path} is damaged: it states a header of {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are "
-                "allowed. Get the file again."
-            )
+            check_header_size(path, int.from_bytes(read_range(fd, 0, 8), "little"))
         self._open_tensors, self._bytes_left = (name, safe_open(path, framework="pt")), _REOPEN_BYTES
         return self._open_tensors[1]
 

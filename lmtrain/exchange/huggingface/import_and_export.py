@@ -369,5 +369,7 @@ def import_hf(
 
     origin = {"format": "huggingface", "model_type": source.family} | source.stored_types(mappings.values())
     files = read_original_files(folder, loaded_tokenizer, tokenizer)
-    facts = save_imported(output, source.settings, parts, loaded_tokenizer, origin, files=files, report=report)
+    facts = save_imported(
+        output, source.settings, parts, loaded_tokenizer, origin, source=folder, files=files, report=report
+    )
     return {key: value for key, value in facts.items() if key != "other_dtypes"}  # because: there may be thousands

@@ -13,10 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, intersect
@@ -33,6 +30,9 @@ from lmtrain.exchange.torch_files.safe_pickle import (
     require_text,
 )
 from lmtrain.runtime.files.safe_files import is_safe_name, read_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RANK_FILE = "model_optim_rng.pt"
 _CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
@@ -265,6 +265,8 @@ class DistributedTensor:
     chunks: tuple[Chunk, ...]
 
     def read(self, box: Box) -> Tensor:
+        import torch  # because: a folder is looked at without it
+
         result = torch.empty(box.shape, dtype=getattr(torch, DTYPES[self.code]))
         for chunk in self.chunks:
             common = intersect(chunk.box, box)

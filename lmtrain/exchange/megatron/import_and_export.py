@@ -19,25 +19,15 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.errors import CheckpointError, UsageError, join_few
-from lmtrain.exchange.megatron.checkpoint_args import (
-    WeightFacts,
-    argument_getter,
-    megatron_arguments,
-    padded_rows,
-    settings_from_arguments,
-)
-from lmtrain.exchange.megatron.checkpoint_folder import (
-    RANK_FILE,
-    MegatronCheckpoint,
-    WeightPart,
-    open_megatron,
-)
+from lmtrain.errors import UsageError
+from lmtrain.exchange.megatron.checkpoint_args import megatron_arguments, padded_rows
+from lmtrain.exchange.megatron.checkpoint_folder import RANK_FILE, WeightPart
+from lmtrain.exchange.megatron.source_model import read_megatron_model
 from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
 from lmtrain.exchange.source_format import TRACKER
 from lmtrain.exchange.stream_tensors_to_disk import Report, load_tokenizer, parse_dtype, save_imported, tensor_bytes
 from lmtrain.exchange.torch_files.writer import Namespace, TensorToWrite, write_torch_file
-from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
+from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.layers_and_shards_of_ranks import (
     Placement,
     parameter_names_of_stages,
@@ -46,11 +36,10 @@ from lmtrain.placement.layers_and_shards_of_ranks import (
 )
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.files.safe_files import new_folder
-from lmtrain.spec import Cut, Split
+from lmtrain.spec import Split
 
 _VERSION = 3.0  # of the layout: query, key and value of a group lie together
 _RELEASE = "release"
-_POSITIONS = "embedding.position.weight"
 _NO_OPTIMIZER = (
     "not imported: a run goes on from its data's order, schedule and loss scale as well, which are not taken from "
     "Megatron-LM. Begin a new run with checkpoint.init_from"
@@ -169,105 +158,20 @@ def import_megatron(
     if tokenizer is None and not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} holds no tokenizer.json. Give the model's tokenizer with --tokenizer PATH.")
     loaded_tokenizer = load_tokenizer(tokenizer or folder / "tokenizer.json")
-    source = open_megatron(folder)
-    facts = _weight_facts(source)
-    get = argument_getter(source.args) if source.args is not None else None
-    claimed_vocab = get("vocab_size") if get is not None else None
-    vocab_size = claimed_vocab if type(claimed_vocab) is int else loaded_tokenizer.vocab_size
-    settings = settings_from_arguments(get, facts, vocab_size, dict(overrides or {}), source.path)
-    if settings.shape.num_layers != facts.num_layers or settings.num_parameters > source.num_bytes:
-        # because: the weights of a model are listed by name before they are looked for
-        raise CheckpointError(
-            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, but its arguments describe a "
-            f"model of {settings.shape.num_layers} layers and {settings.num_parameters} parameters. Get the folder "
-            "again, or check --set."
-        )
-    weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
-    _check_weights(source, settings, weights)
-    masters = _complete_masters(source, settings)
+    model = read_megatron_model(folder, loaded_tokenizer.vocab_size, overrides or {})
+    source, settings = model.source, model.settings
 
     def parts(name: str) -> Iterator[Tensor]:
-        if name in masters:
-            yield _join_parts(name, masters[name], len(masters[name]) == 2, settings, source.version)
+        if name in model.masters:
+            tensors = model.masters[name]
+            yield _join_parts(name, tensors, len(tensors) == 2, settings, source.version)
         else:
-            yield _join_parts(name, weights[name], name in source.halves, settings, source.version)
+            yield _join_parts(name, model.weights[name], name in source.halves, settings, source.version)
 
     origin = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
-    return save_imported(output, settings, parts, loaded_tokenizer, origin, step=source.iteration, report=report) | (
-        {"optimizer": _NO_OPTIMIZER} if source.has_optimizer else {}
-    )
-
-
-def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:
-    weights = source.weights
-    token, down = _matrix_parts(source, "embedding.token.weight"), _matrix_parts(source, "blocks.0.mlp.down.weight")
-    return WeightFacts(
-        num_layers=len({int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}),
-        width=token[0].shape[1],
-        ffn_width=sum(part.shape[1] for part in down),
-        num_positions=_matrix_parts(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None,
-        is_encoder="head.dense.weight" in weights,
-        has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
-        norm_has_bias="norm.bias" in weights,
-        has_output="head.weight" in weights,
-        has_pair="pair.scores.weight" in weights,
-    )
-
-
-def _matrix_parts(source: MegatronCheckpoint, name: str) -> list[WeightPart]:
-    parts = source.weights.get(name)
-    if not parts or any(len(part.shape) != 2 for part in parts):
-        raise CheckpointError(f"{source.path} lacks the matrix {name}, which every model has. Get all of its files.")
-    return parts
-
-
-def _check_weights(
-    source: MegatronCheckpoint, settings: ModelSettings, weights: Mapping[str, list[WeightPart]]
-) -> None:
-    """Raise CheckpointError unless `weights`, by lmtrain's names, are all weights of the model and no others, in parts
-    whose shapes join to the shapes in its settings.
-    """
-    problems, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
-    for name, shape in shapes.items():
-        parts = weights.get(name)
-        if parts is None:
-            problems.append(f"{name} is missing")
-        elif not _has_joined_shape(parts, shape, cuts[name], by_half=name in source.halves):
-            problems.append(
-                f"{name} has {len(parts)} parts of shape {list(parts[0].shape)}, which do not join to {list(shape)}"
-            )
-        elif len(cuts[name].sections) > 1 and not _holds_whole_sections(name, parts, settings, source):
-            problems.append(f"{name} cannot be split as version {source.version:g} orders the rows of each rank")
-    problems += [f"{name} is not a weight of the model" for name in weights.keys() - shapes.keys()]
-    if problems:
-        raise CheckpointError(
-            f"{source.path} does not hold the model of its arguments: {join_few(sorted(problems), '; ')}. "
-            "If the model has other settings, give them with --set KEY=VALUE."
-        )
-
-
-def _has_joined_shape(parts: list[WeightPart], shape: Shape, placement: Cut, *, by_half: bool) -> bool:
-    axis = 1 if placement.split is Split.ROW else 0
-    joined = list(parts[0].shape)
-    if len(joined) != len(shape) or any(part.shape != parts[0].shape for part in parts):
-        return False
-    if by_half or placement.split is not Split.NONE:
-        joined[axis] = sum(part.shape[axis] for part in parts)
-    if placement.split is Split.VOCAB:
-        return joined[0] >= shape[0] and joined[1:] == list(shape[1:])
-    return joined == list(shape)
-
-
-def _holds_whole_sections(
-    name: str, parts: list[WeightPart], settings: ModelSettings, source: MegatronCheckpoint
-) -> bool:
-    """Return whether every rank's rows of the fused weight `name` can be split into queries, keys and values, or into
-    gate and up projection.
-    """
-    rows, shape = parts[0].shape[0], settings.shape
-    if ".attention.qkv." not in name:
-        return name in source.halves or rows % 2 == 0
-    return source.version >= 2 or (shape.num_kv_heads == shape.num_heads and rows % (3 * shape.head_width) == 0)
+    return save_imported(
+        output, settings, parts, loaded_tokenizer, origin, source=folder, step=source.iteration, report=report
+    ) | ({"optimizer": _NO_OPTIMIZER} if source.has_optimizer else {})
 
 
 def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
@@ -292,16 +196,3 @@ def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: Mod
     if len(placement.sections) > 1 and not by_half:
         return torch.cat([half for halves in zip(*(t.chunk(2) for t in tensors), strict=True) for half in halves])
     return torch.cat(tensors)
-
-
-def _complete_masters(source: MegatronCheckpoint, settings: ModelSettings) -> dict[str, list[WeightPart]]:
-    """Return the fp32 weights that the checkpoint's optimizer holds, by name, or an empty dict unless all weights of
-    the model are among them.
-    """
-    shapes, cuts = unpadded_shapes(settings), settings.cuts()
-    is_complete = all(
-        (parts := source.masters.get(name)) is not None
-        and _has_joined_shape(parts, shape, cuts[name], by_half=len(parts) == 2)
-        for name, shape in shapes.items()
-    )
-    return source.masters if is_complete else {}

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LAYER_NAME = re.compile(r"layers\.(?:(0|[1-9][0-9]{0,5})\.)?(.+)")  # without a number: all layers, stacked
 _WRAPPERS = re.compile(r"(?:(?:module|model|language_model|decoder|encoder|transformer)\.)*")
@@ -132,6 +133,8 @@ def fuse_qkv(sections: Sequence[Tensor], queries_per_group: int, head_width: int
     """Fuse the rows of queries, keys and values (`sections`) in the order of the newest checkpoint version.
     `queries_per_group` query heads share a key head; a head has `head_width` rows.
     """
+    import torch  # because: a folder is looked at without it
+
     rest = sections[0].shape[1:]
     groups = [x.view(-1, n, head_width, *rest) for x, n in zip(sections, (queries_per_group, 1, 1), strict=True)]
     return torch.cat(groups, 1).reshape(-1, *rest)

@@ -17,11 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
 from lmtrain.errors import CheckpointError, DataError, shorten
@@ -36,6 +34,9 @@ from lmtrain.exchange.torch_files.safe_pickle import (
     require_text,
 )
 from lmtrain.runtime.files.safe_files import open_fd, open_regular, read_errors, read_range
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_DIRECTORY_BYTES = 8 << 20  # of an archive; because: each of its entries is an object of half a kilobyte
@@ -103,6 +104,8 @@ class TorchFile:
         self.value = self._resolve(value, {})
 
     def read(self, tensor: StoredTensor) -> Tensor:
+        import torch  # because: values and the shapes of tensors are read without it
+
         start, size, crc = self._places[tensor.key]
         item_bytes = ITEM_BYTES[tensor.code]
         last_item = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))

@@ -410,9 +410,9 @@ def _take_lock(fd: int, folder: Path, kind: int) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the exclusive lock of an output folder during the `with` block; the folder is created if needed. Raise
-    OutputError if another run holds the lock.
+def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the exclusive lock of an output folder during the `with` block; the folder is created if needed. If another
+    process holds the lock, wait for it with `wait`, else raise OutputError.
 
     The system releases the lock when the process ends, however it ends.
     """
@@ -422,7 +422,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
     with storage_errors(path, "Opening"):
         fd = open_output(path, os.O_RDWR | os.O_CREAT)
     try:
-        _take_lock(fd, folder, fcntl.LOCK_EX)
+        if wait:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        else:
+            _take_lock(fd, folder, fcntl.LOCK_EX)
         with storage_errors(path, "Writing"):
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
-from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.settings_base import show
 from lmtrain.data.assemble_training_data import (
     TOKEN_SHARES,
@@ -25,7 +24,6 @@ from lmtrain.data.assemble_training_data import (
     build_training_data,
     open_datasets,
 )
-from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import (
     CheckpointError,
@@ -48,6 +46,13 @@ from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.machine.install_command import install_command
 from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.before.first_weights import (
+    ForeignWeights,
+    ReadForeign,
+    find_first_weights,
+    no_foreign_weights,
+    tokenizer_of_first_weights,
+)
 from lmtrain.train.before.resume_checks import (
     check_resume_checkpoint,
     newest_readable,
@@ -58,10 +63,7 @@ from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 from lmtrain.units import format_bytes
 
-_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no output of the model
 _RECORDS_BYTES = 1 << 20  # bytes that a young run writes besides checkpoints
-# sizes for which null means a default that other models state explicitly
-_SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ class Inputs:
     tokenizer: Tokenizer
     data: TrainingData
     resume_from: Path | None
-    weights_from: Path | None = None  # checkpoint with the first weights of a new run; None for random weights
+    # checkpoint with the first weights of a new run, or another program's folder until it has been imported; None for
+    # random weights
+    weights_from: Path | None = None
     extra_files: Mapping[str, bytes] = field(default_factory=dict)  # by name, of the checkpoint of the first weights
     evaluations: tuple[EvaluationTask, ...] = ()
     warnings: tuple[str, ...] = ()  # messages on settings that work but may be unintended
@@ -97,10 +101,13 @@ class Inputs:
         return (first + count) / self.data.train.num_samples
 
 
-def preflight(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) -> Inputs:
+def preflight(
+    config: RunConfig, env: ProcessEnv, *, starts_run: bool = True, read_foreign: ReadForeign = no_foreign_weights
+) -> Inputs:
     """Check a run's settings, machine, data and checkpoints before torch is imported, and return the tokenizer, data,
     model settings and checkpoint paths that were found. Raise an LmtrainError if the run cannot work. `starts_run` is
-    False for a dry run, which trains nothing.
+    False for a dry run, which trains nothing. `read_foreign` reads the facts about another program's folder in
+    checkpoint.init_from; it is called for a new run alone.
 
     Called on every process of a run: one process per node builds a missing data index while the others wait for its
     lock. `starting` is False if no run begins afterwards; then a single process may check a run of many.
@@ -114,7 +121,8 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) ->
         check_sinks(config)
     resume_from = find_resume_checkpoint(config)
     resumed = open_resume_checkpoint(config, resume_from)
-    tokenizer, model, data = load_data(config, split_rule=split_rule_of(resumed))
+    foreign = read_foreign(config) if resume_from is None else None
+    tokenizer, model, data = load_data(config, split_rule=split_rule_of(resumed), foreign=foreign)
     check_checkpoint_size(config, model)
     if resumed is not None:
         check_resume_checkpoint(resumed, config, model, tokenizer, data)
@@ -127,19 +135,21 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) ->
     if is_here and not starts_run:
         check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
-    weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
+    weights_from = find_first_weights(config, model, tokenizer, foreign) if resume_from is None else None
     return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=tuple(warnings))
 
 
 def load_data(
-    config: RunConfig, *, with_validation: bool = True, split_rule: str = TOKEN_SHARES
+    config: RunConfig, *, with_validation: bool = True, split_rule: str = TOKEN_SHARES,
+    foreign: ForeignWeights | None = None,
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
     """Load the tokenizer and the datasets, and return the tokenizer, the model settings with the vocabulary size that
     the data needs, and the training data. `with_validation` also opens the validation data if the run validates.
-    `split_rule`, an entry of SHARES, says how data.split separates training from validation data.
+    `split_rule`, an entry of SHARES, says how data.split separates training from validation data. `foreign` is another
+    program's folder that a new run starts from.
     """
     opened = open_datasets(config.data)
-    tokenizer = _load_tokenizer(config.data, opened)
+    tokenizer = _load_tokenizer(config, opened, foreign)
     model = _model_with_vocab(config, opened, tokenizer)
     first, count = config.batch_plan.range_of(config.total_steps - 1)
     request = DataRequirements(
@@ -154,7 +164,7 @@ def find_model(config: RunConfig) -> ModelSettings:
     built.
     """
     opened = open_datasets(config.data)
-    return _model_with_vocab(config, opened, _load_tokenizer(config.data, opened))
+    return _model_with_vocab(config, opened, _load_tokenizer(config, opened, None))
 
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starts_run: bool) -> None:
@@ -220,12 +230,18 @@ def _process_count_text(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _load_tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
-    """Load the tokenizer from data.tokenizer, or else from the file `PREFIX.tokenizer.json` next to a dataset. Raise
-    SettingsError if neither names one, and DataError if a dataset was written with a different tokenizer.
+def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWeights | None) -> Tokenizer:
+    """Load the tokenizer from data.tokenizer, or else from the file `PREFIX.tokenizer.json` next to a dataset, or else
+    that of the model which the run starts from (`foreign` if it is another program's folder). Raise SettingsError if
+    there is none, and DataError if a dataset was written with a different tokenizer.
     """
+    settings = config.data
     stored = next((file for file in map(_tokenizer_path, opened.datasets) if file.exists()), None)
+    of_weights = None
     if settings.tokenizer is None and stored is None:
+        of_weights = tokenizer_of_first_weights(config, foreign)
+    path = Path(settings.tokenizer) if settings.tokenizer else stored
+    if path is None and of_weights is None:
         first = opened.train[0]
         raise SettingsError(
             [
@@ -234,17 +250,19 @@ def _load_tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
                 "Add data.tokenizer=PATH of the tokenizer with which the dataset was written."
             ]
         )
-    path = Path(settings.tokenizer) if settings.tokenizer else stored
-    assert path is not None
     info = next((dataset.info for dataset in opened.datasets if dataset.info is not None), None)
-    tokenizer = Tokenizer.load(path) if info is None else Tokenizer.load_lazily(
-        path, sha256=info.tokenizer_sha256, fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size,
-        eod_id=info.eod_id,
-    )  # fmt: skip
+    if path is None:
+        assert of_weights is not None
+        tokenizer, place = of_weights, f"of checkpoint.init_from={config.checkpoint.init_from}"
+    else:
+        tokenizer, place = Tokenizer.load(path) if info is None else Tokenizer.load_lazily(
+            path, sha256=info.tokenizer_sha256, fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size,
+            eod_id=info.eod_id,
+        ), str(path)  # fmt: skip
     for dataset in opened.datasets:
         if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(
-                f"The tokenizer {path} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset "
+                f"The tokenizer {place} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset "
                 f"{dataset.prefix} was written with a tokenizer of fingerprint "
                 f"{dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess the text again."
             )
@@ -316,56 +334,6 @@ def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
     except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
         return {}
     return compare_settings(known, dict(flatten(with_final_model(config, inputs).to_dict())))
-
-
-def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:
-    """Return the path of the checkpoint that checkpoint.init_from names, or None if it is not set. Raise SettingsError
-    if the checkpoint's tokenizer or model differs from the run's.
-    """
-    if config.checkpoint.init_from is None:
-        return None
-    path = resolve_checkpoint(Path(config.checkpoint.init_from))
-    contents = Contents(path)
-    saved_model = checked_model(contents)
-    saved_tokenizer = contents.manifest.state.get("tokenizer")
-    fingerprint = saved_tokenizer.get("fingerprint") if isinstance(saved_tokenizer, dict) else None
-    if fingerprint != tokenizer.fingerprint:
-        raise SettingsError([
-            f"checkpoint.init_from={path} was trained with a tokenizer of fingerprint {str(fingerprint)[:12]}, but the "
-            f"data was written with one of fingerprint {tokenizer.fingerprint[:12]}. "
-            f"Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
-        ])  # fmt: skip
-    _check_model(path, model, saved_model)
-    return path
-
-
-def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -> None:
-    """Raise SettingsError if `model`, of the run, and `saved_model`, of the checkpoint at `path`, differ in a setting
-    that changes the model's outputs; settings such as dropout may differ.
-    """
-    values, saved_values, typed = with_explicit_sizes(model), with_explicit_sizes(saved_model), saved_model.to_dict()
-    ignored = {*_IGNORED_KEYS, *(problem.key for problem in saved_model.unused())}
-    if "embedding.position.weight" not in saved_model.weights():
-        ignored.add("seq_len")  # because: rotary positions have no table that limits the length
-    differing = [key for key in saved_values if key not in ignored and values.get(key) != saved_values[key]]
-    if differing:
-        differences = ", ".join(
-            f"model.{key} is {show(values.get(key))} here and {show(saved_values[key])} there" for key in differing
-        )
-        settings = " ".join(
-            f"model.{key}={show(typed[key])}" for key in differing if typed[key] != model.to_dict().get(key)
-        )
-        way_out = "Choose a model of the same kind." if "kind" in differing else f"Add {settings}."
-        others = "weights" if model.weights() != saved_model.weights() else "settings"
-        raise SettingsError([f"checkpoint.init_from={path} has a model with other {others}: {differences}. {way_out}"])
-
-
-def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
-    """Return the model's settings as plain data; sizes given as null, such as num_kv_heads, are replaced by the number
-    they stand for.
-    """
-    values, shape = model.to_dict(), model.shape
-    return values | {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
 
 
 def compiler_problems(config: RunConfig) -> Iterator[str]:

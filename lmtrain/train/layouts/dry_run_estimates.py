@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
 from lmtrain.models.model_settings import ModelSettings
@@ -24,6 +25,7 @@ from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.pipeline_replay import price_runs
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.runfolder.file_names import IMPORTED
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings
@@ -262,14 +264,16 @@ def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         return facts | ({"weights_from": f"{init_from}, when the run began"} if init_from else {})
     facts |= {"resume_from": "nothing: a new run"}
     if inputs.weights_from is not None:
-        facts |= {"weights_from": str(inputs.weights_from), "weights_are": _weights_origin(inputs.weights_from)}
+        facts |= {"weights_from": str(inputs.weights_from), "weights_are": _weights_origin(config, inputs.weights_from)}
     return facts
 
 
-def _weights_origin(checkpoint: Path) -> str:
-    """Return in words where the weights of a checkpoint come from: an import from another program, or a number of
-    training steps.
+def _weights_origin(config: RunConfig, checkpoint: Path) -> str:
+    """Return in words where the first weights of a run come from: an import from another program, which is still to be
+    made if `checkpoint` is that program's folder, or a number of training steps.
     """
+    if not (checkpoint / MANIFEST).is_file():
+        return f"another program's, and will be imported into {Path(config.run.dir) / IMPORTED}"
     manifest = Contents(checkpoint).manifest
     imported = manifest.state.get("imported")
     if isinstance(imported, dict):

@@ -23,8 +23,8 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_becomes_part_of_the_vocabulary",
-        file="lmtrain/exchange/megatron/import_and_export.py",
-        function="import_megatron",
+        file="lmtrain/exchange/megatron/source_model.py",
+        function="read_megatron_model",
         old='claimed_vocab = get("vocab_size") if get is not None else None',
         new='claimed_vocab = get("padded_vocab_size") if get is not None else None',
         breaks="Rows that pad Megatron's vocabulary become tokens, which take a share of every softmax and can be "

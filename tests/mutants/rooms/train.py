@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_weights_of_other_angles_are_taken",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/before/first_weights.py",
         function="",
         old='_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")',
         new='_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "rotary_base")',

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, OutputError, UsageError
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
+from lmtrain.exchange.import_folder import import_folder
 from tests.unit.exchange.models import gpt2, same_weights, save
 
 
@@ -97,9 +98,12 @@ def test_output_is_never_mixed_with_what_is_there(exported: Path, tmp_path: Path
         export_hf(tmp_path / "run", exported)
     with pytest.raises(UsageError, match="--dtype=int8"):
         export_hf(tmp_path / "run", tmp_path / "other", dtype="int8")
-    import_hf(exported, tmp_path / "back")
+    import_folder(exported, tmp_path / "back")
     with pytest.raises(OutputError, match="holds a checkpoint already"):
-        import_hf(exported, tmp_path / "back")
+        import_folder(exported, tmp_path / "back")
+    for output in (exported / "back", exported):
+        with pytest.raises(OutputError, match="which is only read"):
+            import_folder(exported, output)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "bert", "megatron-bert"])

@@ -1,0 +1,187 @@
+"""checkpoint.init_from: the model that a new run takes from it unless the user chooses one, and the import of another
+program's folder that it names.
+
+Used by everything that composes a run's settings or starts a run. Torch is imported for the import alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, load_manifest, resolve_checkpoint
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
+from lmtrain.config.compose import compose, conf_dir, typed_words
+from lmtrain.config.overrides import parse_overrides
+from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.errors import LmtrainError, MissingInputError, SettingsError
+from lmtrain.exchange.source_format import Program, identify_source, lmtrain_kind
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runfolder.file_names import CONFIG, IMPORTED
+from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.before.first_weights import ForeignWeights
+from lmtrain.train.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from lmtrain.train.before.preflight import Inputs
+
+_ROOT = "pretrain"  # the root config whose default model gives way
+_CHOICE = "of_init_from"  # the name of the config file that holds the model in place of the default
+
+
+def compose_settings(
+    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = _ROOT,
+    report: Callable[[str], None] | None = None,
+) -> RunConfig:  # fmt: skip
+    """Compose a run's settings from conf/NAME.yaml and the overrides, as `compose` does. If checkpoint.init_from is
+    among the overrides and the user chooses no model (by `model=NAME`, by an experiment or by a root config of their
+    own), the model is the one that it names instead of the default.
+    """
+    path = _typed_value(overrides, "checkpoint.init_from")
+    own_root = name != _ROOT or (config_dir is not None and (config_dir / f"{_ROOT}.yaml").is_file())
+    if not path or own_root or {"model", "experiment"} & typed_words(overrides).keys():
+        return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report)
+    root = read_yaml(conf_dir() / f"{_ROOT}.yaml").data
+    run = Path(str(_typed_value(overrides, "run.dir") or root["run"]["dir"]))
+    model = _model_settings(Path(str(path)), run, _typed_value(overrides, "model.dropout"))
+    defaults = [{"model": _CHOICE} if "model" in default else default for default in root["defaults"]]
+    with linked_configs(config_dir) as folder:
+        write_config(folder / "model" / f"{_CHOICE}.yaml", model)
+        (folder / f"{_ROOT}.yaml").write_text(json.dumps(root | {"defaults": defaults}), encoding="utf-8")
+        with named_in_errors(folder, rf"(model/{_CHOICE}|{_ROOT})\.yaml", str(path)):
+            return compose(RunConfig, overrides, config_dir=folder, name=name, report=report)
+
+
+@contextmanager
+def linked_configs(config_dir: Path | None) -> Iterator[Path]:
+    """Context manager: yield a temporary folder of config files in which the user's own, of `config_dir`, are linked.
+    """
+    with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
+        folder = Path(name)
+        for file in config_dir.rglob("*.yaml") if config_dir else ():
+            link = folder / file.relative_to(config_dir)  # type: ignore[arg-type]
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+        yield folder
+
+
+def write_config(path: Path, tree: dict[str, Any]) -> None:
+    """Write settings as JSON, which is YAML too; `${` is escaped so that values are not read as references."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")
+
+
+@contextmanager
+def named_in_errors(folder: Path, files: str, origin: str) -> Iterator[None]:
+    """Context manager: in SettingsErrors, name `origin` in place of config files in the temporary `folder`, which is
+    gone when a user reads the message. `files` is a regular expression of their paths.
+    """
+    try:
+        yield
+    except SettingsError as error:
+        own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}( line \d+)?")
+        raise SettingsError([own_file.sub(lambda _: origin, problem) for problem in error.problems]) from error
+
+
+def _typed_value(overrides: Sequence[str], key: str) -> Any:
+    """Return the value of the last override of this key; None if there is none, or if it lists several values."""
+    words = [word for word in overrides if word.lstrip("+").startswith(f"{key}=")]
+    if not words:
+        return None
+    (override,) = parse_overrides(words[-1:], {})
+    return None if override.is_sweep_override() else override.value()
+
+
+def _model_settings(path: Path, run: Path, dropout: object) -> dict[str, Any]:
+    """Return the settings of the model at `path`, a checkpoint, a run or another program's folder. If nothing is there
+    any more, return those that the run in the folder `run` has recorded. `dropout` is the dropout that the user has
+    typed, for a folder that has several.
+    """
+    if is_best(path) or lmtrain_kind(path):
+        return checked_model(Contents(resolve_checkpoint(path))).to_dict()
+    if (imported := latest_checkpoint(run / IMPORTED)) is not None:
+        return checked_model(Contents(imported)).to_dict()
+    if not path.exists() and (run / CONFIG).is_file() and isinstance(model := read_settings(run).get("model"), dict):
+        return model
+    if not path.exists():
+        resolve_checkpoint(path)  # which raises: there is no such path
+    with _named_setting():
+        return _read_model(path, identify_source(path).program, dropout).to_dict()
+
+
+def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
+    """Return the facts about another program's folder that checkpoint.init_from names, for the checks of a new run; of
+    its import if an earlier start has made one. Return None if it names no such folder. Raise OutputError if the folder
+    is not what the earlier start has imported.
+    """
+    path, imported = Path(config.checkpoint.init_from or ""), latest_checkpoint(Path(config.run.dir) / IMPORTED)
+    if config.checkpoint.init_from is None or is_best(path) or lmtrain_kind(path):
+        return None
+    if imported is not None:
+        from lmtrain.exchange.source_identity import check_unchanged
+
+        state = load_manifest(imported).state
+        check_unchanged(path, state.get("imported", {}), imported)
+        return ForeignWeights(imported, checked_model(Contents(imported)), Tokenizer.load(imported))
+    if not path.is_dir():
+        return None  # because: whoever looks for the checkpoint raises
+    with _named_setting():
+        found = identify_source(path)
+        model = _read_model(path, found.program, config.model.to_dict().get("dropout"))
+    return ForeignWeights(path, model, _tokenizer_of(path))
+
+
+def _read_model(path: Path, program: Program, dropout: object) -> ModelSettings:
+    """Return the settings of the model in another program's folder; `dropout`, unless it is None, overrides its own."""
+    if program == "hf":
+        from lmtrain.exchange.huggingface.source_model import read_hf_model
+
+        return read_hf_model(path, dropout)[1]
+    from lmtrain.exchange.megatron.source_model import read_megatron_model
+
+    return read_megatron_model(path, None, {} if dropout is None else {"dropout": dropout}).settings
+
+
+def _tokenizer_of(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer in a model's folder; None if it holds none."""
+    try:
+        return Tokenizer.load(folder)
+    except MissingInputError:
+        return None
+
+
+def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
+    """Import the folder of another program that a new run starts from, into the run's folder, and return the inputs
+    with the checkpoint in its place; return them unchanged if there is no such folder. The processes of a run may call
+    this at once: one imports and the others wait.
+    """
+    path, output = inputs.weights_from, Path(config.run.dir) / IMPORTED
+    if path is None or lmtrain_kind(path):
+        return inputs
+    from lmtrain.cli.screen.print_output import progress
+
+    stopped = f"{output} holds no checkpoint; the same command begins anew."
+    with progress("imported", "bytes", interrupted=stopped) as report, _named_setting():
+        from lmtrain.exchange.import_folder import import_once
+
+        dropout = {"dropout": config.model.to_dict()["dropout"]}
+        tokenizer = Path(inputs.tokenizer.source) if _tokenizer_of(path) is None else None
+        checkpoint = import_once(path, output, tokenizer, dropout, report)
+    return replace(inputs, weights_from=checkpoint)
+
+
+@contextmanager
+def _named_setting() -> Iterator[None]:
+    """Context manager: name the setting in errors about the folder that it names."""
+    try:
+        yield
+    except LmtrainError as error:
+        error.add_note("It is the folder that checkpoint.init_from names.")
+        raise

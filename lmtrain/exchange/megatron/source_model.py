@@ -1,0 +1,146 @@
+"""The model that a Megatron-LM checkpoint holds: its settings, and whether its weights are those of the settings.
+Torch-free.
+
+Called by the import, and by a run that starts from such a folder, before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtrain.errors import CheckpointError, join_few
+from lmtrain.exchange.megatron.checkpoint_args import WeightFacts, argument_getter, settings_from_arguments
+from lmtrain.exchange.megatron.checkpoint_folder import MegatronCheckpoint, WeightPart, open_megatron
+from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
+from lmtrain.spec import Cut, Split
+
+_POSITIONS = "embedding.position.weight"
+
+
+@dataclass(frozen=True)
+class MegatronModel:
+    """A Megatron-LM checkpoint whose weights have been compared with its settings. `weights` are the model's by
+    lmtrain's names, each in parts; `masters` are the optimizer's fp32 weights, empty unless all of them are there.
+    """
+
+    source: MegatronCheckpoint
+    settings: ModelSettings
+    weights: Mapping[str, list[WeightPart]]
+    masters: Mapping[str, list[WeightPart]]
+
+
+def read_megatron_model(
+    folder: Path, tokenizer_vocab_size: int | None, overrides: Mapping[str, object]
+) -> MegatronModel:
+    """Read which model the Megatron-LM folder `folder` holds. `tokenizer_vocab_size` is the vocabulary size where the
+    checkpoint does not give one; `overrides` are settings that the folder does not contain. Raise CheckpointError if
+    lmtrain does not compute the model, or if the weights are not those of its settings.
+    """
+    source = open_megatron(folder)
+    facts = _weight_facts(source)
+    get = argument_getter(source.args) if source.args is not None else None
+    claimed_vocab = get("vocab_size") if get is not None else None
+    vocab_size = claimed_vocab if type(claimed_vocab) is int else tokenizer_vocab_size
+    if vocab_size is None:
+        raise CheckpointError(
+            f"{source.path} does not give the size of its vocabulary, as old files do not. Import it with its "
+            f"tokenizer: lmtrain import {folder} --tokenizer PATH --output DIR."
+        )
+    settings = settings_from_arguments(get, facts, vocab_size, dict(overrides), source.path)
+    if settings.shape.num_layers != facts.num_layers or settings.num_parameters > source.num_bytes:
+        # because: the weights of a model are listed by name before they are looked for
+        raise CheckpointError(
+            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, but its arguments describe a "
+            f"model of {settings.shape.num_layers} layers and {settings.num_parameters} parameters. Get the folder "
+            "again, or check --set."
+        )
+    weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
+    _check_weights(source, settings, weights)
+    return MegatronModel(source, settings, weights, _complete_masters(source, settings))
+
+
+def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:
+    weights = source.weights
+    token, down = _matrix_parts(source, "embedding.token.weight"), _matrix_parts(source, "blocks.0.mlp.down.weight")
+    return WeightFacts(
+        num_layers=len({int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}),
+        width=token[0].shape[1],
+        ffn_width=sum(part.shape[1] for part in down),
+        num_positions=_matrix_parts(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None,
+        is_encoder="head.dense.weight" in weights,
+        has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
+        norm_has_bias="norm.bias" in weights,
+        has_output="head.weight" in weights,
+        has_pair="pair.scores.weight" in weights,
+    )
+
+
+def _matrix_parts(source: MegatronCheckpoint, name: str) -> list[WeightPart]:
+    parts = source.weights.get(name)
+    if not parts or any(len(part.shape) != 2 for part in parts):
+        raise CheckpointError(f"{source.path} lacks the matrix {name}, which every model has. Get all of its files.")
+    return parts
+
+
+def _check_weights(
+    source: MegatronCheckpoint, settings: ModelSettings, weights: Mapping[str, list[WeightPart]]
+) -> None:
+    """Raise CheckpointError unless `weights`, by lmtrain's names, are all weights of the model and no others, in parts
+    whose shapes join to the shapes in its settings.
+    """
+    problems, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
+    for name, shape in shapes.items():
+        parts = weights.get(name)
+        if parts is None:
+            problems.append(f"{name} is missing")
+        elif not _has_joined_shape(parts, shape, cuts[name], by_half=name in source.halves):
+            problems.append(
+                f"{name} has {len(parts)} parts of shape {list(parts[0].shape)}, which do not join to {list(shape)}"
+            )
+        elif len(cuts[name].sections) > 1 and not _holds_whole_sections(name, parts, settings, source):
+            problems.append(f"{name} cannot be split as version {source.version:g} orders the rows of each rank")
+    problems += [f"{name} is not a weight of the model" for name in weights.keys() - shapes.keys()]
+    if problems:
+        raise CheckpointError(
+            f"{source.path} does not hold the model of its arguments: {join_few(sorted(problems), '; ')}. "
+            "If the model has other settings, give them with --set KEY=VALUE."
+        )
+
+
+def _has_joined_shape(parts: list[WeightPart], shape: Shape, placement: Cut, *, by_half: bool) -> bool:
+    axis = 1 if placement.split is Split.ROW else 0
+    joined = list(parts[0].shape)
+    if len(joined) != len(shape) or any(part.shape != parts[0].shape for part in parts):
+        return False
+    if by_half or placement.split is not Split.NONE:
+        joined[axis] = sum(part.shape[axis] for part in parts)
+    if placement.split is Split.VOCAB:
+        return joined[0] >= shape[0] and joined[1:] == list(shape[1:])
+    return joined == list(shape)
+
+
+def _holds_whole_sections(
+    name: str, parts: list[WeightPart], settings: ModelSettings, source: MegatronCheckpoint
+) -> bool:
+    """Return whether every rank's rows of the fused weight `name` can be split into queries, keys and values, or into
+    gate and up projection.
+    """
+    rows, shape = parts[0].shape[0], settings.shape
+    if ".attention.qkv." not in name:
+        return name in source.halves or rows % 2 == 0
+    return source.version >= 2 or (shape.num_kv_heads == shape.num_heads and rows % (3 * shape.head_width) == 0)
+
+
+def _complete_masters(source: MegatronCheckpoint, settings: ModelSettings) -> dict[str, list[WeightPart]]:
+    """Return the fp32 weights that the checkpoint's optimizer holds, by name, or an empty dict unless all weights of
+    the model are among them.
+    """
+    shapes, cuts = unpadded_shapes(settings), settings.cuts()
+    is_complete = all(
+        (parts := source.masters.get(name)) is not None
+        and _has_joined_shape(parts, shape, cuts[name], by_half=len(parts) == 2)
+        for name, shape in shapes.items()
+    )
+    return source.masters if is_complete else {}

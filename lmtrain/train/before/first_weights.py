@@ -1,0 +1,120 @@
+"""The weights that a new run starts from, checkpoint.init_from: whether they fit the run's model and tokenizer.
+Torch-free.
+
+Called by preflight. A checkpoint is judged by its manifest. Another program's folder is judged by its settings, which
+the caller reads, since no module of this room knows other programs' formats; it is imported after all checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
+from lmtrain.config.settings_base import show
+from lmtrain.errors import SettingsError
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runfolder.file_names import TOKENIZER
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.run_config import RunConfig
+
+_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no output of the model
+# sizes for which null means a default that other models state explicitly
+_SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
+
+
+@dataclass(frozen=True)
+class ForeignWeights:
+    """Another program's folder that a new run starts from: its path, the settings of its model, and its tokenizer, or
+    None if it has none.
+    """
+
+    path: Path
+    model: ModelSettings
+    tokenizer: Tokenizer | None
+
+
+ReadForeign = Callable[[RunConfig], ForeignWeights | None]  # None if checkpoint.init_from names no such folder
+
+
+def no_foreign_weights(config: RunConfig) -> None:
+    """Return None: for callers that accept checkpoints alone."""
+
+
+def find_first_weights(
+    config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, foreign: ForeignWeights | None
+) -> Path | None:
+    """Return the path of the checkpoint, or of another program's folder (`foreign`), that checkpoint.init_from names;
+    None if it is not set. Raise SettingsError if its tokenizer or model differs from the run's.
+    """
+    if config.checkpoint.init_from is None:
+        return None
+    if foreign is not None:
+        if foreign.tokenizer is not None and foreign.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise _tokenizer_error(foreign.path, foreign.tokenizer.fingerprint, tokenizer, foreign.path)
+        _check_model(foreign.path, model, foreign.model)
+        return foreign.path
+    path = resolve_checkpoint(Path(config.checkpoint.init_from))
+    contents = Contents(path)
+    saved_model = checked_model(contents)
+    saved_tokenizer = contents.manifest.state.get("tokenizer")
+    fingerprint = saved_tokenizer.get("fingerprint") if isinstance(saved_tokenizer, dict) else None
+    if fingerprint != tokenizer.fingerprint:
+        raise _tokenizer_error(path, str(fingerprint), tokenizer, path / "tokenizer.json")
+    _check_model(path, model, saved_model)
+    return path
+
+
+def tokenizer_of_first_weights(config: RunConfig, foreign: ForeignWeights | None) -> Tokenizer | None:
+    """Return the tokenizer of the model that checkpoint.init_from names, for data that comes without one; None if the
+    run has no such model or the model no tokenizer. `foreign` is the model if it is another program's folder.
+    """
+    if config.checkpoint.init_from is None:
+        return None
+    own = Path(config.run.dir) / TOKENIZER  # because: once a run has begun, what it began from may be gone
+    if own.is_file():
+        return Tokenizer.load(own)
+    if foreign is not None:
+        return foreign.tokenizer
+    path = resolve_checkpoint(Path(config.checkpoint.init_from)) / TOKENIZER
+    return Tokenizer.load(path) if path.is_file() else None
+
+
+def _tokenizer_error(path: Path, fingerprint: str, tokenizer: Tokenizer, place: Path) -> SettingsError:
+    """Return the error for a model at `path` whose tokenizer, at `place`, has another fingerprint than the data's."""
+    return SettingsError([
+        f"checkpoint.init_from={path} was trained with a tokenizer of fingerprint {fingerprint[:12]}, but the data was "
+        f"written with one of fingerprint {tokenizer.fingerprint[:12]}. Preprocess the text with --tokenizer {place}."
+    ])  # fmt: skip
+
+
+def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -> None:
+    """Raise SettingsError if `model`, of the run, and `saved_model`, of the checkpoint at `path`, differ in a setting
+    that changes the model's outputs; settings such as dropout may differ.
+    """
+    values, saved_values, typed = with_explicit_sizes(model), with_explicit_sizes(saved_model), saved_model.to_dict()
+    ignored = {*_IGNORED_KEYS, *(problem.key for problem in saved_model.unused())}
+    if "embedding.position.weight" not in saved_model.weights():
+        ignored.add("seq_len")  # because: rotary positions have no table that limits the length
+    differing = [key for key in saved_values if key not in ignored and values.get(key) != saved_values[key]]
+    if differing:
+        differences = ", ".join(
+            f"model.{key} is {show(values.get(key))} here and {show(saved_values[key])} there" for key in differing
+        )
+        settings = " ".join(
+            f"model.{key}={show(typed[key])}" for key in differing if typed[key] != model.to_dict().get(key)
+        )
+        way_out = "Choose a model of the same kind." if "kind" in differing else f"Add {settings}."
+        others = "weights" if model.weights() != saved_model.weights() else "settings"
+        raise SettingsError([f"checkpoint.init_from={path} has a model with other {others}: {differences}. {way_out}"])
+
+
+def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
+    """Return the model's settings as plain data; sizes given as null, such as num_kv_heads, are replaced by the number
+    they stand for.
+    """
+    values, shape = model.to_dict(), model.shape
+    return values | {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
