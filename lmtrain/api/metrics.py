@@ -45,8 +45,7 @@ class Metrics(Mapping[str, NDArray[Any]]):
         rows = [*record.rows.get("valid", []), *record.rows.get("eval", [])]
         measured = [(row["step"], row_measures(row)) for row in rows]
         steps = np.union1d(record.steps, [step for step, _ in measured])
-        self.run = run
-        self.problems: list[str] = list(record.problems)  # a sentence for each part of metrics.jsonl that is damaged
+        self._run, self._problems = run, list(record.problems)
         self._arrays: dict[str, NDArray[Any]] = {"step": steps.astype(np.int64)}
         step_rows = np.searchsorted(steps, record.steps)
         for name, values in record.columns.items():
@@ -63,7 +62,7 @@ class Metrics(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return the array of a name. Raise KeyError, with the nearest name, if the run has recorded no such number."""
         if name not in self._arrays:
-            raise KeyError(f"{self.run} has recorded no {name}. {spelling_hint(str(name), self._arrays)}")
+            raise KeyError(f"{self._run} has recorded no {name}. {spelling_hint(str(name), self._arrays)}")
         return self._arrays[name]
 
     def __contains__(self, name: object) -> bool:
@@ -75,6 +74,11 @@ class Metrics(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         """Return the number of names."""
         return len(self._arrays)
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each part of metrics.jsonl that is damaged and was left out."""
+        return self._problems
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the numbers as a DataFrame with a row for each step and a column for each name. Raise UsageError if
@@ -91,4 +95,4 @@ class Metrics(Mapping[str, NDArray[Any]]):
     def __repr__(self) -> str:
         steps = self["step"]
         until = f" up to step {steps[-1]:,}" if len(steps) else ""
-        return f"<lmtrain.Metrics {self.run}: {len(steps):,} steps{until}; {', '.join(self)}>"
+        return f"<lmtrain.Metrics {self._run}: {len(steps):,} steps{until}; {', '.join(self)}>"

@@ -1,6 +1,6 @@
-"""Generate the pages of docs/reference about commands, settings and exit codes from the code itself.
+"""Generate the pages of docs/reference about commands, settings, exit codes and Python from the code itself.
 
-    python -m lmtrain.cli.reference docs/reference           # write cli.md, settings.md and errors.md
+    python -m lmtrain.cli.reference docs/reference           # write cli.md, settings.md, errors.md, python.md
     python -m lmtrain.cli.reference --check docs/reference   # report which of them are out of date
 
 Run it after changing a command or a setting; tests/house/test_docs.py checks the pages.
@@ -17,6 +17,7 @@ from typing import Any
 
 from lmtrain import errors
 from lmtrain.cli.keys.settings_reference import settings_page
+from lmtrain.cli.python_reference import python_page
 from lmtrain.cli.subcommands import parameter_types, value_placeholder
 from lmtrain.config.settings_base import show
 
@@ -28,6 +29,7 @@ def generate_pages() -> dict[str, str]:
     from lmtrain.cli.main import app
 
     pages = {"cli.md": cli_page(app), "settings.md": settings_page(), "errors.md": errors_page()}
+    pages |= {"python.md": python_page()}
     return {name: _NOTICE + text for name, text in pages.items()}
 
 
