@@ -168,7 +168,7 @@ class RunConfig(Settings):
             ranks, world_size = parts["observe"].profile_ranks or (0,), parts["parallel"].layout.world_size
             yield from problem_if(
                 max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
-                f"names a rank that does not exist: the {world_size} ranks end with {world_size - 1}",
+                f"names a rank that does not exist: the ranks of this run are 0 to {world_size - 1}",
                 "Use observe.profile_ranks=[0].",
             )  # fmt: skip
         if not {"train", "parallel"} <= parts.keys():

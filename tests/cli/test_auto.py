@@ -44,7 +44,7 @@ def test_what_cannot_be_chosen_is_refused_with_a_way_out(toy: Toy, tmp_path: Pat
     assert "Add hardware=h100" in lmtrain("pretrain", *words, "parallel=auto", "--dry-run", code=2)
     output = lmtrain("pretrain", *words, *AUTO, "--nproc", 3, "--dry-run", code=78)
     assert "finds no layout of 3 processes" in output
-    assert "Start 1, 2 or 4 of them." in output
+    assert "Start 1, 2 or 4 processes." in output
     output = lmtrain("pretrain", *words, *AUTO, "--nproc", 2, "parallel.tp=4", "--dry-run", code=78)
     assert "with parallel.tp=4" in output
     small = lmtrain("pretrain", *words, *AUTO, "hardware.memory_GiB=0.0001", "--dry-run", code=78)
@@ -66,7 +66,7 @@ def test_a_run_keeps_its_layout(toy: Toy, tmp_path: Path) -> None:
     process = start("pretrain", "--nproc", 2, *toy.settings(folder), *AUTO)
     output = process.communicate(timeout=900)[0]
     assert process.returncode == 0, output
-    assert "parallel=auto: tp 2, as since the run began" in output
+    assert "parallel=auto: tp 2, as chosen when the run began" in output
     assert layout(folder) == began
     assert settled("--from-run", folder)["parallel"] == began[0]
     assert settled("--from-run", folder, f"run.dir={tmp_path / 'branch'}")["parallel"] == began[0]
@@ -81,7 +81,7 @@ def test_another_number_of_processes_goes_on_with_elastic(toy: Toy, tmp_path: Pa
     assert process.returncode == 0, output
     assert "processes" in lmtrain("pretrain", *words, code=78)
     output = lmtrain("pretrain", *words, "--elastic")
-    assert "as since the run began" in output
+    assert "as chosen when the run began" in output
     assert "--elastic: 1 process shares the work of 2" in output
     steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step"]
     assert steps == list(range(1, 13))

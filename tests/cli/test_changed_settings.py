@@ -60,5 +60,5 @@ def test_steps_of_which_nothing_was_saved_are_said_to_be_lost(toy: Toy, tmp_path
     assert "no checkpoint" not in lmtrain("pretrain", *words, code=1, env=fault)
     other = toy.settings(tmp_path / "run", checkpoint__interval_steps=500, model__num_layers=1)
     said = lmtrain("pretrain", *other)
-    assert "warning: no checkpoint is there of the 4 steps before; the run begins at step 1 again" in said
+    assert "warning: the 4 steps before have left no checkpoint; the run begins at step 1 again" in said
     assert "model.num_layers is 1 from here on; it was 2" in said

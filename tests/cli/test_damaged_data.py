@@ -100,7 +100,7 @@ def test_a_sidecar_that_was_changed_by_hand(copy: Copy, key: str) -> None:
     newer = ("blocks_sha256", "tokenizer_sha256", "sidecar_sha256")
     old = {name: value for name, value in tree.items() if name not in newer}
     dataset_file(prefix, ".json").write_text(json.dumps(old))
-    assert "of an older lmtrain and has no hash of itself" in lmtrain("data", "verify", prefix)
+    assert "by an older lmtrain and has no hash of itself" in lmtrain("data", "verify", prefix)
     assert "has no hash of itself" in lmtrain("data", "inspect", prefix)
     del old[key]
     dataset_file(prefix, ".json").write_text(json.dumps(old))

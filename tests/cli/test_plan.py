@@ -305,7 +305,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "parallel.zero=4"], 2, "Use 0, 1, 2 or 3."),
         (["hardware=h100", "gpus=8", "hardware.nic_GBps=abc"], 2, "is not a number"),
         (["hardware=v100_32gb", "gpus=8", "precision=bf16"], 2, "Add hardware.peak_tflops.bf16=TFLOPS"),
-        (["hardware=h100", "gpus=8", "hardware.factors.luck=1"], 2, "has luck, below 0 or no factor"),
+        (["hardware=h100", "gpus=8", "hardware.factors.luck=1"], 2, "has luck, which is below 0 or no factor"),
         (["hardware=h100", "gpus=8", "--layout", "tp"], 2, "Write tp=VALUE"),
         (["hardware=h100", "gpus=8", "--layout", "tp=3"], 2, "Use gpus=6"),
         (["hardware=h100", "gpus=8", "--layout", "tp=2", "parallel.tp=4"], 2, "tp=4 was given too"),

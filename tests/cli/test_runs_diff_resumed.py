@@ -72,7 +72,7 @@ def test_of_older_runs_no_digest_is_compared(tmp_path: Path) -> None:
     b = write(tmp_path / "b", start(told=False, **TWO), start(10, told=False))
     found = facts(write(tmp_path / "a", start(told=False)), b)
     assert (found["first"], found["causes"]) == ({}, [])
-    assert "b: config.json is of the last of 2 starts; what those before it had is not known" in found["not_compared"]
+    assert "b: config.json is from the last of 2 starts; earlier settings are not known" in found["not_compared"]
 
 
 @pytest.mark.parametrize("sha256", ["d", "another"])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
-_UNWRITTEN = "the dataset being written is not there. Begin again, with --overwrite if the first of several is done."
+_UNWRITTEN = "no unfinished dataset is left. Begin again, with --overwrite if the first of several is done."
 
 Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset: its .bin's path without the suffix.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing datasets.")]
@@ -358,7 +358,7 @@ def _describe_content_check(facts: dict[str, Any]) -> str:
     if not facts["compared_with_sidecar"]:
         seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""
         return f"and no sidecar to compare with{seen}"
-    unsigned = "; the sidecar is of an older lmtrain and has no hash of itself"
+    unsigned = "; the sidecar was written by an older lmtrain and has no hash of itself"
     return f"as its sidecar says{'' if facts['sidecar_has_hash'] else unsigned}"
 
 

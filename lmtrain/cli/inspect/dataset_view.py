@@ -67,7 +67,7 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "tokenizer", describe_tokenizer(*tokenizer)
         yield "content sha256", sidecar["content_sha256"]
         if sidecar["sidecar_sha256"] is None:
-            yield "sidecar", "has no hash of itself, being of an older lmtrain"
+            yield "sidecar", "has no hash of itself, as an older lmtrain wrote it"
     unread = f"no; lmtrain inspect {facts['dataset']} --verify reads every byte"
     yield "verified", "every entry and every byte" if facts["verified"] else unread
 
@@ -176,7 +176,7 @@ def _sample_notes(row: dict[str, Any]) -> Iterator[str]:
         words = [f"{span['document']} (tokens {span['from']} to {span['to'] - 1})" for span in spans]
         more = [f"and {len(words) - 6} more"] if len(words) > 6 else []
         # because: the last token of a sample is only ever a label
-        yield f"documents {', '.join(words[:6] + more)}; the last token is a label alone"
+        yield f"documents {', '.join(words[:6] + more)}; the last token is only a label"
     if "pair_label" in row:
         yield "its second segment does not follow the first" if row["pair_label"] else "its segments follow each other"
     if "predicted" in row:

@@ -248,7 +248,7 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
         fixed = fixed_layout_settings(config, overrides)
         if (earlier_choice := previous_layout(config, fixed)) is not None:
             choice = layout_words(earlier_choice.parallel)
-            config, messages = earlier_choice, [f"parallel=auto: {choice}, as since the run began"]
+            config, messages = earlier_choice, [f"parallel=auto: {choice}, as chosen when the run began"]
         else:
             config, messages = choose_layout(config, find_model(config), env.world_size, fixed)
     if elastic:

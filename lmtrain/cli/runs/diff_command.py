@@ -109,7 +109,7 @@ def _unrecorded_starts(runs: Sequence[RunFolder], starts: Sequence[list[Row]]) -
     """Yield a sentence for each run in which a start before the last one has no recorded settings."""
     for run, rows in zip(runs, starts, strict=True):
         if not all(row["settings"] for row in rows[:-1]):
-            yield f"{run.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
+            yield f"{run.name}: config.json is from the last of {len(rows)} starts; earlier settings are not known"
 
 
 def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:

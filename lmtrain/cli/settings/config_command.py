@@ -31,7 +31,7 @@ from lmtrain.units import format_count
 
 app = typer.Typer(no_args_is_help=True)
 _MIN_COMMENT_WIDTH = 30  # columns
-_DEFAULT_NOTE = "* what a run has where nothing else is chosen"
+_DEFAULT_NOTE = "* the choice of a run that names no other"
 
 
 @app.command("list")
@@ -212,7 +212,7 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
         | {"<from": row["about"].rpartition("(")[2].partition(")")[0] if "(" in row["about"] else ""}
         for row in sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
     ])  # fmt: skip
-    echo(f"{_DEFAULT_NOTE}\n+ parameters, and the embedding of the tokenizer's vocabulary besides", dim=True)
+    echo(f"{_DEFAULT_NOTE}\n+ the embedding of the tokenizer's vocabulary is not counted", dim=True)
 
 
 def print_key(facts: dict[str, Any]) -> None:

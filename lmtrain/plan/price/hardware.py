@@ -198,7 +198,8 @@ class Hardware(Settings):
             (self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known."),
             (self.sustained <= 0, "sustained", "must be above 0", "Use 1.0."),
             (
-                bool(no_factors), "factors", f"has {join_few(no_factors)}, below 0 or no factor of the planner",
+                bool(no_factors), "factors",
+                f"has {join_few(no_factors)}, which is below 0 or no factor of the planner",
                 "Use the factors that `lmtrain plan --calibrate` wrote.",
             ),
             self.above_0("interval", "Use null for the interval of all machines."),

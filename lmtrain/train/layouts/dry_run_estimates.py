@@ -128,7 +128,7 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
             "memory": f"{format_bytes(total)} predicted on rank {rank}, which needs most"
             f"{', without Python and torch themselves' * run.on_cpu}; mainly {parts}",
             **communicators,
-            "step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100",
+            "step_time": "not predicted: give hardware=NAME, as in hardware=h100",
         }
     device_bytes = hardware.memory_GiB * GIB
     return {

@@ -299,7 +299,7 @@ def record_start(run: Run) -> None:
         run.view.show_note(f"a new run with the weights of {weights}")
     if resumed is None and run.metrics is not None:
         reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0)
-        message = f"no checkpoint is there of the {reached} steps before; the run begins at step 1 again"
+        message = f"the {reached} steps before have left no checkpoint; the run begins at step 1 again"
         if reached:
             for text in (f"warning: {message}", *_change_lines(run)):
                 run.view.show_note(text)
