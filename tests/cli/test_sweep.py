@@ -181,10 +181,10 @@ def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_pat
 
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
-    with pytest.raises(StoppedEarly, match="SIGUSR1: the sweep stops while no run is under way"):
+    with pytest.raises(StoppedEarly, match="The sweep was stopped by SIGUSR1"):
         run_sweep(["pretrain"], Asks(words), None, "pretrain", None, ProcessEnv.detect())
     install_stop_handlers()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert "SIGUSR1: the sweep stops while no run is under way" in lmtrain("pretrain", "-m", *words, code=75)
+    assert "The sweep was stopped by SIGUSR1" in lmtrain("pretrain", "-m", *words, code=75)
     assert heard == []
     assert not (tmp_path / "s").exists()

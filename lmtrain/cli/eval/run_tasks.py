@@ -406,7 +406,7 @@ def _read_sides(path: Path) -> list[Side]:
         results = [Result.from_dict(result) for result in document["results"]]
         sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
         if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
-            raise ValueError("the samples file does not have one value for each item of the results")
+            raise ValueError("the samples file must have one value for each item of the results")
     except LmtrainError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:

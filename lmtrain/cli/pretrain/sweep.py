@@ -73,7 +73,8 @@ def run_sweep(
             _run_jobs(jobs, flags, _CommandRunner(stop), prints_output=env.rank == 0)
         except Stopped:
             raise StoppedEarly(
-                f"{stop.cause}: the sweep stops while no run is under way. Run the same command again to go on."
+                f"The sweep was stopped by {stop.cause} while no run was under way. Run the same command again to go "
+                "on."
             ) from None
 
 

@@ -122,7 +122,7 @@ class QueuedSink:
         while (work := self._next()) is not None:
             try:
                 if sink is None:
-                    raise ConnectionError(f"{self.name} could not be opened")
+                    raise ConnectionError(f"the sink {self.name} could not be opened")
                 work(sink)
             except Exception as error:
                 self.num_lost += 1

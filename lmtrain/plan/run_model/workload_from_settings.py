@@ -213,7 +213,7 @@ def recomputed_shares(run: PlannedRun) -> RecomputedShares:
             return RecomputedShares(attention=share)
         case "operators":  # because: products are kept before the all-reduce over tp
             return RecomputedShares(pointwise=share, collectives=share)
-    raise AssertionError(f"recompute.kind={run.recompute.kind} has no rule for what it recomputes")
+    raise AssertionError(f"The planner does not know what recompute.kind={run.recompute.kind} recomputes.")
 
 
 def _recomputed_share(run: PlannedRun, stages: tuple[Stage, ...]) -> float:
