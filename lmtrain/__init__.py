@@ -6,8 +6,8 @@ Each is imported when it is first used, so that `import lmtrain` takes a millise
 
 __version__ = "0.1.0"
 __all__ = [
-    "Dataset", "LmtrainError", "Metrics", "Model", "Tokenizer", "evaluate", "load", "metrics", "open_dataset",
-    "settings",
+    "Dataset", "LmtrainError", "Metrics", "Model", "Tokenizer", "add_plugin", "evaluate", "load", "metrics",
+    "open_dataset", "settings",
 ]  # fmt: skip
 
 TYPE_CHECKING = False  # because: type checkers take this name for True, and importing `typing` is slow
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from lmtrain.api.evaluate import evaluate
     from lmtrain.api.metrics import Metrics, metrics
     from lmtrain.api.model import Model, load
+    from lmtrain.api.plugins import add_plugin
     from lmtrain.api.settings import settings
     from lmtrain.api.tokenizer import Tokenizer
     from lmtrain.errors import LmtrainError
 else:  # because: type checkers would take any name for one that `__getattr__` knows
     _MODULES = {
         "Dataset": "lmtrain.api.dataset", "LmtrainError": "lmtrain.errors", "Metrics": "lmtrain.api.metrics",
-        "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer", "evaluate": "lmtrain.api.evaluate",
-        "load": "lmtrain.api.model", "metrics": "lmtrain.api.metrics", "open_dataset": "lmtrain.api.dataset",
-        "settings": "lmtrain.api.settings",
+        "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer", "add_plugin": "lmtrain.api.plugins",
+        "evaluate": "lmtrain.api.evaluate", "load": "lmtrain.api.model", "metrics": "lmtrain.api.metrics",
+        "open_dataset": "lmtrain.api.dataset", "settings": "lmtrain.api.settings",
     }  # fmt: skip
 
     def __getattr__(name):
@@ -37,7 +38,7 @@ else:  # because: type checkers would take any name for one that `__getattr__` k
         from importlib import import_module
 
         was_enabled = gc.isenabled()
-        gc.disable()  # because: scanning torch's objects again and again takes a tenth of the time of its import
+        gc.disable()  # because: scanning torch's objects again and again takes a sixth of the time of its import
         try:
             value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         finally:

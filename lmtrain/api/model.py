@@ -145,22 +145,23 @@ class Model:
 
     def hidden_states(self, ids: Any) -> dict[str, Tensor]:
         """Return the hidden states after each part of the model, in fp32, in the order of the model: `embedding`,
-        `blocks.0`, `blocks.1`, ..., and `norm`, the final norm, if the model has one. Each is [T, D] or [B, T, D].
+        `blocks.0`, `blocks.1`, ..., and `norm`, the final norm, if GPT or BERT has one. Each is [T, D] or [B, T, D].
 
         The last entry is what the head turns into logits. The names are those that weights begin with.
         """
         ids_BT, has_rows = self._to_tensor(ids)
         model = self._model.model
         assert isinstance(model, nn.Module)
-        found: dict[str, Tensor] = {}
-        names = ("embedding", *(f"blocks.{number}" for number in model.blocks), "norm")
-        parts = {name: part for name, part in model.named_modules() if name in names}
+        parts = dict(model.named_children()) | {f"blocks.{number}": block for number, block in model.blocks.items()}
+        outputs: dict[str, Tensor] = {}
+        hidden: dict[str, Tensor] = {}
         with ExitStack() as hooks:
             for name, part in parts.items():
-                hook = part.register_forward_hook(partial(_keep_output, found, name))
-                hooks.callback(hook.remove)
+                hooks.callback(part.register_forward_hook(partial(_keep_output, outputs, name)).remove)
+            # because: the parts that are called after the model's own forward are heads
+            hooks.callback(model.register_forward_hook(lambda *_: hidden.update(outputs)).remove)
             self._model.logits(_batch(ids_BT), torch.zeros_like(ids_BT, dtype=torch.bool))
-        return {name: (hidden_BTD if has_rows else hidden_BTD[0]).float() for name, hidden_BTD in found.items()}
+        return {name: (hidden_BTD if has_rows else hidden_BTD[0]).float() for name, hidden_BTD in hidden.items()}
 
     def generate(
         self, text: str = "", *, max_tokens: int = 200, temperature: float = 0.8, top_k: int | None = None,

@@ -13,9 +13,9 @@ import lmtrain
 
 _INTRODUCTION = """# Python interface
 
-These are all names of `import lmtrain` that stay as they are; everything else in the package may change without
-notice. [Use from Python](../how_to/use_from_python.md) shows them at work. Paths are texts or `pathlib.Path`s. What
-cannot be used raises an `LmtrainError`, whose text is the message that a command would print.
+These are all names of `import lmtrain`, which stay as they are. [Use from Python](../how_to/use_from_python.md) shows
+them at work. Paths are texts or `pathlib.Path`s. What cannot be used raises an `LmtrainError`, whose text is the
+message that a command would print.
 """
 
 

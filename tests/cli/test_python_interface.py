@@ -92,3 +92,21 @@ def test_a_checkpoint_that_four_ranks_saved_is_the_evaluators_model(toy: Toy, tm
     tokens_BT = torch.tensor([ids])
     evaluator = load_for_eval(run, torch.device("cpu"), "fp32").subject.model
     assert torch.equal(model.logits([ids]), evaluator.logits(Batch(tokens_BT, tokens_BT)))
+
+
+@pytest.mark.wide
+def test_hidden_states_are_those_that_transformers_has(run: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    command("export", run, "--to", "hf", "--output", tmp_path / "exported")
+    model, tokenizer = lmtrain.load(run, device="cpu")
+    ids = tokenizer.encode(TEXT)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
+    with torch.no_grad():
+        states = theirs(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    hidden = model.hidden_states([ids])
+    # transformers leaves out the last block's output before the final norm
+    assert list(hidden) == ["embedding", "blocks.0", "blocks.1", "norm"]
+    for ours, other in zip(("embedding", "blocks.0", "norm"), states, strict=True):
+        torch.testing.assert_close(hidden[ours], other, atol=1e-5, rtol=1e-4)

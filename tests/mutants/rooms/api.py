@@ -12,13 +12,12 @@ MUTANTS = [
         breaks="After the first use of a name Python collects no cycles any more, and a notebook's memory grows.",
     ),
     Mutant(
-        name="the_final_norm_is_no_hidden_state",
+        name="the_output_of_the_head_is_a_hidden_state",
         file="lmtrain/api/model.py",
         function="Model.hidden_states",
-        old='for number in model.blocks), "norm")',
-        new="for number in model.blocks))",
-        breaks="The last hidden state is that of the last block, which the head does not read.",
-        only_for="models with a final norm",
+        old="for name, hidden_BTD in hidden.items()}",
+        new="for name, hidden_BTD in outputs.items()}",
+        breaks="The last hidden state is an empty one of the head, not the one that the head reads.",
     ),
     Mutant(
         name="the_last_token_of_a_full_row_cannot_be_scored",
