@@ -33,7 +33,12 @@ from lmtrain.exchange.huggingface.original_files import (
     read_original_files,
     restore_names,
 )
-from lmtrain.exchange.huggingface.tokenizer_files import json_bytes, special_ids, tokenizer_files
+from lmtrain.exchange.huggingface.tokenizer_files import (
+    check_one_tokenizer,
+    json_bytes,
+    special_ids,
+    tokenizer_files,
+)
 from lmtrain.exchange.huggingface.weight_names import WeightMapping, weight_mappings
 from lmtrain.exchange.stream_tensors_to_disk import (
     DTYPES,
@@ -102,7 +107,7 @@ def export_hf(
     ]
     original = restore_names(reader.read_extra_files(ORIGINAL_PREFIX))
     special, torch_name = special_ids(Tokenizer.from_bytes(tokenizer)), str(torch_type).removeprefix("torch.")
-    files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal, original=original)
+    files = tokenizer_files(tokenizer, settings.shape.seq_len, family, causal=settings.shape.causal, original=original)
     if CONFIG in original:
         config = restored_config(settings, parse_original(original, CONFIG), special, torch_name)
         files |= {name: data for name, data in original.items() if name == GENERATION_CONFIG}
@@ -369,6 +374,8 @@ def import_hf(
 
     origin = {"format": "huggingface", "model_type": source.family} | source.stored_types(mappings.values())
     files = read_original_files(folder, loaded_tokenizer, tokenizer)
+    if tokenizer is None:
+        check_one_tokenizer(folder, loaded_tokenizer, restore_names(files), source.family)
     facts = save_imported(
         output, source.settings, parts, loaded_tokenizer, origin, source=folder, files=files, report=report
     )

@@ -1,7 +1,9 @@
 """Write the tokenizer files of an exported folder, with which transformers' AutoTokenizer gives our ids. Torch-free.
 
 A tokenizer that was imported gets its own files back. Around any other tokenizer.json come the files that users of
-transformers expect: the names of special tokens, the longest text, and an encoder's [CLS] and [SEP].
+transformers expect: the names of special tokens, the longest text, and an encoder's [CLS] and [SEP]. transformers
+takes some settings from tokenizer_config.json, and builds some tokenizers by the name of a class; the ids of ours are
+those of tokenizer.json.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtrain.config.settings_base import show
+from lmtrain.errors import CheckpointError
 from lmtrain.exchange.huggingface.original_files import (
+    CONFIG,
     MODEL_FILES,
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
@@ -26,32 +31,122 @@ _ENCODER = {
     "cls_token": ("cls",), "sep_token": ("sep",), "mask_token": ("mask",), "unk_token": ("unk",), "pad_token": ("pad",)
 }  # fmt: skip
 
+_PLAIN_CLASS = "PreTrainedTokenizerFast"  # transformers 5 has it as another name of TokenizersBackend
+# The classes that transformers takes for a model_type where tokenizer_config.json names none.
+_CLASSES = {
+    "gpt2": "GPT2Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer", "bert": "BertTokenizer",
+    "megatron-bert": "BertTokenizer",
+}  # fmt: skip
+# Keys of BERT's tokenizer_config.json, of its normalizer in tokenizer.json, and the defaults of the former.
+_BERT_SETTINGS = (
+    ("do_lower_case", "lowercase", True), ("strip_accents", "strip_accents", None),
+    ("tokenize_chinese_chars", "handle_chinese_chars", True),
+)  # fmt: skip
+_LLAMA_SPLITTER = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of a tokenizer's special tokens by role, "bos" among them if it has a token of that kind."""
     return tokenizer.special | ({} if tokenizer.bos_id is None else {"bos": tokenizer.bos_id})
 
 
-def tokenizer_files(data: bytes, seq_len: int, *, causal: bool, original: Mapping[str, bytes]) -> dict[str, bytes]:
+def tokenizer_files(
+    data: bytes, seq_len: int, family: str, *, causal: bool, original: Mapping[str, bytes]
+) -> dict[str, bytes]:
     """Return the tokenizer files of an exported folder, as name -> content. `data` is the checkpoint's tokenizer.json,
-    `seq_len` the longest text in tokens. `original` are the files of an imported folder; its tokenizer files, if it has
-    any, are returned as they came.
+    `seq_len` the longest text in tokens, `family` the model_type. `original` are the files of an imported folder; its
+    tokenizer files, if it has any, are returned as they came, unless transformers would take them for another
+    tokenizer.
     """
     tokenizer = Tokenizer.from_bytes(data)
     special = _special_tokens(tokenizer, causal=causal)
     files = {name: content for name, content in original.items() if name not in MODEL_FILES}
     files["tokenizer.json"] = data if causal else _with_encoder_template(data, tokenizer, special)
-    if TOKENIZER_CONFIG in original:
-        return files | _readable_by_both(files[TOKENIZER_CONFIG])
-    config = {
-        # because: their classes by model build tokenizers by rules of their own; this one takes tokenizer.json as is
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": seq_len,
+    # because: their classes by model build tokenizers by rules of their own; this one takes tokenizer.json as is
+    config: dict[str, Any] = {
+        "tokenizer_class": _PLAIN_CLASS,
         "model_input_names": ["input_ids", *([] if causal else ["token_type_ids"]), "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-        **special,
+        **_prefix_space(tokenizer.tree),
     }
-    return {TOKENIZER_CONFIG: json_bytes(config), SPECIAL_TOKENS_MAP: json_bytes(special)} | files
+    if TOKENIZER_CONFIG not in original:
+        config |= {"model_max_length": seq_len, "clean_up_tokenization_spaces": False, **special}
+        return {TOKENIZER_CONFIG: json_bytes(config), SPECIAL_TOKENS_MAP: json_bytes(special)} | files
+    came = parse_original(original, TOKENIZER_CONFIG)
+    if not _takes_tokenizer_json(_class_name(came, original, family), came, tokenizer.tree):
+        named = special.keys() - parse_original(original, SPECIAL_TOKENS_MAP).keys()
+        tokens = {role: special[role] for role in named}
+        changes = config | tokens | {"model_input_names": came.get("model_input_names", config["model_input_names"])}
+        came = changes | came | {"tokenizer_class": _PLAIN_CLASS} | _prefix_space(tokenizer.tree)
+    if isinstance(tokens_list := came.get("extra_special_tokens"), list):  # because: transformers 4 wants a table there
+        came = {key: value for key, value in came.items() if key != "extra_special_tokens"}
+        came |= {"additional_special_tokens": tokens_list}
+    is_changed = came != parse_original(original, TOKENIZER_CONFIG)
+    return files | ({TOKENIZER_CONFIG: json_bytes(came)} if is_changed else {})
+
+
+def check_one_tokenizer(folder: Path, tokenizer: Tokenizer, original: Mapping[str, bytes], family: str) -> None:
+    """Raise CheckpointError if transformers would read another tokenizer from a folder than `tokenizer`, because its
+    tokenizer_config.json contradicts its tokenizer.json. `original` are its small files, `family` its model_type.
+    """
+    config = parse_original(original, TOKENIZER_CONFIG)
+    problems = _contradictions(_class_name(config, original, family), config, tokenizer.tree)
+    if problems:
+        raise CheckpointError(
+            f"{folder} describes two tokenizers: {'; '.join(problems)}. transformers takes the first. Make both equal, "
+            f"or choose that file with --tokenizer {tokenizer.source}."
+        )
+
+
+def _class_name(config: Mapping[str, Any], original: Mapping[str, bytes], family: str) -> str:
+    """Return the class that transformers takes for a tokenizer, without the ending Fast. `config` is its
+    tokenizer_config.json.
+    """
+    name = config.get("tokenizer_class") or parse_original(original, CONFIG).get("tokenizer_class")
+    return str(name or _CLASSES[family]).removesuffix("Fast")
+
+
+def _contradictions(class_name: str, config: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
+    """Return what a tokenizer_config.json says otherwise than the tokenizer.json `tree`, in settings that transformers
+    takes from the first.
+    """
+    normalizer, splitter = tree["normalizer"] or {}, tree["pre_tokenizer"] or {}
+    triples = [(key, default, normalizer.get(inner, default)) for key, inner, default in _BERT_SETTINGS]
+    if class_name != "BertTokenizer":
+        triples = [("add_prefix_space", False, splitter["add_prefix_space"])] if "add_prefix_space" in splitter else []
+    return [
+        f"{key} is {show(said)} {'in tokenizer_config.json' if key in config else 'by default'}, "
+        f"and {show(actual)} in the file of the vocabulary"
+        for key, default, actual in triples
+        if (said := config.get(key, default)) != actual
+    ]
+
+
+def _takes_tokenizer_json(class_name: str, config: Mapping[str, Any], tree: Mapping[str, Any]) -> bool:
+    """Return whether a class of transformers gives the ids of the tokenizer.json `tree`. transformers 4 reads the file;
+    most classes of transformers 5 build a tokenizer anew from its vocabulary, by the rules of their first model.
+    """
+    normalizer, splitter = tree["normalizer"] or {}, tree["pre_tokenizer"] or {}
+    if _contradictions(class_name, config, tree):
+        return False
+    match class_name:
+        case "PreTrainedTokenizer":
+            return True
+        case "LlamaTokenizer":
+            return not normalizer and splitter == _LLAMA_SPLITTER and config.get("add_prefix_space") is None
+        case "GPT2Tokenizer":
+            return not normalizer and splitter.get("type") == "ByteLevel" and splitter["use_regex"]
+        case "BertTokenizer":
+            is_clean = normalizer.get("type") == "BertNormalizer" and normalizer["clean_text"]
+            return is_clean and splitter.get("type") == "BertPreTokenizer"
+    return False
+
+
+def _prefix_space(tree: Mapping[str, Any]) -> dict[str, bool]:
+    """Return add_prefix_space of a tokenizer.json that has it; transformers takes it from tokenizer_config.json, and
+    false if that leaves it out.
+    """
+    splitter = tree["pre_tokenizer"] or {}
+    return {"add_prefix_space": splitter["add_prefix_space"]} if "add_prefix_space" in splitter else {}
 
 
 def _special_tokens(tokenizer: Tokenizer, *, causal: bool) -> dict[str, str]:
@@ -73,20 +168,6 @@ def _with_encoder_template(data: bytes, tokenizer: Tokenizer, special: Mapping[s
     cls, sep = ([special[f"{role}_token"], tokenizer.special[role]] for role in ("cls", "sep"))
     tree["post_processor"] = {"type": "BertProcessing", "sep": sep, "cls": cls}
     return json.dumps(tree, ensure_ascii=False, indent=1).encode()
-
-
-def _readable_by_both(data: bytes) -> dict[str, bytes]:
-    """Return an original tokenizer_config.json, changed only if transformers 5 wrote it in words that 4 cannot read: by
-    name -> content.
-    """
-    config = parse_original({TOKENIZER_CONFIG: data}, TOKENIZER_CONFIG)
-    changed: dict[str, Any] = {}
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        changed["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(tokens := config.get("extra_special_tokens"), list):
-        changed["additional_special_tokens"] = tokens
-        del config["extra_special_tokens"]
-    return {TOKENIZER_CONFIG: json_bytes(config | changed) if changed else data}
 
 
 def json_bytes(value: object) -> bytes:

@@ -135,6 +135,16 @@ MUTANTS = [
         only_for="imports with --tokenizer of another tokenizer than the folder's",
     ),
     Mutant(
+        name="class_of_a_tokenizer_always_comes_back",
+        file="lmtrain/exchange/huggingface/tokenizer_files.py",
+        function="tokenizer_files",
+        old="if not _takes_tokenizer_json(",
+        new="if not came and not _takes_tokenizer_json(",
+        breaks="transformers 5 builds a LLaMA's tokenizer by its own rules, and texts that begin with a space get "
+        "other ids than in training.",
+        only_for="exports of imported models whose tokenizer_config.json names a class such as LlamaTokenizer",
+    ),
+    Mutant(
         name="later_parts_overwrite_the_first_rows",
         file="lmtrain/exchange/huggingface/import_and_export.py",
         function="_row_places",

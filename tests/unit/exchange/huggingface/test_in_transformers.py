@@ -66,6 +66,54 @@ def test_auto_tokenizer_gives_our_ids(kind: str, family: str, tmp_path: Path, re
     compare_ids(folder, ours, list(mixed_texts(10_000 if is_wide else 300)))
 
 
+# Tokenizers, families, and what tokenizer_config.json says of the class in folders of the hub.
+CLASSES: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama", "llama", {"tokenizer_class": "LlamaTokenizer"}),
+    ("llama3", "gpt2", {"tokenizer_class": "GPT2Tokenizer"}),
+    ("llama", "mistral", {"tokenizer_class": "LlamaTokenizerFast"}),
+    ("llama", "llama", {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<unk>"]}),
+    ("llama", "llama", {}),
+    ("metaspace", "llama", {"tokenizer_class": "LlamaTokenizer", "legacy": False}),
+    ("metaspace", "mistral", {}),
+    ("llama3", "llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ("llama3", "llama", {"tokenizer_class": "LlamaTokenizer"}),
+    ("small-bpe", "gpt2", {}),
+    ("small-bpe", "gpt2", {"tokenizer_class": "GPT2TokenizerFast", "bos_token": "<|endoftext|>"}),
+    ("small-wordpiece", "bert", {}),
+    ("small-wordpiece", "megatron-bert", {"tokenizer_class": "BertTokenizer"}),
+]
+BEGINS = {"llama": "<s>", "metaspace": "<s>", "llama3": "<|begin_of_text|>"}
+
+
+@pytest.mark.parametrize(("kind", "family", "config"), [*CLASSES[:2], *wide(*CLASSES[2:])])
+def test_a_tokenizer_that_comes_back_gives_our_ids_whatever_its_class(
+    kind: str, family: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    build: Any = gpt2 if family == "gpt2" else bert if "bert" in family else llama
+    settings = build(vocab_size=450, **CHANGES.get(family, {}))
+    ours = tokenizer_for(settings) if kind.startswith("small") else TOKENIZERS[kind]()
+    folder = exported(tmp_path, settings, ours)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").unlink()
+    export_hf(Path(import_hf(folder, tmp_path / "imported")["checkpoint"]), tmp_path / "again", check=False)
+    compare_ids(tmp_path / "again", ours, list(mixed_texts(400)))
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    found, text = again("the cat"), ours.encode("the cat")
+    if "bert" in family:
+        assert found["input_ids"] == [ours.special["cls"], *text, ours.special["sep"]]
+    else:
+        assert found["input_ids"] == ([again.convert_tokens_to_ids(BEGINS[kind])] if kind in BEGINS else []) + text
+    if family != "llama":  # because: of LLaMA's own class transformers 4 lets the model ignore them
+        assert ("token_type_ids" in found) == ("bert" in family)
+
+
+def test_a_prefix_space_is_ours(tmp_path: Path) -> None:
+    tree = tokenizer_for(gpt2()).tree
+    tree["pre_tokenizer"]["add_prefix_space"] = True
+    ours = Tokenizer.from_bytes(json.dumps(tree).encode())
+    compare_ids(exported(tmp_path, gpt2(), ours), ours, ["the cat", " the cat", "", "a\nb"])
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama-theta", "mistral", *wide("llama")])
 def test_greedy_texts_are_ours(name: str, tmp_path: Path) -> None:
     settings = MODELS[name]

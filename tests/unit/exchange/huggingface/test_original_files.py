@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.errors import DataError
+from lmtrain.errors import CheckpointError, DataError
 from lmtrain.exchange.huggingface.config_json import restored_config, settings_from_config
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
+from lmtrain.tokenizer.train import train_wordpiece
 from tests.unit.exchange.huggingface.published import TOKENIZERS, exported, publish, small_files
 from tests.unit.exchange.models import bert, gpt2, llama
 
+CLASSES = {"wordpiece": "BertTokenizer", "cased": "BertTokenizerFast", "bpe": "GPT2Tokenizer"}
 ADDED_KEYS = {"dtype", "torch_dtype", "rope_theta", "rope_parameters", "transformers_version", "architectures"}
 
 
@@ -137,6 +139,31 @@ def test_weights_come_back_in_the_type_in_which_they_came(settings: Any, dtype: 
     assert {t.dtype for t in load_file(and_back(folder, "half", dtype="bf16") / "model.safetensors").values()} == {
         torch.bfloat16
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "config", "said"),
+    [
+        (bert(vocab_size=400), "wordpiece", {"do_lower_case": False}, "do_lower_case is false in tokenizer_config"),
+        (bert(vocab_size=400), "wordpiece", {"strip_accents": True}, "strip_accents is true in tokenizer_config"),
+        (bert(vocab_size=400), "cased", None, "do_lower_case is true by default, and false in"),
+        (gpt2(), "bpe", {"add_prefix_space": True}, "add_prefix_space is true in tokenizer_config.json, and false"),
+    ],
+)
+def test_a_folder_with_two_tokenizers_is_refused_unless_one_is_chosen(
+    settings: Any, kind: str, config: dict[str, Any] | None, said: str, tmp_path: Path
+) -> None:
+    tokenizer = train_wordpiece(["a Cat sat"], 60, lowercase=kind != "cased") if kind != "bpe" else None
+    folder = exported(tmp_path, settings, tokenizer)
+    path = folder / "tokenizer_config.json"
+    path.unlink() if config is None else path.write_text(json.dumps({"tokenizer_class": CLASSES[kind]} | config))
+    with pytest.raises(CheckpointError, match=said):
+        import_hf(folder, tmp_path / "imported")
+    checkpoint = import_hf(folder, tmp_path / "imported", tokenizer=folder / "tokenizer.json")["checkpoint"]
+    export_hf(Path(checkpoint), tmp_path / "again", check=False)
+    again = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
+    assert again["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert again.get("add_prefix_space", False) is False
 
 
 def test_what_transformers_5_writes_is_exported_for_4_as_well(published: Path) -> None:
