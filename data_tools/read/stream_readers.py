@@ -267,7 +267,7 @@ def archive_contents(path: Path, is_wanted: MemberFilter) -> Contents:
 def _zip_members(file: IO[bytes], is_wanted: MemberFilter, path: Path) -> Contents:
     """Yield (name, stream) of the members of a zip archive for which `is_wanted(name, size)` returns True."""
     with (
-        _convert_damage(lambda cause: DataError(f"{path} is not a whole zip archive ({cause}). Get it again.")),
+        _convert_damage(lambda cause: DataError(f"{path} is not a complete zip archive ({cause}). Get it again.")),
         zipfile.ZipFile(file) as archive,
     ):
         for info in archive.infolist():
@@ -282,7 +282,7 @@ def _tar_members(stream: io.BufferedReader, is_wanted: MemberFilter, path: Path)
     returns True.
     """
     with (
-        _convert_damage(lambda cause: DataError(f"{path} is not a whole tar archive ({cause}). Get it again.")),
+        _convert_damage(lambda cause: DataError(f"{path} is not a complete tar archive ({cause}). Get it again.")),
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
         for member in archive:

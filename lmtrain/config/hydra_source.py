@@ -352,4 +352,4 @@ def _explain_failure(error: Exception, request: CompositionRequest, files_read: 
     if isinstance(error, RecursionError) and not problems:
         return [f"The defaults lists of {files} form a cycle. Take one of the entries out."]
     at = f" at {key}" if (key := getattr(error, "full_key", None)) else ""
-    return problems or [f"{files} do not fit together{at}. Look at their defaults lists; --debug shows more."]
+    return problems or [f"The defaults lists of {files} contradict each other{at}. Correct them; --debug shows more."]

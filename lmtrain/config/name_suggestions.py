@@ -105,10 +105,10 @@ UNSUPPORTED_SETTINGS = {
             "use_flash_attn flash_attn attn_implementation attention_backend transformer_impl use_mcore_models "
             "use_legacy_models fused use_fused_rmsnorm masked_softmax_fusion no_masked_softmax_fusion "
             "bias_gelu_fusion no_bias_gelu_fusion attention_softmax_in_fp32 cross_entropy_loss_fusion",
-        "It is decided by the device.": "distributed_backend backend ddp_backend local_rank",
-        "Sums and sending overlap with the work by themselves.":
+        "The device decides it.": "distributed_backend backend ddp_backend local_rank",
+        "Gradient sums and messages overlap with the computation automatically.":
             "overlap_grad_reduce overlap_param_gather tp_comm_overlap no_gradient_accumulation_fusion ddp_impl",
-        "Everything is kept in run.dir.": "tensorboard_dir logging_first_step log_throughput log_on_each_node",
+        "All output is kept in run.dir.": "tensorboard_dir logging_first_step log_throughput log_on_each_node",
         "Saving, validating and logging count steps: checkpoint.interval_steps, train.valid_interval_steps, "
         "observe.log_interval_steps.": "save_strategy eval_strategy evaluation_strategy logging_strategy",
         "lmtrain has no such switch; leave it out.":

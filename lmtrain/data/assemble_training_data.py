@@ -401,7 +401,7 @@ def _excess_warning(builder: _DatasetBuilder, indexed: IndexedDataset, held_out:
     if share <= _WARN_FACTOR * builder.share:
         return None
     return (
-        f"validation takes {share:.1%} of the tokens of {indexed.prefix}, and data.split asks for {builder.share:.1%}. "
+        f"validation takes {share:.1%} of the tokens of {indexed.prefix}, but data.split asks for {builder.share:.1%}. "
         "More text, shorter documents or data.valid_path=PREFIX leave more to train on."
     )
 
@@ -457,7 +457,7 @@ def _no_validation_error(builder: _DatasetBuilder, opened: OpenDatasets, alterna
     if all(indexed.num_documents == 1 for indexed in opened.train):
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
         return SettingsError([
-            f"{name} is one document, which leaves none to validate on. Preprocess text that has a document in each "
+            f"{name} has only one document, so none is left to validate on. Preprocess text with a document in each "
             f"line (.jsonl) or file, or set {alternative} or train.valid_interval_steps=0."
         ])
     return SettingsError([

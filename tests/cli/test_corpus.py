@@ -115,7 +115,7 @@ def test_a_recipe_runs_whole(tmp_path: Path, planted: Path) -> None:
         (["clean", "in.jsonl", "--output", "out.jsonl", "--on-error", "go"], 2, "--on-error=go"),
         (["dedupe", "in.jsonl", "--output", "out.jsonl", "--threshold", "2"], 2, "dedupe.threshold=2.0"),
         (["split", "in.jsonl", "--output", "out", "--ratios", "a,b"], 2, "--ratios=a,b is not a list of numbers"),
-        (["shuffle", "in.jsonl", "--output", "o.jsonl", "--memory", "much"], 2, "--memory much is not a size"),
+        (["shuffle", "in.jsonl", "--output", "o.jsonl", "--memory", "much"], 2, "--memory cannot be used: much is not"),
         (["drop", "in.jsonl", "--output", "out.jsonl", "--work", "w"], 66, "corpus sign"),
         (["merge", "nothing.jsonl"], 66, "has no part files"),
         (["fetch", "http://example.org/x", "--sha256", "0" * 64, "--output", "x"], 2, "not an https address"),

@@ -111,8 +111,8 @@ def test_a_hugging_face_folder_is_compared_before_a_model_is_made(words: Path, t
         config.write_text(json.dumps(whole | changes))
         return refused(folder, words, of="hf")
 
-    assert "has 4000 layers" in said(num_hidden_layers=4000)
-    assert "has 4000 layers" in said(num_hidden_layers=4000, n_layer=1)
+    assert "describes 4000 layers" in said(num_hidden_layers=4000)
+    assert "describes 4000 layers" in said(num_hidden_layers=4000, n_layer=1)
     assert "does not hold the model" in said(vocab_size=10**12)
     assert "does not hold the model" in said(intermediate_size=10**12)
     assert "hidden_act" in said(hidden_act="x" * 70_000)

@@ -77,7 +77,7 @@ def honest() -> str:
         ({"optim": {"hydra": {"run": 1}}}, "has the key hydra"),
         ({"optim": {"_target_": "os.system"}}, "names code"),
         ({"data": {"path": "\ud800"}}, "holds half a character (U+D800)"),
-        ({"optim": {"lr": "x" * 300_000}}, "is larger than 256.0 KiB"),
+        ({"optim": {"lr": "x" * 300_000}}, "is larger than the 256.0 KiB"),
         *wide(({"optim": {"lr": [[1]] * 9000}}, "config.json holds more than 10000 values")),
     ],
     ids=lambda given: f"{given!a:.60}",

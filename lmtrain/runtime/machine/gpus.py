@@ -51,7 +51,8 @@ def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError |
     if gpus.count == 0:
         built = f"is built for CUDA {gpus.built_for}" if gpus.built_for else "is built without CUDA"
         return SettingsError([
-            f"compute.device=cuda and torch {gpus.torch} sees no GPU (it {built}). Use compute.device=cpu or auto."
+            f"compute.device=cuda needs a GPU, but torch {gpus.torch} sees no GPU (it {built}). "
+            "Use compute.device=cpu or auto."
         ])  # fmt: skip
     last = max(process.local_world_size - 1, process.local_rank)
     if last >= gpus.count != process.num_own_gpus:

@@ -268,7 +268,7 @@ def test_a_long_last_document_does_not_make_the_share_larger(make: Make) -> None
     assert (data.validation_note or "").startswith("400 of 1,000 tokens of ")
     assert (data.validation_note or "").endswith("/long (40.0%), which are not trained on")
     assert (data.warning or "").startswith("validation takes 40.0% of the tokens of ")
-    assert "and data.split asks for 2.0%." in (data.warning or "")
+    assert "but data.split asks for 2.0%." in (data.warning or "")
     data = build(DataSettings(path=str(make("even", [50] * 100).prefix)))
     assert ("100 of 5,000 tokens" in (data.validation_note or ""), data.warning) == (True, None)
 
@@ -279,7 +279,7 @@ def test_a_blend_says_which_dataset_validation_does_not_read(make: Make) -> None
     note = data.validation_note or ""
     assert note.startswith("100 of 1,900 tokens of 2 datasets (5.3%), which are not trained on; ")
     assert (data.validation_note or "").endswith("/one has no document to hold out")
-    with pytest.raises(SettingsError, match=r"is one document, which leaves none to validate on\. Preprocess text"):
+    with pytest.raises(SettingsError, match=r"has only one document, so none is left to validate on\. Preprocess"):
         build(DataSettings(path=made[0], packing="document"))
 
 

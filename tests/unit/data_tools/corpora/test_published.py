@@ -125,7 +125,7 @@ def test_a_damaged_copy_is_refused_with_what_was_expected(tmp_path: Path, damage
 
 def test_a_cut_archive_is_refused_with_what_was_expected(tmp_path: Path) -> None:
     (tmp_path / "w.zip").write_bytes(ARCHIVE[:-30])
-    with pytest.raises(DataError, match=r"(?s)not a whole zip archive.*Get them again:.*w\.zip, .* bytes, SHA-256"):
+    with pytest.raises(DataError, match=r"(?s)not a complete zip archive.*Get them again:.*w\.zip, .* bytes, SHA-256"):
         get_texts(words(), [tmp_path], tmp_path / "out")
 
 
