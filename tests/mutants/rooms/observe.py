@@ -120,6 +120,16 @@ MUTANTS = [
         only_for="traces with as many records as fit, or more, above all of runs that go on",
     ),
     Mutant(
+        name="damaged_trace_is_said_to_be_wrong_throughout",
+        file="lmtrain/observe/spans/span_file.py",
+        function="_check_spans",
+        old="{int(mask.sum())} of its {len(spans)} records",
+        new="{len(spans)} of its {len(spans)} records",
+        breaks="The message on a damaged trace counts all records as damaged, so that a file with one flipped bit "
+        "looks lost.",
+        only_for="trace files in which some records are damaged",
+    ),
+    Mutant(
         name="heat_beside_all_stages",
         file="lmtrain/observe/timeline/step_breakdown.py",
         function="rank_heat",

@@ -221,6 +221,15 @@ MUTANTS = [
         only_for="stages that disagree about the number, the later shapes or the dtype of messages",
     ),
     Mutant(
+        name="refused_batches_are_put_to_the_wrong_rank",
+        file="lmtrain/parallel/pipeline/stage_to_stage_messages.py",
+        function="Inbox._check_header",
+        old="{sent_header}, and rank {dist.get_rank()} expects {self.header}.",
+        new="{self.header}, and rank {dist.get_rank()} expects {sent_header}.",
+        breaks="The message on stages with different batches says of each rank what the other one has.",
+        only_for="stages that disagree about a batch",
+    ),
+    Mutant(
         name="pipeline_forgets_the_loss_scale",
         file="lmtrain/parallel/pipeline/executor.py",
         function="Pipeline.train",

@@ -204,6 +204,15 @@ MUTANTS = [
         only_for="restarts of a run that was begun with checkpoint.resume naming another run's checkpoint",
     ),
     Mutant(
+        name="layout_is_said_to_need_the_processes_it_has",
+        file="lmtrain/train/before/preflight.py",
+        function="process_problems",
+        old="{required} needs {layout.world_size}. {ways}.",
+        new="{required} needs {env.world_size}. {ways}.",
+        breaks="The message on a wrong number of processes names the number that was started as the one needed.",
+        only_for="starts with another number of processes than the layout has",
+    ),
+    Mutant(
         name="best_checkpoints_of_earlier_attempts_are_forgotten",
         file="lmtrain/train/set_up_run.py",
         function="open_run",
