@@ -30,7 +30,7 @@ def evaluate(
     """
     for name, value in (("batch_size", batch_size), ("stride", stride), ("seq_len", seq_len), ("limit", limit)):
         if value is not None and value < 1:
-            raise UsageError(f"{name}={value} must be at least 1.")
+            raise UsageError(f"{name}={value} must be at least 1. Leave it out for its default.")
     check_dtype(dtype)
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device={device} is not a device that evaluations run on. Use cpu or cuda, or leave it out.")

@@ -108,7 +108,7 @@ def lmtrain_kind(path: Path) -> str:
     names = os.listdir(path) if path.is_dir() else []
     if MANIFEST in names and any(name.startswith("rank_") for name in names):
         return "checkpoint"
-    if step_from_name(path.name) is not None and names:
+    if step_from_name(path.name) is not None and names and "config.json" not in names:  # an export may be named so
         return "checkpoint"
     if any(step_from_name(name) is not None for name in names):
         return "folder of checkpoints"
