@@ -245,6 +245,7 @@ class Summary:
     filtered: dict[str, int]  # dropped documents by filter
     lengths: dict[str, int]  # documents by number of tokens
     files: tuple[str, ...]
+    num_text_files: int  # input files of plain text
 
     @property
     def bytes_per_token(self) -> float:
@@ -275,7 +276,7 @@ def preprocess(
         raise UsageError("--prepend-bos is for whole documents, so --split-sentences excludes it. Leave one out.")
     if options.prepend_bos and tokenizer.bos_id is None:
         raise UsageError("--prepend-bos needs a beginning-of-text token, but the tokenizer has none. Leave it out.")
-    sources = find_sources(inputs, options.text_split)
+    sources = find_sources(inputs, options.text_split, options.names.split)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.is_text]):
         raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)} keys. Name one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
@@ -307,6 +308,7 @@ def preprocess(
         dict(totals.filtered),
         _label_bins(totals.lengths),
         tuple(map(str, files)),
+        sum(source.is_text for source in sources),
     )
 
 

@@ -8,10 +8,12 @@ last, so that a start after a kill goes on with the finished steps, and a later 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,12 @@ from data_tools.read.parse_documents import ALL_READ, COMMAND_LINE, OptionNames,
 from data_tools.read.stream_readers import DamagedArchiveError, open_source, read_rows, read_stream
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import DataError, LmtrainError, StorageError
 from lmtrain.runtime.files.safe_files import folder_lock, read_errors, read_json, remove, write_json
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
-TOKENIZER_FILE = "tokenizer.json"
 SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
 _SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size
 _FORMAT = {"format": "lmtrain dataset of a text", "version": 1}
@@ -44,12 +45,13 @@ class TextRequest:
     cuts_sentences: bool = False  # for BERT: WordPiece pieces, and a sequence for each sentence
     tokenizer: Path | None = None  # the tokenizer to use; None: train one
     max_vocab: int | None = None  # the most pieces of a tokenizer that is trained
+    exact_vocab: int | None = None  # its number of pieces, independent of the text's length
     workers: int = 1
     names: OptionNames = COMMAND_LINE
 
     def find_sources(self) -> list[Source]:
         """Return the files of the text in the order in which they are read. Raise if there are none."""
-        return find_sources([self.text], self.split)
+        return find_sources([self.text], self.split, self.names.split)
 
     def vocab_size(self, num_bytes: int) -> int:
         """Return the number of pieces of a tokenizer that is trained on `num_bytes` of text: the largest power of two
@@ -57,6 +59,8 @@ class TextRequest:
 
         because: the number of different words in a text grows about as the square root of its length.
         """
+        if self.exact_vocab is not None:
+            return self.exact_vocab
         by_text = 1 << (max(int(num_bytes**0.5), 1).bit_length() - 1)
         wanted = min(max(by_text, SMALLEST_VOCAB), LARGEST_VOCAB)
         return wanted if self.max_vocab is None else min(wanted, self.max_vocab)
@@ -76,9 +80,8 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class TextDataset:
-    """The result: a dataset made of a text, and how its tokenizer came about."""
+    """The result: facts about a dataset made of a text, and how its tokenizer came about."""
 
-    prefix: Path
     num_files: int
     num_bytes: int  # of the texts, in UTF-8
     num_documents: int
@@ -88,7 +91,6 @@ class TextDataset:
     tokenizer_source: str | None  # path of the tokenizer that was given; None: trained on this text
     tokenizer_seconds: float
     seconds: float
-    was_there: bool = False  # made by an earlier start
 
 
 class TextChangedError(Exception):
@@ -126,107 +128,163 @@ def _estimate_file(source: Source, key: str) -> int:
     return num_bytes
 
 
-def find_text_dataset(request: TextRequest, folder: Path, name: str, record: str) -> TextDataset | None:
-    """Return the dataset `name` in `folder` if an earlier start has completed it, else None. Raise TextChangedError if
-    it was made of another text or with other options. `record` is the name of the file that records this.
+@dataclass(frozen=True)
+class TextFolder:
+    """The folder in which a tokenizer and a dataset are made of a text: the dataset's prefix, and the file that records
+    the text and how far the work is.
     """
-    tree = _read_record(folder / record)
-    if tree is None or not tree.get("dataset") or not dataset_file(folder / name, ".idx").is_file():
-        return None
-    made = TextDataset(**tree["dataset"] | {"prefix": folder / name, "was_there": True})
-    if not request.text.exists():
-        return made  # because: the text is no longer needed
-    if change := _first_change(tree["identity"], request.identity(request.find_sources())):
-        raise TextChangedError(change)
-    return made
 
+    prefix: Path
+    record: Path
 
-def make_text_dataset(
-    request: TextRequest, folder: Path, name: str, record: str, report: Report, notify: Callable[[str], None]
-) -> TextDataset:
-    """Train a tokenizer on the text, unless one is given, and write the dataset `name`, both in `folder`. Steps that an
-    earlier, killed call has finished for the same text and options are kept. `record` is the name of the file that
-    records what was made. `report` receives the progress, `notify` notices for the user.
-    """
-    began, prefix = time.perf_counter(), folder / name
-    sources = request.find_sources()
-    identity = request.identity(sources)
-    with folder_lock(folder):
-        if (_read_record(folder / record) or {}).get("identity") != identity:
-            _clear(folder, prefix, record)
-            write_json(folder / record, _FORMAT | {"identity": identity, "dataset": None})
+    @property
+    def tokenizer(self) -> Path:
+        """The file of a tokenizer that is trained on the text."""
+        return self.prefix.with_name("tokenizer.json")
+
+    @property
+    def is_complete(self) -> bool:
+        """True if an earlier call has completed a dataset, of whatever text."""
+        return self._read_record()[1] is not None
+
+    def find(self, request: TextRequest) -> TextDataset | None:
+        """Return the dataset if an earlier call has completed it, else None. Raise TextChangedError if it was made of
+        another text or with other options.
+        """
+        identity, made = self._read_record()
+        if made is None or not request.text.exists():  # because: a complete dataset does without its text
+            return made
+        if change := _first_change(identity, request.identity(request.find_sources())):
+            raise TextChangedError(change)
+        return made
+
+    def make(self, request: TextRequest, report: Report, notify: Callable[[str], None]) -> TextDataset:
+        """Train a tokenizer on the text, unless one is given, and write the dataset. Steps that an earlier, killed call
+        has finished for the same text and options are kept. Wait if another process makes the dataset.
+
+        `report` receives the progress, `notify` notices for the user.
+        """
+        sources = request.find_sources()
+        identity, folder = request.identity(sources), self.prefix.parent
+
+        def notify_wait(holder: str) -> None:
+            notify(f"waiting for {holder}, which makes the dataset in {folder}")
+
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        with folder_lock(folder, on_wait=notify_wait):
+            try:
+                return self.find(request) or self._make_steps(request, sources, identity, report, notify)
+            except LmtrainError as error:
+                if not isinstance(error, StorageError):  # because: the same command goes on once there is space
+                    self._clear()
+                    _remove_if_empty(missing)
+                raise
+
+    def _make_steps(
+        self, request: TextRequest, sources: Sequence[Source], identity: dict[str, Any], report: Report,
+        notify: Callable[[str], None],
+    ) -> TextDataset:  # fmt: skip
+        """Take the steps of `make` that are left, with the folder locked."""
+        began = time.perf_counter()
+        if self._read_record()[0] != identity:
+            self._clear()
+            write_json(self.record, _FORMAT | {"identity": identity, "dataset": None})
         fault_point("text.tokenizer")
-        tokenizer = _provide_tokenizer(request, sources, folder, report)
+        tokenizer = self._provide_tokenizer(request, sources, report)
         tokenizer_seconds = time.perf_counter() - began
         fault_point("text.dataset")
-        if not _is_finished(prefix, tokenizer):
+        if not self._has_dataset(tokenizer):
             options = Options(
                 workers=request.workers, keys=(request.key,), split_sentences=request.cuts_sentences, overwrite=True,
                 text_split=request.split, names=request.names,
             )  # fmt: skip
             preprocess(
-                sources, tokenizer, prefix, options, notify=notify,
+                sources, tokenizer, self.prefix, options, notify=notify,
                 report=lambda at: report("tokenized", at.done_bytes, at.total_bytes),
             )  # fmt: skip
+        if request.find_sources() != sources:
+            raise DataError(f"{request.text} has changed while it was read. Run the same command again.")
         fault_point("text.record")
-        info = IndexedDataset.open(prefix).info
+        info = IndexedDataset.open(self.prefix).info
         assert info is not None, "preprocess writes a sidecar"
         made = TextDataset(
-            prefix, len(sources), info.num_bytes, info.num_documents, info.num_tokens, tokenizer.vocab_size,
-            tokenizer.kind, None if request.tokenizer is None else str(request.tokenizer), tokenizer_seconds,
-            time.perf_counter() - began,
+            num_files=len(sources), num_bytes=info.num_bytes, num_documents=info.num_documents,
+            num_tokens=info.num_tokens, vocab_size=tokenizer.vocab_size, tokenizer_kind=tokenizer.kind,
+            tokenizer_source=None if request.tokenizer is None else str(request.tokenizer),
+            tokenizer_seconds=tokenizer_seconds, seconds=time.perf_counter() - began,
         )  # fmt: skip
-        facts = asdict(made) | {"prefix": str(prefix)}
-        write_json(folder / record, _FORMAT | {"identity": identity, "dataset": facts})
-    return made
+        write_json(self.record, _FORMAT | {"identity": identity, "dataset": asdict(made)})
+        return made
+
+    def _provide_tokenizer(self, request: TextRequest, sources: Sequence[Source], report: Report) -> Tokenizer:
+        """Return the tokenizer that is given, or one trained on the sources, which is kept in the folder."""
+        if request.tokenizer is not None:
+            return Tokenizer.load(request.tokenizer)
+        if self.tokenizer.is_file():
+            earlier = Tokenizer.load(self.tokenizer)
+            if earlier.vocab_size <= (request.max_vocab or earlier.vocab_size):
+                return earlier
+        size = request.vocab_size(estimate_text_bytes(sources, request.key))
+        total = sum(source.num_bytes for source in sources)
+
+        def show(done: int) -> None:
+            report(f"learning {size:,} pieces" if done == ALL_READ else "read", max(done, 0), total)
+
+        texts = refuse_blank_texts(SourceTexts(sources, request.key, report=show, names=request.names), request.names)
+        tokenizer = train_wordpiece(texts, size, lowercase=False) if request.cuts_sentences else train_bpe(texts, size)
+        tokenizer.save(self.tokenizer)
+        return tokenizer
+
+    def _has_dataset(self, tokenizer: Tokenizer) -> bool:
+        """Return True if an earlier, killed call has written the whole dataset with this tokenizer."""
+        try:
+            info = IndexedDataset.open(self.prefix).info
+        except (LmtrainError, OSError):
+            return False
+        return info is not None and info.tokenizer_fingerprint == tokenizer.fingerprint
+
+    def _read_record(self) -> tuple[dict[str, Any], TextDataset | None]:
+        """Return (the identity of the text, the dataset if it is complete) from the record of earlier calls; an empty
+        identity if there is none or it is damaged.
+        """
+        try:
+            tree = read_json(self.record)
+            identity = dict(tree["identity"]) if tree.items() >= _FORMAT.items() else {}
+            made = TextDataset(**tree["dataset"]) if identity and tree["dataset"] else None
+        except (LmtrainError, OSError, AttributeError, LookupError, TypeError, ValueError):
+            return {}, None
+        return identity, made if dataset_file(self.prefix, ".idx").is_file() else None
+
+    def _clear(self) -> None:
+        """Remove what earlier calls have made: first the files by which it counts as complete."""
+        for path in (self.record, dataset_file(self.prefix, ".idx"), self.tokenizer):
+            remove(path)
+        for suffix in SUFFIXES:
+            remove(dataset_file(self.prefix, suffix))
+        shutil.rmtree(working_folder(self.prefix), ignore_errors=True)
 
 
-def _provide_tokenizer(request: TextRequest, sources: Sequence[Source], folder: Path, report: Report) -> Tokenizer:
-    """Return the tokenizer that is given, or one trained on the sources, which is kept in `folder`."""
-    if request.tokenizer is not None:
-        return Tokenizer.load(request.tokenizer)
-    path = folder / TOKENIZER_FILE
-    if path.is_file() and (earlier := Tokenizer.load(path)).vocab_size <= (request.max_vocab or earlier.vocab_size):
-        return earlier
-    size, total = request.vocab_size(estimate_text_bytes(sources, request.key)), sum(s.num_bytes for s in sources)
-
-    def show(done: int) -> None:
-        report(f"learning {size:,} pieces" if done == ALL_READ else "read", max(done, 0), total)
-
-    texts = refuse_blank_texts(SourceTexts(sources, request.key, report=show, names=request.names), request.names)
-    tokenizer = train_wordpiece(texts, size, lowercase=False) if request.cuts_sentences else train_bpe(texts, size)
-    tokenizer.save(path)
-    return tokenizer
-
-
-def _is_finished(prefix: Path, tokenizer: Tokenizer) -> bool:
-    """Return True if an earlier, killed call has written the whole dataset with this tokenizer."""
-    try:
-        info = IndexedDataset.open(prefix).info
-    except (LmtrainError, OSError):
-        return False
-    return info is not None and info.tokenizer_fingerprint == tokenizer.fingerprint
-
-
-def _clear(folder: Path, prefix: Path, record: str) -> None:
-    """Remove what earlier calls have made in the folder: the record first, so that no dataset without its text counts
-    as whole.
+def write_sample(request: TextRequest, folder: Path, num_bytes: int) -> TextRequest:
+    """Write the first `num_bytes` of the text, counted in characters, to a file in `folder`. Return a request for a
+    dataset of this file, whose tokenizer has as many pieces as one trained on the whole text.
     """
-    for path in (folder / record, dataset_file(prefix, ".idx"), folder / TOKENIZER_FILE):
-        remove(path)
-    for suffix in SUFFIXES:
-        remove(dataset_file(prefix, suffix))
-    shutil.rmtree(working_folder(prefix), ignore_errors=True)
+    sources, left, path = request.find_sources(), num_bytes, folder / "sample.jsonl"
+    size = request.vocab_size(estimate_text_bytes(sources, request.key))
+    with open(path, "w", encoding="utf-8") as file:
+        for text in SourceTexts(sources, request.key, names=request.names):
+            file.write(json.dumps({"text": text[:left]}) + "\n")
+            left -= len(text)
+            if left <= 0:
+                break
+    return replace(request, text=path, key="text", split="file", exact_vocab=size)
 
 
-def _read_record(path: Path) -> dict[str, Any] | None:
-    """Return the record of an earlier call, or None if there is none or it is damaged."""
-    try:
-        tree = read_json(path)
-    except (LmtrainError, OSError):
-        return None
-    is_record = isinstance(tree, dict) and all(tree.get(key) == value for key, value in _FORMAT.items())
-    return tree if is_record else None
+def _remove_if_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, innermost first, that hold nothing but a lock file."""
+    with suppress(OSError):
+        for folder in folders:
+            remove(folder / ".lock")
+            folder.rmdir()
 
 
 def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
@@ -234,7 +292,7 @@ def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     for name, value in new.items():
         if name != "files" and value != old.get(name):
             return f"{name} was {old.get(name)} then and is {value} now"
-    was, now = old["files"], new["files"]
+    was, now = old.get("files", {}), new["files"]
     for name in sorted({*was, *now}):
         if name not in now:
             return f"{name} is no longer there"

@@ -90,17 +90,19 @@ def skipped_files(inputs: Inputs) -> list[Path]:
     return skipped
 
 
-def find_sources(inputs: Inputs, split: TextSplit = "file") -> list[Source]:
+def find_sources(inputs: Inputs, split: TextSplit = "file", split_option: str = "--split") -> list[Source]:
     """Return a Source for each file that the inputs (files, folders and globs) name, in the given order; the files of a
-    folder or glob are sorted by path. `split` decides what is a document of a text file.
+    folder or glob are sorted by path. `split`, the value of `split_option`, is what is a document of a text file.
 
-    Raise UsageError if there is no input or a file is given twice.
+    Raise UsageError if there is no input, a file is given twice, or there is no text file to split.
     """
     if not inputs:
         raise UsageError(f"No input was given. Give files ({READABLE}), folders, globs, or - for standard input.")
     files = [file for entry in inputs for file in _expand(entry if isinstance(entry, Source) else Path(entry))]
     _refuse_repeated(file.path if isinstance(file, Source) else file for file in files)
     sources = [file if isinstance(file, Source) else _build_source(file) for file in files]
+    if split != "file" and not any(source.is_text for source in sources):
+        raise UsageError(f"{split_option}={split} cuts text files into documents, and no input is one. Leave it out.")
     return [replace(source, kind=_TEXT_KINDS[split]) if source.is_text else source for source in sources]
 
 
@@ -113,6 +115,13 @@ def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
             raise UsageError(f"{path} is given more than once: it is {first_paths[real]}. Give every file once.")
         first_paths[real] = path
     return list(first_paths.values())
+
+
+def name_without_suffix(path: Path) -> str:
+    """Return a file's name without the suffix by which its kind is known: a.jsonl.gz -> a."""
+    suffixes = sorted(SUFFIXES, key=len, reverse=True)
+    stem = next((path.name.removesuffix(suffix) for suffix in suffixes if path.name.endswith(suffix)), "")
+    return stem or path.name
 
 
 def codec_of(name: str) -> str:

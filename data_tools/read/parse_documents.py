@@ -350,7 +350,7 @@ class OptionNames:
 
     key: str = "--key"
     skip: str | None = "--on-error skip"  # None: there is no such option
-    split: str = "--split blank-line"
+    split: str = "--split"
 
 
 COMMAND_LINE = OptionNames()
@@ -448,7 +448,7 @@ def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames, alternat
     if bad_line.cause.startswith(_NO_KEY):
         return f"Name the key of the text with {names.key}."
     if chunk.kind == "text" and bad_line.kind == "longer than a document may be":
-        return f"Make a document of each of its paragraphs: {names.split}."
+        return f"Make a document of each of its paragraphs: {names.split}=blank-line."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":
         return "If it is plain text, add --format txt."
     if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":

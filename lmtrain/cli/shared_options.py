@@ -72,6 +72,14 @@ InputFormat = Annotated[
 ]
 
 
+SplitText = Annotated[
+    Literal["file", "blank-line", "line"],
+    typer.Option(
+        "--split", help="What is a document in text files: the file, what stands between blank lines, or a line."
+    ),
+]
+
+
 def parse_output_file(text: str) -> Path:
     """Return a text as the path of an output file. Raise typer.BadParameter if it names a folder."""
     if text.endswith("/") or Path(text).is_dir():

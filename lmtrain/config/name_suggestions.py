@@ -58,6 +58,7 @@ FOREIGN_NAMES = {
     "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint",
     "observe.log_interval_steps": "log_interval logging_steps log_every log_freq",
     "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
+    "data.text": "train_file text_file text_path input_file",
     "data.valid_path": "valid_data_path val_data_path eval_data",
     "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name",
     "run.dir": "output_dir save out_dir save_dir output run_dir log_dir logging_dir",

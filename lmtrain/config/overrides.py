@@ -217,6 +217,8 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
         return f"{text!r} has a space next to its key. Type {shell_quoted(f'{key.strip()}={value.strip()}')}."
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
+    if not sign and _is_text_path(text):
+        return f"{text!r} is no setting. To train on the text in it, write data.text={shell_quoted(text)}."
     if match := re.match(r"([\w.]+)\[", bare):
         return f"{text!r} names an entry of a list. Give the whole list: {match[1]}=[FIRST,SECOND]."
     if not _KEY.fullmatch(key):
@@ -236,6 +238,13 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
         joined = shell_quoted(f"{key}={hydra_quoted(f'{value} {text}')}")
         return f"{text!r} is not an override, since it names no key. If it belongs to the word before, type {joined}."
     return f"{text!r} is not an override, since it gives no value. Write {text}=VALUE."
+
+
+def _is_text_path(text: str) -> bool:
+    """Return True if `text` is the path of a file with the suffix of a text, or of a folder that holds one."""
+    path = Path(text)
+    files = path.iterdir() if path.is_dir() else [path]
+    return any({".txt", ".jsonl", ".parquet"} & set(file.suffixes) and file.is_file() for file in files)
 
 
 def _syntax_problem(text: str) -> str:

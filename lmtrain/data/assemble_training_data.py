@@ -25,8 +25,8 @@ from lmtrain.data.samples.megatron import MegatronDataset, SequentialOrder, blen
 from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.document_boundaries import DocumentMap, index_folder, record_path, split_documents, split_tokens
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.errors import DataError, SettingsError, StorageError, join_few
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
 from lmtrain.observe.safe_text import warn
 
 _EXACT_SAMPLES = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
@@ -153,6 +153,11 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
     """
     if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
+        if settings.text is not None and not dataset_file(Path(settings.path), ".idx").is_file():
+            raise MissingInputError(
+                f"{settings.path} is not made yet: a run makes it of data.text={settings.text} before its first step. "
+                "Start `lmtrain pretrain` with these settings, or give data.path=PREFIX of a dataset instead."
+            )
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
     else:

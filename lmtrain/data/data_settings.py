@@ -116,6 +116,11 @@ class DataSettings(DataChoice):
         """True if a dataset made of `text` must have a sequence for each sentence."""
         return False
 
+    @classmethod
+    def text_fields(cls) -> dict[str, dataclasses.Field[Any]]:
+        """Return the fields that say of which text a dataset is made, and how, by name."""
+        return {entry.name: entry for entry in dataclasses.fields(cls) if entry.name.startswith("text")}
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.problem_if(not self.path, "path", "names no dataset", _PREFIX_HINT)
@@ -124,10 +129,10 @@ class DataSettings(DataChoice):
             (self.text is not None and not self.text.strip(), "text", "names no text", "Give a file or a folder."),
             self.at_least(1, "text_limit", "Use 1GiB."),
         )
-        for field_ in dataclasses.fields(self):
-            if field_.name.startswith("text_") and self.text is None:
+        for key, entry in self.text_fields().items():
+            if self.text is None:
                 yield from self.problem_if(
-                    getattr(self, field_.name) != field_.default, field_.name,
+                    getattr(self, key) != entry.default, key,
                     "has no effect without data.text, of which it says how a dataset is made",
                     "Leave it out, or add data.text=FILE.",
                 )  # fmt: skip

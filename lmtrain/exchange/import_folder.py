@@ -70,7 +70,7 @@ def _locked_output(output: Path) -> Iterator[None]:
     """
     missing = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
-        with folder_lock(output, wait=True):
+        with folder_lock(output, on_wait=lambda holder: None):
             clear_leftovers(output)
             yield
     except BaseException:

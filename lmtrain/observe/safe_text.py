@@ -30,15 +30,20 @@ def plain_text(text: str) -> str:
     return escape_control_characters(_ESCAPE.sub("", text).replace("\r", ""))
 
 
+_COMMAND_START = "  lmtrain "
+
+
 def wrap_text(text: str, width: int) -> str:
     """Wrap the lines of `text` between words, to `width` characters. A word that is longer than a line, such as a path,
     is not broken.
 
-    Text between ` or " signs is not broken either, because people copy it, and a shell would read two lines as two
-    commands.
+    Text between ` or " signs is not broken either, nor an indented line that is a command, because people copy it, and
+    a shell would read two lines as two commands.
     """
 
     def wrap_line(line: str) -> str:
+        if line.startswith(_COMMAND_START):
+            return line
         line = _QUOTED.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
         line = _LABEL.sub(rf"\1{_NO_BREAK}", line)
         head = _LIST_HEAD.match(line)

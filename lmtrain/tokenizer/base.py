@@ -46,6 +46,15 @@ _GET_AGAIN = "Get the file again, or give another tokenizer."
 _PART_CHARS = 1 << 18  # characters; because: the library's result takes about fifty times the memory of the text
 
 
+def split_after_words(text: str) -> Iterator[str]:
+    """Yield the parts of a text, about 256 Ki characters each, cut before single spaces."""
+    start = 0
+    while match := _END_OF_WORD.search(text, start + _PART_CHARS):
+        yield text[start : match.end() - 1]
+        start = match.end() - 1
+    yield text[start:]
+
+
 @contextmanager
 def library_errors(action: str, way_out: str) -> Iterator[None]:
     """Context manager that converts exceptions of the `tokenizers` library to DataError. `action` ends the message's
@@ -300,11 +309,7 @@ class Tokenizer:
         """Split a long text after words into parts of about 256 Ki characters. The ids of the parts, joined, equal the
         ids of the whole text; tokenizers for which this is not certain get the whole text as one part.
         """
-        parts, start = [], 0
-        while self._splits_at_spaces and (match := _END_OF_WORD.search(text, start + _PART_CHARS)):
-            parts.append(text[start : match.end() - 1])
-            start = match.end() - 1
-        return [*parts, text[start:]]
+        return [*split_after_words(text)] if self._splits_at_spaces else [text]
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""

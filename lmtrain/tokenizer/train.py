@@ -13,7 +13,7 @@ from tokenizers import models, trainers
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer import vocabularies
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.base import Tokenizer, split_after_words
 
 _MIN_FREQUENCY = 2  # because: a pair that occurs once is not a pattern
 _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer characters become [UNK]
@@ -29,7 +29,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Patte
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = vocabularies.build_bpe_pre_tokenizer(pattern)
     inner.train_from_iterator(
-        texts,
+        _short_parts(texts),
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=_MIN_FREQUENCY,
@@ -65,8 +65,16 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    inner.train_from_iterator(texts, trainer)
+    inner.train_from_iterator(_short_parts(texts), trainer)
     return Tokenizer(vocabularies.build_wordpiece(inner.get_vocab(with_added_tokens=False), lowercase))
+
+
+def _short_parts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts, long ones in parts that end with a word, which gives the same tokenizer.
+
+    because: the library's memory grows to fifty times the longest text
+    """
+    return (part for text in texts for part in split_after_words(text))
 
 
 def _choose_alphabet(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> tuple[list[str], list[str]]:
@@ -74,7 +82,7 @@ def _choose_alphabet(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: i
     words (not only as the first character). `inner` normalizes the texts and splits them into words.
     """
     words: Counter[str] = Counter()
-    for text in texts:
+    for text in _short_parts(texts):
         words.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)))
     letters: Counter[str] = Counter()
     for word, count in words.items():

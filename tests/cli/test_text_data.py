@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.harness import Toy, lmtrain
+from lmtrain.cli.pretrain.sweep import plan_runs
+from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.tokenizer.base import Tokenizer
+from tests.cli.harness import Toy, lmtrain, on_terminal, start
+
+ALLOW = {"LMTRAIN_ALLOW_FAULTS": "1"}
 
 
 def tiny(toy: Toy, folder: Path, **overrides: object) -> list[str]:
@@ -65,3 +74,162 @@ def test_refusals(tmp_path: Path, words: list[str], code: int, said: str) -> Non
     words = [*(["data.text=notes.txt"] if not any(w.startswith("data.text=") for w in words) else []), *words]
     assert said in lmtrain("pretrain", *words, f"run.dir={tmp_path}/run", code=code)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_compressed_texts(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "texts/more").mkdir(parents=True)
+    for number, page in enumerate(sorted(toy.text.iterdir())[:12]):
+        place = "texts" if number % 2 else "texts/more"
+        (tmp_path / place / f"{page.name}.gz").write_bytes(gzip.compress(page.read_bytes()))
+    (tmp_path / "texts/README.md").write_text("not read")
+    said = lmtrain("pretrain", f"data.text={tmp_path}/texts", *tiny(toy, tmp_path / "run", train__steps=3))
+    assert "12 files, " in said
+    assert "dataset: 12 documents, " in said
+    assert f"left out: {tmp_path}/texts/README.md. Folders are searched for .txt, .jsonl and .parquet" in said
+
+
+def test_lines_with_another_key(toy: Toy, tmp_path: Path) -> None:
+    lines = [json.dumps({"content": page.read_text(), "id": 1}) for page in sorted(toy.text.iterdir())[:9]]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    words = [f"data.text={tmp_path}/lines.jsonl", *tiny(toy, tmp_path / "run", train__steps=3)]
+    said = lmtrain("pretrain", *words, code=65)
+    assert "(its keys: 'content', 'id'). Name the key of the text with data.text_key=KEY." in said
+    assert not (tmp_path / "run").exists()
+    assert "dataset: 9 documents, " in lmtrain("pretrain", *words, "data.text_key=content")
+
+
+def test_another_runs_weights_and_tokenizer(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    first, more = tmp_path / "first", tmp_path / "more.txt"
+    more.write_text(notes.read_text().upper())
+    lmtrain("pretrain", *toy.settings(first, train__steps=3))
+    said = lmtrain(
+        "pretrain", f"checkpoint.init_from={first}", f"data.text={more}", *tiny(toy, tmp_path / "a", train__steps=3)
+    )
+    assert f"tokenizer: BPE, 400 pieces, read from {first}/checkpoints/step_00000003/tokenizer.json" in said
+    assert f"a new run with the weights of {first}/checkpoints/step_00000003" in said
+    branch = ["--from-run", first, f"data.text={more}", f"run.dir={tmp_path}/b"]
+    said = lmtrain("pretrain", *branch)
+    assert f"tokenizer: BPE, 400 pieces, read from {first}/checkpoints/step_00000003/tokenizer.json" in said
+    assert f"a new run with the weights of {first}/checkpoints/step_00000003" in said
+    assert "continuing from" in lmtrain("pretrain", *branch, "train.steps=4")  # the same line goes on
+    own = {Tokenizer.load(tmp_path / name / "data/text.tokenizer.json").fingerprint for name in ("a", "b")}
+    assert own == {Tokenizer.load(toy.tokenizer).fingerprint}
+    # a branch without a text of its own reads the dataset of its source
+    said = lmtrain("pretrain", "--from-run", tmp_path / "b", f"run.dir={tmp_path}/c", "train.steps=5")
+    assert f"tokens of {tmp_path}/b/data/text" in said or f"continuing from {tmp_path}/b" in said
+    assert not (tmp_path / "c/data").exists()
+
+
+def plan(*words: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lmtrain("pretrain", *words, "--dry-run", "--json").splitlines()[-1])
+    return found
+
+
+def test_a_dry_run_makes_nothing_and_says_what_a_start_would(
+    toy: Toy, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"data.text={notes}", *tiny(toy, tmp_path / "run", train__steps=3)]
+    exact = plan(*words)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr("lmtrain.cli.pretrain.text_data._PREVIEW_BYTES", notes.stat().st_size // 3)
+    estimated = plan(*words)
+    assert " about " in estimated["text"]
+    assert estimated["vocabulary"] == exact["vocabulary"]
+    assert abs(estimated["training_samples"] / exact["training_samples"] - 1) < 0.2
+    assert abs(estimated["epochs"] / exact["epochs"] - 1) < 0.25
+    lmtrain("pretrain", *words)
+    made = plan(*words)
+    assert "text" not in made
+    assert [made[key] for key in ("training_samples", "vocabulary")] == [
+        exact[key] for key in ("training_samples", "vocabulary")
+    ]
+
+
+def test_sentences_for_bert(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    words = [word for word in tiny(toy, tmp_path / "run", train__steps=3) if "optim.lr" not in word]
+    said = lmtrain("pretrain", f"data.text={notes}", "model=bert_tiny", *words, "data.text_split=blank-line")
+    assert "tokenizer: WordPiece, 512 pieces, trained on this text" in said
+    dataset = IndexedDataset.open(tmp_path / "run/data/text")
+    assert dataset.num_sequences > dataset.num_documents > 20
+
+
+def test_at_80_columns_no_command_is_broken(notes: Path, tmp_path: Path) -> None:
+    said = on_terminal("pretrain", f"data.text={notes}", f"run.dir={tmp_path}/run", "data.text_limit=20KiB", code=2)
+    assert f"\n  lmtrain preprocess {notes} --tokenizer data/notes_tokenizer --output data/notes\n" in said
+
+
+@pytest.mark.wide
+def test_a_sweep_makes_one_dataset_for_all_its_runs(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    words = [f"data.text={notes}", *tiny(toy, tmp_path / "runs", train__steps=3, optim__lr="1e-3,2e-3")]
+    lmtrain("pretrain", "-m", *words)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("text.idx")] == ["runs/data/text.idx"]
+    assert lmtrain("pretrain", "-m", *words).count(", which is done") == 2
+
+
+def test_runs_of_a_sweep_that_make_different_datasets_keep_them_apart(toy: Toy, tmp_path: Path) -> None:
+    words = [f"run.dir={tmp_path}/runs", "train.steps=20"]
+    shared = plan_runs(["data.text=a.txt", "optim.lr=1e-3,2e-3", *words], None, "pretrain", None)
+    assert {str(job.config.data.to_dict()["path"]) for job in shared} == {f"{tmp_path}/runs/data/text"}
+    apart = plan_runs(["data.text=a.txt,b.txt", *words], None, "pretrain", None)
+    assert [job.config.data.to_dict()["path"] for job in apart] == [f"{job.folder}/data/text" for job in apart]
+    [single] = plan_runs(["data.text=a.txt", *words], None, "pretrain", None)
+    assert "data.text_dir" not in str(single.overrides)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("point", ["text.tokenizer", "text.dataset", "data.slice", "data.publish", "text.record"])
+def test_killed_while_the_data_is_made_it_goes_on(toy: Toy, notes: Path, tmp_path: Path, point: str) -> None:
+    words = ["pretrain", f"data.text={notes}", *tiny(toy, tmp_path / "run", train__steps=3)]
+    process = start(*words, env=ALLOW | {"LMTRAIN_FAULT": f"kill:point={point}"})
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == -9, output
+    lmtrain(*words)
+    lmtrain("tokenizer", "train", notes, "--output", tmp_path / "tokenizer", "--vocab-size", 512)
+    lmtrain("preprocess", notes, "--tokenizer", tmp_path / "tokenizer", "--output", tmp_path / "whole")
+    assert (tmp_path / "run/data/text.bin").read_bytes() == (tmp_path / "whole.bin").read_bytes()
+
+
+@pytest.mark.wide
+def test_two_processes_of_one_launcher_share_what_it_made(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    settings = tiny(toy, tmp_path / "run", train__steps=3, parallel__dp_shard=2)
+    process = start("pretrain", f"data.text={notes}", *settings, "--nproc", 2)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert output.count("tokenizer: BPE, 512 pieces, trained on this text") == 1
+
+
+def two_ranks(words: list[str], **env: str) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of two processes that another program has started."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
+    ranks = [start("pretrain", *words, env=place | {"RANK": rank, "LOCAL_RANK": rank} | env) for rank in ("1", "0")]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], outputs
+
+
+@pytest.mark.wide
+def test_one_of_several_processes_makes_the_data(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    settings = tiny(toy, tmp_path / "run", train__steps=3, parallel__dp_shard=2)
+    codes, outputs = two_ranks([f"data.text={notes}", *settings])
+    assert codes == [0, 0], outputs
+    assert ["trained on this text" in output for output in outputs] == [False, True]
+
+
+@pytest.mark.wide
+def test_processes_that_wait_for_the_data_hear_why_there_is_none(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"content": "a"}\n')
+    settings = tiny(toy, tmp_path / "run", parallel__dp_shard=2)
+    codes, outputs = two_ranks([f"data.text={tmp_path}/lines.jsonl", *settings])
+    assert codes == [65, 65], outputs
+    assert "No process starts, because rank 0" in outputs[0]
+    assert "no key 'text'" in outputs[0]
+
+
+@pytest.mark.wide
+def test_processes_that_wait_for_the_data_end_with_the_one_that_makes_it(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    settings = tiny(toy, tmp_path / "run", parallel__dp_shard=2, parallel__timeout_s=3)
+    fault = ALLOW | {"LMTRAIN_FAULT": "kill:point=text.dataset:rank=0"}
+    codes, outputs = two_ranks([f"data.text={notes}", *settings], **fault)
+    assert codes == [76, -9], outputs
+    assert "saw no progress for parallel.timeout_s=3" in outputs[0]

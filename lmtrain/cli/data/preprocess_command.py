@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtrain.cli.screen.print_output import echo, print_json, print_notice, progress
-from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_output_file, parse_size, resolve_text_inputs
+from lmtrain.cli.shared_options import (
+    InputFormat,
+    SplitText,
+    TextInputs,
+    parse_output_file,
+    parse_size,
+    resolve_text_inputs,
+)
+from lmtrain.errors import UsageError, join_few
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
@@ -32,11 +41,12 @@ def preprocess(
         Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
     ],
     output: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            metavar="PREFIX", parser=parse_output_file, help="Write PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
+            metavar="PREFIX", parser=parse_output_file,
+            help="Write PREFIX.bin, .idx, .json, .tokenizer.json, .blocks. [default: INPUT without its suffix]",
         ),
-    ],
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Number of encoding processes. [default: one per core]")] = None,
     key: Annotated[
         list[str] | None,
@@ -50,6 +60,7 @@ def preprocess(
     prepend_bos: Annotated[
         bool, _ends("--prepend-bos", help="Begin each document with the tokenizer's begin-of-text token.")
     ] = False,
+    split: SplitText = "file",
     split_sentences: Annotated[
         bool, _ends("--split-sentences", help="Store each sentence as a sequence of its own, for BERT.")
     ] = False,
@@ -112,14 +123,31 @@ def preprocess(
         limits=SizeLimits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
         overwrite=overwrite,
+        text_split=split,
     )
+    prefix = output if output is not None else _default_prefix(inputs)
     found = resolve_text_inputs(inputs, format_)
     with _show_progress(inputs) as report:
         summary = preprocess_pipeline.preprocess(
-            found, Tokenizer.load(tokenizer), output, options, report=report, notify=print_notice
+            found, Tokenizer.load(tokenizer), prefix, options, report=report, notify=print_notice
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-    return print_json(facts) if as_json else _print(summary)
+    return print_json(facts) if as_json else _print(summary, split)
+
+
+def _default_prefix(inputs: list[str]) -> Path:
+    """Return the prefix of the dataset without --output: the path of the only input, a file or a folder, without its
+    suffixes. Raise UsageError if there are several inputs, or standard input.
+    """
+    from data_tools.read.find_input_files import name_without_suffix
+
+    path = Path(os.path.normpath(inputs[0]))
+    if len(inputs) > 1 or not path.name.strip(".") or inputs[0] == "-" or not path.exists():
+        raise UsageError(
+            f"--output is not given, and {join_few(inputs, max_shown=3)} is not the path of one file or folder by "
+            "which the dataset could be called. Add --output PREFIX."
+        )
+    return path if path.is_dir() else path.with_name(name_without_suffix(path))
 
 
 @contextmanager
@@ -142,7 +170,7 @@ def _show_progress(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _print(summary: Summary) -> None:
+def _print(summary: Summary, split: str) -> None:
     echo(
         f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
         f"{format_bytes(summary.num_bytes)} of text -> "
@@ -154,6 +182,8 @@ def _print(summary: Summary) -> None:
         if counts:
             parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
             echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
+    if summary.num_documents == summary.num_text_files == 1 and split == "file":
+        echo("the text is one document; --split=blank-line makes a document of each of its paragraphs")
     _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")

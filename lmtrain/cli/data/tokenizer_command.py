@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from lmtrain.cli.screen.print_output import echo, progress
-from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_count_option, resolve_text_inputs
+from lmtrain.cli.shared_options import InputFormat, SplitText, TextInputs, parse_count_option, resolve_text_inputs
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import plural
 
@@ -31,6 +31,7 @@ def train(
     ] = "bpe",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Remove case and accents (wordpiece).")] = False,
     key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
+    split: SplitText = "file",
     format_: InputFormat = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
@@ -43,7 +44,7 @@ def train(
         raise UsageError(
             "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. Leave it out."
         )
-    sources = find_sources(resolve_text_inputs(inputs, format_))
+    sources = find_sources(resolve_text_inputs(inputs, format_), split)
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
     with progress("read", "bytes", interrupted="nothing is written.") as shown:
 

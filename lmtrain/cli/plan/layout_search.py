@@ -248,7 +248,7 @@ def _missing_data_overrides(
         file = config_file("model", model, config_dir) if model else None
         if file and read_yaml(file).data.get("kind") == "bert":
             yield "data", "data=masked"
-    if "data.path" not in keys and kind != "blend":
+    if not {"data.path", "data.text"} & keys and kind != "blend":
         yield "path", "data.path=none"
 
 

@@ -5,6 +5,7 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,13 +57,16 @@ def pretrain(
     from lmtrain.cli.pretrain.print_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
     from lmtrain.cli.pretrain.settings_from_run import compose_run
-    from lmtrain.cli.pretrain.text_data import make_data_of_text
+    from lmtrain.cli.pretrain.text_data import make_data_of_text, preview_data_of_text
 
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
     if dry_run or print_config:
-        config = choose_layout(compose(), overrides, env, elastic=elastic)
-        return print_settings(config, env, as_json) if print_config else print_preview(config, env, as_json)
+        with preview_data_of_text(compose(), overrides, needed=dry_run) as (checked, text):
+            config = choose_layout(checked, overrides, env, elastic=elastic)
+            if dry_run:
+                return print_preview(config, env, as_json, text)
+            return print_settings(config if text is None else replace(config, data=text.data), env, as_json)
     with run_attempt(env) as attempt:
         composed = compose()
         attempt.accept_settings(composed)

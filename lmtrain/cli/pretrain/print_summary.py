@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ from lmtrain.units import format_count, format_seconds, plural
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lmtrain.cli.pretrain.text_data import TextPreview
     from lmtrain.runtime.processes.process_environment import ProcessEnv
     from lmtrain.train.loop import Summary
     from lmtrain.train.run_config import RunConfig
 
 
 EXAMPLES = (
+    ("lmtrain pretrain data.text=notes.txt run.dir=runs/notes", "make a dataset of a text, and train on it"),
     ("lmtrain pretrain data.path=data/books --dry-run", "check it all, and say what would run"),
     ("lmtrain pretrain model=gpt2_small data.path=data/books run.dir=runs/a", "begin, or go on where it stopped"),
     ("lmtrain pretrain --from-run runs/a train.steps=20k", "the same run for longer"),
@@ -35,9 +38,9 @@ def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
     return print_text(OmegaConf.to_yaml(config.to_dict()))
 
 
-def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
+def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextPreview | None = None) -> None:
     """Check everything that a start would check. Then print, on rank 0, what the run would do and what each rank would
-    hold, for --dry-run.
+    hold, for --dry-run. `text` is what a start would make of data.text before.
     """
     from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
     from lmtrain.cli.ranks.launch_ranks import place_on_hardware
@@ -50,7 +53,9 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
     if env.rank > 0:
         return None
     here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size
-    facts = dry_run_facts(config, inputs, runs_here=here) | {"ranks": rank_rows(config, inputs.model)}
+    shown = config if text is None else replace(config, data=text.data)
+    facts = dry_run_facts(shown, inputs, runs_here=here) | {"ranks": rank_rows(config, inputs.model)}
+    facts = facts if text is None else text.complete_facts(facts)
     return print_json(facts, indent=None) if as_json else print_plan_facts(facts)
 
 

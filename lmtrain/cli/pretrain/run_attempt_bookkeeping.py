@@ -19,7 +19,7 @@ import typer
 from lmtrain.cli.pretrain.print_summary import saved_state
 from lmtrain.cli.ranks.launch_ranks import report_refusal
 from lmtrain.cli.screen.print_output import echo, print_error, warn_if_any
-from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.file_names import STOP_FILE
 from lmtrain.runfolder.how_runs_ended import (
     is_stop_written_since,
@@ -183,7 +183,9 @@ class Attempt:
             if self.stop.rendezvous_started or not self.env.has_peers:
                 raise
             print_error(error)
-            report_refusal(self.env, error, peers_fail_too=self._config is None or isinstance(error, LayoutError))
+            # because: all ranks find a wrong layout, and that rank 0 is lost
+            is_found_by_all = self._config is None or isinstance(error, LayoutError | PeerLostError)
+            report_refusal(self.env, error, peers_fail_too=is_found_by_all)
             if "--debug" in sys.argv:
                 raise
             raise typer.Exit(error.exit_code) from None

@@ -25,7 +25,7 @@ from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageErro
 from lmtrain.exchange.source_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.safe_files import parse_json, read_bytes
-from lmtrain.train.run_config import RunConfig, with_resolved_paths
+from lmtrain.train.run_config import RunConfig, text_dataset_prefix, with_resolved_paths
 
 _CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
 
@@ -64,18 +64,39 @@ class SourceRun:
         """Return the earlier run's settings with `checkpoint.resume` changed for the new start. `is_branch` is True if
         the new start has a run folder of its own.
 
-        A branch starts from the checkpoint that the user gave, or the run's newest. A run that is continued resumes
-        from its own newest checkpoint unless the user gave one. `checkpoint.init_from` among the overrides wins.
+        A branch starts from the checkpoint that the user gave, or the run's newest; with another data.text, only its
+        weights are used. A run that is continued resumes from its own newest checkpoint unless the user gave one.
+        `checkpoint.init_from` among the overrides wins.
         """
         saved = self.settings.get("checkpoint")
         checkpoint = dict(saved) if isinstance(saved, dict) else {}
-        begins_elsewhere = any(text.lstrip("+").startswith("checkpoint.init_from=") for text in overrides)
-        if (is_branch and not begins_elsewhere) or (not is_branch and self.path != self.run):
+        begins_elsewhere = _names(overrides, "checkpoint.init_from")
+        if is_branch and _names(overrides, "data.text") and not _names(overrides, "checkpoint.resume"):
+            checkpoint |= {"resume": "auto", "init_from": None if begins_elsewhere else str(self.path)}
+        elif (is_branch and not begins_elsewhere) or (not is_branch and self.path != self.run):
             checkpoint |= {"resume": str(self.path), "init_from": None}
         # because: a run started with `none` had no checkpoint then, and has some now
         elif is_branch or checkpoint.get("resume") == "none":
             checkpoint |= {"resume": "auto"}
-        return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint}
+        data = self._data_settings(is_branch=is_branch)
+        return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint, "data": data}
+
+    def _data_settings(self, *, is_branch: bool) -> Any:
+        """Return the earlier run's data settings. If it made its dataset of a text, a branch reads that dataset, and
+        the run itself finds it in its folder.
+        """
+        data = self.settings.get("data")
+        if not isinstance(data, dict) or not data.get("text"):
+            return data
+        prefix = text_dataset_prefix(str(self.run), data.get("text_dir"))
+        if not is_branch:
+            return data | {"path": prefix}
+        return {key: value for key, value in data.items() if not key.startswith("text")} | {"path": prefix}
+
+
+def _names(overrides: Sequence[str], key: str) -> bool:
+    """Return True if one of the overrides sets `key`."""
+    return any(text.lstrip("+").startswith(f"{key}=") for text in overrides)
 
 
 def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
@@ -155,7 +176,7 @@ def compose_run(
         words = [*overrides, f"checkpoint.init_from={hydra_quoted(str(path))}"]
         return compose_settings(words, config_dir=config_dir, report=report)
     source = SourceRun.find(from_run)
-    names_folder = any(text.lstrip("+").startswith("run.dir=") for text in overrides)
+    names_folder = _names(overrides, "run.dir")
     messages = list[str]()
     base = source.base_settings(overrides, is_branch=names_folder)
     config = _compose_over(base, overrides, config_dir, messages.append)
@@ -164,8 +185,8 @@ def compose_run(
         messages = []
         base = source.base_settings(overrides, is_branch=is_branch)
         config = _compose_over(base, overrides, config_dir, messages.append)
-    resumes_source = is_branch and config.checkpoint.resume == str(source.run)
-    if resumes_source and latest_checkpoint(source.run / CHECKPOINTS) is None:
+    begins_from = config.checkpoint.init_from or config.checkpoint.resume
+    if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
             "Add checkpoint.resume=none to begin a new run with the same settings."

@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -22,8 +23,9 @@ from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.print_output import echo, print_json
 from lmtrain.config.compose import expand_sweep
 from lmtrain.config.overrides import hydra_quoted
+from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
-from lmtrain.runfolder.file_names import METRICS
+from lmtrain.runfolder.file_names import DATA, METRICS
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.how_runs_ended import read_stop_or_empty
 from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
@@ -50,6 +52,12 @@ class SweepRun:
     config: RunConfig
     state: str = "not begun"
     exit_code: int = 0
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The vocabulary size that the settings give; None if it is the tokenizer's."""
+        size: int | None = self.config.model.to_dict().get("vocab_size")
+        return size
 
 
 def run_sweep(
@@ -151,6 +159,7 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
         folder = _choose_folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
         rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
         jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
+    _place_text_datasets(jobs, partial(compose_run, from_run=from_run, config_dir=config_dir, name=config_name))
     folder = Path(jobs[0].config.run.dir).resolve()
     is_source_folder = from_run is not None and folder == SourceRun.find(from_run).run.resolve()
     if is_source_folder and jobs[0].changed:
@@ -159,6 +168,27 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
             "folder for the new runs."
         )
     return jobs
+
+
+def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]], RunConfig]) -> None:
+    """Set data.text_dir of the runs that make a dataset of data.text: the sweep's folder if all would make the same
+    dataset, so that it is made once, else the folder of each run.
+    """
+    making = [
+        (job, data, job.config.checkpoint)
+        for job in jobs
+        if isinstance(data := job.config.data, DataSettings) and data.text is not None and data.text_dir is None
+        if job.folder != Path(job.config.run.dir)
+    ]
+    text_keys = ("kind", "text", "text_key", "text_split", "tokenizer")
+    recipes = {
+        (*(getattr(data, key) for key in text_keys), checkpoint.init_from, checkpoint.resume, job.vocab_size)
+        for job, data, checkpoint in making
+    }
+    for job, _, _ in making:
+        folder = Path(job.config.run.dir) if len(recipes) == 1 else job.folder
+        job.overrides.append(f"data.text_dir={hydra_quoted(str(folder / DATA))}")
+        job.config = replace(compose(job.overrides), run=job.config.run)
 
 
 def run_folder_name(changed: dict[str, str]) -> str:

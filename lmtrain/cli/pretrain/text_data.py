@@ -1,46 +1,153 @@
-"""`data.text`: the tokenizer and the dataset that a run makes of a text before it begins, and what is printed about it.
+"""`data.text`: the tokenizer and the dataset that a run makes of a text before it begins, and what is printed on them.
 
-Called by pretrain between the settings and preflight; data_tools.preprocess.text_dataset does the work.
+Called by pretrain between the settings and preflight, and by dry runs. data_tools.preprocess.text_dataset does the
+work.
 """
 
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_output import print_notice, progress
+from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import DataError, SettingsError
-from lmtrain.runfolder.file_names import TEXT_PREFIX, TEXT_RECORD
+from lmtrain.runfolder.file_names import TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
-    from data_tools.preprocess.text_dataset import Report, TextDataset, TextRequest
+    from data_tools.preprocess.text_dataset import Report, TextDataset, TextFolder, TextRequest
     from lmtrain.runtime.processes.process_environment import ProcessEnv
     from lmtrain.train.run_config import RunConfig
+
+_PREVIEW_BYTES = 4 << 20  # because: a tokenizer is trained on so much text in a second or two
 
 
 def make_data_of_text(config: RunConfig, overrides: Sequence[str], env: ProcessEnv) -> None:
     """Make the tokenizer and the dataset of data.text, unless an earlier start has made them, and print what was made;
-    do nothing without data.text. Raise if the text is too large, or has changed since.
+    do nothing without data.text. Of several processes, rank 0 makes them and the others wait for it. Raise if the text
+    is too large, or has changed since.
 
     `overrides` are the settings of the command line, for the commands that a message suggests.
     """
     data = config.data
     if not isinstance(data, DataSettings) or data.text is None or env.is_child:
+        return  # because: the launcher of a rank has made it
+    folder = _text_folder(Path(data.path))
+    if env.rank > 0:
+        wait_for_rank_0(
+            env, config.parallel.timeout_s, lambda: folder.is_complete, f"the dataset of data.text={data.text}",
+            lambda: _sizes_below(folder.prefix.parent),
+        )  # fmt: skip
         return
-    from data_tools.preprocess.text_dataset import make_text_dataset
-
-    request, folder = _build_request(config, data), Path(data.path).parent
-    if (made := _find_made(request, data, config)) is None:
-        _check_size(request, data, config, overrides)
+    request = _build_request(config, data)
+    with _explain_changed_text(data):
+        made = folder.find(request)
+        if made is not None:
+            print_notice(
+                f"data.text={data.text} is unchanged: {data.path} was made of it at an earlier start "
+                f"({_describe_dataset(made)})"
+            )
+            return
+        resolve_text_inputs([str(data.text)], None)  # prints which files of a folder are left out
+        _check_size(request, data, overrides)
         with _show_progress() as report:
-            made = make_text_dataset(request, folder, TEXT_PREFIX, TEXT_RECORD, report, print_notice)
+            made = folder.make(request, report, print_notice)
     for line in _describe(made, data, folder):
         print_notice(line)
+
+
+@dataclass(frozen=True)
+class TextPreview:
+    """What a start would make of data.text, for a dry run, which checks the settings with a temporary dataset of the
+    text or of its beginning.
+    """
+
+    data: DataSettings  # the run's data settings
+    temporary_prefix: Path
+    num_files: int
+    made: TextDataset
+    share: float  # of the text that is in the temporary dataset
+
+    def complete_facts(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the facts of a dry run, which were computed with the temporary dataset, for the whole text."""
+        about = "about " if self.share < 1 else ""
+        way = "to be trained on it" if self.made.tokenizer_source is None else f"read from {self.made.tokenizer_source}"
+        size, tokens = format_bytes(self.made.num_bytes / self.share), format_count(self.made.num_tokens / self.share)
+        basis = f", by its first {format_bytes(self.made.num_bytes)}" if self.share < 1 else ""
+        text = {
+            "text": f"{self.data.text}: {plural(self.num_files, 'file')}, {about}{size}",
+            "tokenizer": f"{self.made.tokenizer_kind}, {self.made.vocab_size:,} pieces, {way}",
+            "dataset": f"{self.data.path}, to be made: {about}{tokens} tokens{basis}",
+        }
+        facts = {
+            key: value.replace(str(self.temporary_prefix), self.data.path) if isinstance(value, str) else value
+            for key, value in facts.items()
+        }
+        if self.share < 1:
+            facts.pop("validation", None)  # because: it counts the tokens of the beginning
+            facts["training_samples"] = round(facts["training_samples"] / self.share)
+            facts["epochs"] *= self.share
+        return text | facts
+
+
+@contextmanager
+def preview_data_of_text(
+    config: RunConfig, overrides: Sequence[str], *, needed: bool = True
+) -> Iterator[tuple[RunConfig, TextPreview | None]]:
+    """Context manager for a dry run: yield the settings to check, and what a start would make of data.text, None if it
+    would make nothing. Nothing is written but a dataset in a temporary folder, which the settings to check name, made
+    of the whole text or of its first 4 MiB. Raise if the text is too large, or has changed since the run's start.
+    Without `needed`, the dataset is made only if parallel=auto needs it.
+    """
+    data = config.data
+    if not isinstance(data, DataSettings) or data.text is None or not (needed or config.parallel.auto):
+        yield config, None
+        return
+    from data_tools.preprocess.text_dataset import estimate_text_bytes, write_sample
+
+    request = _build_request(config, data)
+    with _explain_changed_text(data):
+        if _text_folder(Path(data.path)).find(request) is not None:
+            yield config, None
+            return
+    _check_size(request, data, overrides)
+    sources = request.find_sources()
+    num_bytes = estimate_text_bytes(sources, request.key)
+    with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
+        prefix, is_whole = Path(name) / TEXT_PREFIX, num_bytes <= _PREVIEW_BYTES
+        sample = request if is_whole else write_sample(request, Path(name), _PREVIEW_BYTES)
+        made = _text_folder(prefix).make(sample, lambda *step: None, print_notice)
+        share = 1.0 if is_whole else min(made.num_bytes / num_bytes, 1.0)
+        changed: dict[str, Any] = {key: entry.default for key, entry in data.text_fields().items()}
+        checked = replace(data, **changed | {"path": str(prefix), "index_dir": None})
+        yield replace(config, data=checked), TextPreview(data, prefix, len(sources), made, share)
+
+
+def _text_folder(prefix: Path) -> TextFolder:
+    from data_tools.preprocess.text_dataset import TextFolder
+
+    return TextFolder(prefix, prefix.with_name(TEXT_RECORD))
+
+
+def _sizes_below(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the size and modification time of each file in a folder, which tell whether another process works there.
+    """
+    sizes = {}
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # because: the other process may have removed or renamed it
+        sizes[str(path)] = (status.st_size, status.st_mtime_ns)
+    return sizes
 
 
 def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
@@ -51,7 +158,7 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     from data_tools.read.parse_documents import OptionNames
     from lmtrain.runtime.processes.process_environment import num_usable_cpus
 
-    names = OptionNames(key="data.text_key=KEY", skip=None, split="data.text_split=blank-line")
+    names = OptionNames(key="data.text_key=KEY", skip=None, split="data.text_split")
     return TextRequest(
         text=Path(str(data.text)), key=data.text_key, split=data.text_split, cuts_sentences=data.cuts_sentences,
         tokenizer=Path(data.tokenizer) if data.tokenizer else _checkpoint_tokenizer(config),
@@ -61,14 +168,18 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
 
 def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
     """Return the tokenizer file of the checkpoint, or the folder of another program, that the run begins from, by
-    checkpoint.init_from or checkpoint.resume; None if it begins with random weights.
+    checkpoint.init_from or checkpoint.resume; that of the run's own checkpoint if it has one already, and None if it
+    begins with random weights.
     """
     from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
     from lmtrain.exchange.source_format import lmtrain_kind
-    from lmtrain.runfolder.file_names import IMPORTED, TOKENIZER
+    from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED
 
     settings = config.checkpoint
     source = settings.init_from or (settings.resume if settings.resume not in ("auto", "none") else None)
+    # because: the checkpoint of the first weights may be gone once the run has one of its own
+    if (own := latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)) is not None:
+        return own / TOKENIZER
     if source is None:
         return None
     path, imported = Path(source), latest_checkpoint(Path(config.run.dir) / IMPORTED)
@@ -78,50 +189,50 @@ def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
     return path if is_foreign else resolve_checkpoint(path) / TOKENIZER
 
 
-def _find_made(request: TextRequest, data: DataSettings, config: RunConfig) -> TextDataset | None:
-    """Return the dataset that an earlier start has made, None if there is none. Raise DataError if it was made of
-    another text.
-    """
-    from data_tools.preprocess.text_dataset import TextChangedError, find_text_dataset
+@contextmanager
+def _explain_changed_text(data: DataSettings) -> Iterator[None]:
+    """Context manager that turns a TextChangedError into a DataError with the ways out."""
+    from data_tools.preprocess.text_dataset import TextChangedError
 
     try:
-        return find_text_dataset(request, Path(data.path).parent, TEXT_PREFIX, TEXT_RECORD)
+        yield
     except TextChangedError as error:
+        place = "data.text_dir" if data.text_dir else "run.dir"
         raise DataError(
-            f"data.text={data.text} is not the text of which {data.path} was made: {error}. Give another run.dir to "
+            f"data.text={data.text} is not the text of which {data.path} was made: {error}. Give another {place} to "
             f"train on the text as it is now, or data.path={data.path} instead of data.text to go on with the old one."
         ) from error
 
 
-def _check_size(request: TextRequest, data: DataSettings, config: RunConfig, overrides: Sequence[str]) -> None:
+def _check_size(request: TextRequest, data: DataSettings, overrides: Sequence[str]) -> None:
     """Raise SettingsError, with the commands that make the dataset beforehand, if the text is larger than
     data.text_limit.
     """
     from data_tools.preprocess.text_dataset import estimate_text_bytes
+    from data_tools.read.find_input_files import name_without_suffix
 
     num_bytes = estimate_text_bytes(request.find_sources(), request.key)
     if num_bytes <= data.text_limit:
         return
     text = str(data.text)
-    name = Path(text).name.partition(".")[0] or "text"
+    name = name_without_suffix(Path(text))
     kind = ["--kind", "wordpiece"] if data.cuts_sentences else []
     key = ["--key", data.text_key] if data.text_key != "text" else []
-    tokenizer = str(request.tokenizer or f"data/{name}_tokenizer")
-    size = str(request.vocab_size(num_bytes))
-    train = ["tokenizer", "train", text, "--output", tokenizer, "--vocab-size", size]
     split = ["--split", data.text_split] if data.text_split != "file" else []
     sentences = ["--split-sentences"] if data.cuts_sentences else []
+    tokenizer, size = str(request.tokenizer or f"data/{name}_tokenizer"), str(request.vocab_size(num_bytes))
+    train = ["tokenizer", "train", text, "--output", tokenizer, "--vocab-size", size, *kind, *key, *split]
     rest = [word for word in overrides if not word.lstrip("+").startswith(("data.text", "data.tokenizer="))]
     commands = [
-        *([[*train, *kind, *key]] if request.tokenizer is None else []),
+        *([train] if request.tokenizer is None else []),
         ["preprocess", text, "--tokenizer", tokenizer, "--output", f"data/{name}", *key, *split, *sentences],
         ["pretrain", f"data.path=data/{name}", *rest],
     ]
     lines = "\n".join(f"  lmtrain {shlex.join(words)}" for words in commands)
     raise SettingsError([
-        f"data.text={data.text} holds about {format_bytes(num_bytes)} of text, more than the "
-        f"data.text_limit={format_bytes(data.text_limit)} of which a run makes a dataset by itself. Raise the limit, "
-        f"or make the dataset beforehand:\n{lines}"
+        f"data.text={text} holds about {format_bytes(num_bytes)} of text, more than "
+        f"data.text_limit={format_bytes(data.text_limit)}, up to which a run makes a dataset by itself. Raise the "
+        f"limit, or make the dataset beforehand:\n{lines}"
     ])  # fmt: skip
 
 
@@ -140,19 +251,21 @@ def _show_progress() -> Iterator[Report]:
         yield show
 
 
-def _describe(made: TextDataset, data: DataSettings, folder: Path) -> Iterator[str]:
+def _describe(made: TextDataset, data: DataSettings, folder: TextFolder) -> Iterator[str]:
     """Yield lines that say what was made: the files and documents, the tokenizer, and the dataset."""
-    from data_tools.preprocess.text_dataset import TOKENIZER_FILE
-
-    text = f"{plural(made.num_documents, 'document')}, {format_count(made.num_tokens)} tokens"
-    if made.was_there:
-        yield f"data.text={data.text} is unchanged: {data.path} was made of it at an earlier start ({text})"
-        return
     origin = (
-        f"trained on this text in {format_seconds(made.tokenizer_seconds)}: {folder / TOKENIZER_FILE}"
+        f"trained on this text in {format_seconds(made.tokenizer_seconds)}: {folder.tokenizer}"
         if made.tokenizer_source is None
         else f"read from {made.tokenizer_source}"
     )
     yield f"data.text={data.text}: {plural(made.num_files, 'file')}, {format_bytes(made.num_bytes)} of text"
     yield f"tokenizer: {made.tokenizer_kind}, {made.vocab_size:,} pieces, {origin}"
-    yield f"dataset: {text}, made in {format_seconds(made.seconds)}: {data.path}"
+    yield f"dataset: {_describe_dataset(made)}, made in {format_seconds(made.seconds)}: {data.path}"
+    if made.num_documents == made.num_files == 1 and data.text_split == "file":
+        yield "the text is one document; data.text_split=blank-line makes a document of each of its paragraphs"
+
+
+def _describe_dataset(made: TextDataset) -> str:
+    return f"{plural(made.num_documents, 'document', format_count(made.num_documents))}, " + (
+        f"{format_count(made.num_tokens)} tokens"
+    )

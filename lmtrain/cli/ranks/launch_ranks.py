@@ -5,8 +5,10 @@ Used by pretrain and eval. Torch is imported only if a failing process has peers
 
 from __future__ import annotations
 
+import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.screen.print_output import print_notice, warn_if_any
-from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
 from lmtrain.runtime.processes.launcher import Outcome, end_with_launcher, launch
 from lmtrain.runtime.processes.process_environment import (
     DRY_RUN_LAUNCHER,
@@ -76,6 +78,9 @@ EVALUATION_IMPORTS = (
     "lmtrain.train.before.preflight", "data_tools.read.parse_documents", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
+
+
+_POLL_S = 0.25  # how often a process that waits for rank 0 looks whether it is done
 
 
 @dataclass(frozen=True)
@@ -300,3 +305,41 @@ def report_refusal(env: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool
     from lmtrain.runtime.processes.rendezvous import report_refusal
 
     report_refusal(env, error, peers_fail_too=peers_fail_too)
+
+
+def wait_for_rank_0(
+    env: ProcessEnv, timeout_s: float, is_done: Callable[[], bool], task: str, progress: Callable[[], object]
+) -> None:
+    """Wait until `is_done()` returns True, because rank 0 has done a task for all processes of the run. `task` names
+    its result, and `progress()` returns a value that changes while rank 0 works.
+
+    Raise the error of rank 0 if it reports one, and PeerLostError if there is no progress for `timeout_s`.
+    """
+    seen, since_s = progress(), time.monotonic()
+    while not is_done():
+        if _is_store_open(env):  # because: rank 0 opens it to report an error, or when it goes on
+            from lmtrain.runtime.processes.rendezvous import raise_refusal
+
+            return raise_refusal(env, timeout_s, is_done)
+        if (now := progress()) != seen:
+            seen, since_s = now, time.monotonic()
+        elif time.monotonic() - since_s > timeout_s:
+            raise PeerLostError(
+                f"{env.label} waited for {task}, which rank 0 makes, and saw no progress for "
+                f"parallel.timeout_s={timeout_s:g}. Look at the output of rank 0; its folder must be one that all "
+                "processes see."
+            )
+        time.sleep(_POLL_S)
+    return None
+
+
+def _is_store_open(env: ProcessEnv) -> bool:
+    """Return True if rank 0 listens for its peers. If torchrun listens for it, always False."""
+    rendezvous = Rendezvous.detect(env)
+    if rendezvous.held_by_launcher:
+        return False
+    try:
+        socket.create_connection((rendezvous.host, rendezvous.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

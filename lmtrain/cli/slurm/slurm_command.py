@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -27,6 +28,7 @@ from lmtrain.runtime.files.safe_files import atomic_file
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 if TYPE_CHECKING:
+    from lmtrain.data.data_settings import DataChoice
     from lmtrain.train.run_config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
@@ -263,8 +265,7 @@ def _build_job(options: SlurmOptions) -> SbatchJob:
     sbatch_options, srun_options, cpus, takes_all_cpus = options.sbatch or [], options.srun or [], None, False
     if starts_ranks := options.tasks == "node" and ranks_per_node > 1:
         sbatch_options, srun_options, cpus, takes_all_cpus = task_options(sbatch_options, srun_options, ranks_per_node)
-    for config, _ in runs:
-        _check_run(config, ranks_per_node)
+    _check_runs(runs, ranks_per_node)
     spare_note = f" and {options.spare_nodes} spare" * (options.spare_nodes > 0)
     runs_note = f"{len(runs)} runs, each of them " * options.array
     slurm_options = {"time": options.time, "partition": options.partition, "account": options.account}
@@ -309,6 +310,21 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
                 "characters."
             )
     return folder, runs
+
+
+def _check_runs(runs: Iterable[tuple[RunConfig, list[str]]], ranks_per_node: int) -> None:
+    """Check each run, given as (settings, overrides), as `_check_run` does. Runs that share a dataset which is still to
+    be made of data.text are checked with one preview of it.
+    """
+    from lmtrain.cli.pretrain.text_data import preview_data_of_text
+
+    with ExitStack() as previews:
+        known: dict[str, DataChoice] = {}
+        for config, overrides in runs:
+            digest = config.data.digest()
+            if digest not in known:
+                known[digest] = previews.enter_context(preview_data_of_text(config, overrides))[0].data
+            _check_run(replace(config, data=known[digest]), ranks_per_node)
 
 
 def _check_run(config: RunConfig, ranks_per_node: int) -> None:

@@ -398,21 +398,24 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _take_lock(fd: int, folder: Path, kind: int) -> None:
-    """Lock an open lock file without waiting; `kind` is fcntl.LOCK_SH or LOCK_EX. Raise OutputError, which names
-    `folder` and the owner, if another process holds the lock.
+def _take_lock(fd: int, folder: Path, kind: int, on_wait: Callable[[str], None] | None = None) -> None:
+    """Lock an open lock file; `kind` is fcntl.LOCK_SH or LOCK_EX. If another process holds the lock, raise OutputError,
+    which names `folder` and the owner; with `on_wait`, call it with the owner and wait until the lock is free.
     """
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
         owner = os.read(fd, 200).decode(errors="replace").strip() or "another process"
+        if on_wait is not None:
+            on_wait(owner)
+            return fcntl.flock(fd, kind)
         raise OutputError(f"{folder} is in use by {owner}. Wait for it or choose another folder.") from error
 
 
 @contextmanager
-def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def folder_lock(folder: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the exclusive lock of an output folder during the `with` block; the folder is created if needed. If another
-    process holds the lock, wait for it with `wait`, else raise OutputError.
+    process holds the lock, raise OutputError; with `on_wait`, call it with that process's name and wait.
 
     The system releases the lock when the process ends, however it ends.
     """
@@ -422,10 +425,7 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     with storage_errors(path, "Opening"):
         fd = open_output(path, os.O_RDWR | os.O_CREAT)
     try:
-        if wait:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        else:
-            _take_lock(fd, folder, fcntl.LOCK_EX)
+        _take_lock(fd, folder, fcntl.LOCK_EX, on_wait)
         with storage_errors(path, "Writing"):
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

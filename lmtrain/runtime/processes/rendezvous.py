@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
@@ -91,8 +91,32 @@ def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> Non
             f"{process.label} waited for its peers, but {_missing_ranks_text(process, store)} within "
             f"parallel.timeout_s={timeout_s:g}. Look at the output of the nodes on which they were started."
         ) from error
-    if verdict == _ALL_BEGIN:
-        return
+    if verdict != _ALL_BEGIN:
+        _raise_refusal(process, store, verdict)
+
+
+def raise_refusal(process: ProcessEnv, timeout_s: float, is_settled: Callable[[], bool]) -> None:
+    """Raise the error for which a peer does not start, as soon as it is in the run's store. Return once `is_settled()`
+    returns True. Raise PeerLostError if neither happens within `timeout_s`. The caller does not count as a rank here.
+    """
+    store = _TimedStore(open_run_store(process, timeout_s, as_rank=False), timeout_s)
+    ends_s = time.monotonic() + timeout_s
+    while not is_settled():
+        try:
+            if store.check([_VERDICT]):
+                _raise_refusal(process, store, store.get(_VERDICT).decode(errors="replace"))
+        except (TimeoutError, dist.DistError) as error:
+            raise PeerLostError(f"{process.label} lost the store of its run. Look at the output of rank 0.") from error
+        if time.monotonic() >= ends_s:
+            raise PeerLostError(
+                f"{process.label} waited for rank 0, which neither went on nor reported an error within "
+                f"parallel.timeout_s={timeout_s:g}. Look at the output of rank 0."
+            )
+        time.sleep(_POLL_S)
+
+
+def _raise_refusal(process: ProcessEnv, store: _TimedStore, verdict: str) -> NoReturn:
+    """Raise the error of the process that has written `verdict`, the reason for which it does not start."""
     _confirm_verdict(process, store, _REFUSAL_WAIT_S if process.rank == 0 else 0.0)
     if (refusal := _REFUSAL.fullmatch(verdict)) is None:
         raise UsageError(

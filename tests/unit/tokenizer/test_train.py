@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.base import Tokenizer, split_after_words
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
 TEXTS = [f"word{i % 7} and wörd {i % 11} walked wandering-ly home, talking to {i % 5} men. 你好Ω{i}" for i in range(60)]
@@ -32,6 +32,14 @@ def test_another_process_learns_the_same() -> None:
     for _ in range(2):
         output = subprocess.run([sys.executable, "-c", _IN_ANOTHER_PROCESS], capture_output=True, text=True, check=True)
         assert output.stdout.split() == here
+
+
+def test_a_long_text_is_learned_from_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ["\n \n".join(TEXTS)]
+    expected = [digest(train_bpe(whole, 330)), digest(train_wordpiece(whole, 150, lowercase=True))]
+    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 30)
+    assert len([*split_after_words(whole[0])]) > 60
+    assert [digest(train_bpe(whole, 330)), digest(train_wordpiece(whole, 150, lowercase=True))] == expected
 
 
 def test_a_vocabulary_has_the_requested_size() -> None:

@@ -12,10 +12,9 @@ import pytest
 from data_tools.preprocess.text_dataset import (
     TextChangedError,
     TextDataset,
+    TextFolder,
     TextRequest,
     estimate_text_bytes,
-    find_text_dataset,
-    make_text_dataset,
 )
 from data_tools.read.find_input_files import find_sources
 from lmtrain.runtime.processes.fault_injection import Fault, arm
@@ -34,11 +33,11 @@ def text(tmp_path: Path) -> Path:
 
 
 def make(request: TextRequest, folder: Path) -> TextDataset:
-    return make_text_dataset(request, folder, "text", "record.json", lambda *step: None, lambda notice: None)
+    return TextFolder(folder / "text", folder / "record.json").make(request, lambda *step: None, lambda notice: None)
 
 
 def find(request: TextRequest, folder: Path) -> TextDataset | None:
-    return find_text_dataset(request, folder, "text", "record.json")
+    return TextFolder(folder / "text", folder / "record.json").find(request)
 
 
 @pytest.fixture(autouse=True)

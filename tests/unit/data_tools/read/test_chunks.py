@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.read.find_input_files import find_sources
+from data_tools.read import stream_readers
+from data_tools.read.find_input_files import TextSplit, find_sources
 from data_tools.read.input_chunks import (
     START,
     MemoryBudget,
@@ -20,15 +22,17 @@ from data_tools.read.input_chunks import (
     cut_portions,
     read_lines,
 )
-from data_tools.read.parse_documents import read_content
+from data_tools.read.parse_documents import SourceTexts, read_content
+from lmtrain.errors import DataError
 
 UNBOUNDED = 2**62
 
 
 def portions(
-    path: Path, limits: SizeLimits, place: ReadPosition = START, budget: MemoryBudget | None = None
-) -> list[Portion]:
-    return list(cut_portions(find_sources([path]), place, limits, ("text",), budget or MemoryBudget(UNBOUNDED)))
+    path: Path, limits: SizeLimits, place: ReadPosition = START, budget: MemoryBudget | None = None,
+    split: TextSplit = "file",
+) -> list[Portion]:  # fmt: skip
+    return list(cut_portions(find_sources([path], split), place, limits, ("text",), budget or MemoryBudget(UNBOUNDED)))
 
 
 def texts(path: Path, limits: SizeLimits, place: ReadPosition = START) -> list[str]:
@@ -114,3 +118,52 @@ def test_content_in_memory_is_acquired_from_the_budget(tmp_path: Path) -> None:
 
     found = portions(path, SizeLimits(slice_bytes=1000), budget=Asked(0))
     assert sum(taken) == sum(portion.num_bytes for portion in found) == 5000 * 23
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.sampled_from(["a", "b\nc", "é", " d", "\ufeffe", "f\r"]), max_size=8), st.integers(1, 12),
+    st.sampled_from(["\n\n", "\n\n\n", "\r\n\r\n", "\n \t\n"]), st.sampled_from([1, 2, 3, 1 << 20]), st.booleans(),
+)  # fmt: skip
+def test_paragraphs_and_lines_are_documents_however_the_file_is_read(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[str], slice_bytes: int, gap: str, step: int, packed: bool
+) -> None:
+    data = gap.join(pieces).encode()
+    path = tmp_path_factory.mktemp("split") / ("a.txt.gz" if packed else "a.txt")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    text = data.decode("utf-8-sig")
+    documents = {
+        "blank-line": [part.strip("\r\n") for part in re.split(r"(?:\n[ \t]*\r?)+\n", text)],
+        "line": [part.strip("\r\n") for part in text.split("\n")],
+    }
+    for split, wanted in documents.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stream_readers, "STEP_BYTES", step)
+            found = portions(path, SizeLimits(slice_bytes=slice_bytes), split=split)  # type: ignore[arg-type]
+        chunks = [chunk for portion in found for chunk in portion.chunks]
+        contents = [read_content(chunk, SizeLimits(), lambda: None)[0] for chunk in chunks]
+        texts_found = [text for content in contents for _, text in content.texts(0, "text")]
+        assert texts_found == [w for w in wanted if w.strip()]
+        places = [content.position(item) for content in contents for item in content.items()]
+        starts = [data[at:].decode(errors="replace") for at in places]
+        assert all(start.startswith(w) for start, w in zip(starts, filter(str.strip, wanted), strict=True))
+
+
+def test_a_wrong_byte_of_a_paragraph_is_found_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\n\n\nthree\nfo\xffur\n\nfive\n")
+    for limits in (SizeLimits(), SizeLimits(slice_bytes=6)):
+        texts = SourceTexts(find_sources([tmp_path / "a.txt"], "blank-line"), "text", limits)
+        with pytest.raises(DataError, match=r"a.txt:6 \(byte 18\): invalid UTF-8"):
+            list(texts)
+
+
+def test_a_paragraph_that_is_too_long_is_left_out_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\n" + b"x" * 50 + b"\n\nthree")
+    for step in (1, 4, 1 << 20):
+        limits = SizeLimits(slice_bytes=8, max_doc_bytes=12)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stream_readers, "STEP_BYTES", step)
+            chunks = [chunk for p in portions(tmp_path / "a.txt", limits, split="blank-line") for chunk in p.chunks]
+        read = [read_content(chunk, limits, lambda: None) for chunk in chunks]
+        assert [text for content, _ in read for _, text in content.texts(0, "text")] == ["one", "three"]
+        assert [bad.offset for _, problems in read for bad in problems] == [5]
