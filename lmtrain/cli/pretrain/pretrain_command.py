@@ -5,7 +5,6 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,11 +61,9 @@ def pretrain(
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
     if dry_run or print_config:
+        show = print_preview if dry_run else print_settings
         with preview_data_of_text(compose(), overrides, needed=dry_run) as (checked, text):
-            config = choose_layout(checked, overrides, env, elastic=elastic)
-            if dry_run:
-                return print_preview(config, env, as_json, text)
-            return print_settings(config if text is None else replace(config, data=text.data), env, as_json)
+            return show(choose_layout(checked, overrides, env, elastic=elastic), env, as_json, text)
     with run_attempt(env) as attempt:
         composed = compose()
         attempt.accept_settings(composed)

@@ -27,10 +27,13 @@ EXAMPLES = (
 )
 
 
-def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
-    """Print the settings as YAML or JSON, for --print-config. Ranks other than 0 print nothing."""
+def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextPreview | None = None) -> None:
+    """Print the settings as YAML or JSON, for --print-config; with those of the data that `text` gives instead of its
+    temporary dataset. Ranks other than 0 print nothing.
+    """
     if env.rank > 0:
         return None
+    config = config if text is None else replace(config, data=text.data)
     if as_json:
         return print_json(config.to_dict())
     from omegaconf import OmegaConf
