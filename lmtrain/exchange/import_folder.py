@@ -14,7 +14,8 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import clear_leftovers, latest_checkpoint
 from lmtrain.errors import OutputError
-from lmtrain.exchange.huggingface.import_and_export import import_hf
+from lmtrain.exchange.huggingface.check_import import check_import
+from lmtrain.exchange.huggingface.import_and_export import check_settings, import_hf
 from lmtrain.exchange.megatron.import_and_export import import_megatron
 from lmtrain.exchange.source_format import Program, identify_source
 from lmtrain.exchange.stream_tensors_to_disk import Report
@@ -37,14 +38,13 @@ def import_folder(
     command prints. Raise OutputError if `output` holds a checkpoint already.
     """
     found = identify_source(source, program)
-    importer = import_hf if found.program == "hf" else import_megatron
     if output.resolve().is_relative_to(source.resolve()) or is_run(output):
         place = "the folder of a run" if is_run(output) else f"in the folder {source}, which is only read"
         raise OutputError(f"--output {output} is {place}. Choose another folder.")
     with _locked_output(output):
         if latest_checkpoint(output) is not None:
             raise OutputError(f"--output {output} holds a checkpoint already. Choose another folder.")
-        facts = importer(source, output, tokenizer=tokenizer, overrides=overrides, report=report)
+        facts = _import_checked(found.program, source, output, tokenizer, overrides or {}, report)
     return {"source": str(source), "found": str(found)} | facts
 
 
@@ -56,11 +56,26 @@ def import_once(
     `import_folder`.
     """
     found = identify_source(source)
-    importer = import_hf if found.program == "hf" else import_megatron
     with _locked_output(output):
         if (checkpoint := latest_checkpoint(output)) is not None:
             return checkpoint
-        return Path(importer(source, output, tokenizer=tokenizer, overrides=overrides, report=report)["checkpoint"])
+        facts = _import_checked(found.program, source, output, tokenizer, overrides, report)
+    return Path(facts["checkpoint"])
+
+
+def _import_checked(
+    program: Program, source: Path, output: Path, tokenizer: Path | None, overrides: Mapping[str, object],
+    report: Report | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Import a folder after a comparison of its logits with those of the program that wrote it, where that can be run.
+    Return the facts of both.
+    """
+    if program == "megatron":
+        compared = {"compared_with": "nothing: Megatron-LM is not run here"}
+        return import_megatron(source, output, tokenizer=tokenizer, overrides=overrides, report=report) | compared
+    check_settings(overrides)
+    checked = check_import(source, overrides.get("dropout"))
+    return import_hf(source, output, tokenizer=tokenizer, overrides=overrides, report=report) | checked
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header
 from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box
 from lmtrain.checkpoint.save.commit import save_checkpoint
+from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.exchange.source_identity import source_identity
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
@@ -79,6 +80,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise MissingInputError(f"{error} Give the tokenizer of the model with --tokenizer PATH.") from error
 
 
+def left_out_of_exports(reader: CheckpointReader) -> dict[str, str]:
+    """Return what a checkpoint holds besides weights and tokenizer, with the reason why an export leaves it out."""
+    num_slots = sum(name.startswith("optim.") for name in reader.manifest.tensors)
+    reason = "another program's run does not go on where this one stopped"
+    return {f"{num_slots} tensors of the optimizer": reason} if num_slots else {}
+
+
 def save_imported(
     output: Path,
     settings: ModelSettings,
@@ -94,7 +102,8 @@ def save_imported(
     """Save an imported model as a checkpoint in the folder `output`. `read_parts` returns a weight in parts of some
     rows, by its name in settings.weights(). `origin` says where the weights come from, and `source` is the folder that
     holds them, if any. `files` are extra files by name; a tokenizer.json among them replaces that of `tokenizer`.
-    Return the facts that the command prints: the checkpoint's path, its numbers of parameters and bytes, and `origin`.
+    Return the facts that the command prints: the checkpoint's path, step, numbers of parameters and bytes, `origin`,
+    the size of the tokenizer's vocabulary, and the model's settings.
     """
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -128,4 +137,7 @@ def save_imported(
     }
     data = RankData(specs, report_progress(rows(), total, report))
     path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()} | dict(files))
-    return {"checkpoint": str(path), "parameters": settings.num_parameters, "bytes": total, **origin}
+    return {
+        "checkpoint": str(path), "step": step, "parameters": settings.num_parameters, "bytes": total, **origin,
+        "vocab_size": tokenizer.vocab_size, "settings": settings.to_dict(),
+    }  # fmt: skip

@@ -18,6 +18,8 @@ EXAMPLES = (
     ("lmtrain export runs/a --to megatron --layout tp=2,pp=2 --output checkpoints/a", "write the files of four ranks"),
 )
 
+_TITLES = {"hf": "exported for Hugging Face", "megatron": "exported for Megatron-LM"}
+
 
 def export(
     checkpoint: Annotated[
@@ -61,7 +63,7 @@ def export(
             facts = export_megatron(
                 checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32", report=report
             )
-    return print_json(facts, default=str) if as_json else print_exchange(facts)
+    return print_json(facts, default=str) if as_json else print_exchange(_TITLES[to], facts)
 
 
 def parse_sizes(text: str) -> dict[str, int]:

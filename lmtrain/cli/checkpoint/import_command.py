@@ -61,7 +61,7 @@ def import_(
         facts = import_folder(
             source, output, program=format_, tokenizer=tokenizer, overrides=overrides, report=report
         )
-    return print_json(facts, default=str) if as_json else print_exchange(facts)
+    return print_json(facts, default=str) if as_json else print_exchange(f"imported {facts['found']}", facts)
 
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:

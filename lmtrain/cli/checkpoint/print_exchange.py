@@ -1,22 +1,54 @@
-"""Print what an import has read or an export has written, as a table of facts."""
+"""Print what an import has read, an export has written or a reshard has changed, as a table of facts."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
-from lmtrain.cli.screen.print_output import echo
+from lmtrain.cli.screen.console import print_facts
+from lmtrain.config.settings_base import show
+from lmtrain.errors import join_few
 from lmtrain.units import format_bytes, format_seconds
 
+_MAX_NAMES = 6  # names in a line; --json has all
+_LABELS = {
+    "num_files": "files", "bytes_done_before": "done before", "seconds": "time", "largest_difference": "difference",
+    "allowed_difference": "at most", "checkpoint_version": "version",
+}  # fmt: skip
 
-def print_exchange(facts: dict[str, Any]) -> None:
-    """Print the facts of an import, an export or a reshard, a line each."""
+
+def print_exchange(title: str, facts: dict[str, Any]) -> None:
+    """Print a title and facts: a line each, and for what was left out or ignored a line for each reason."""
+    print_facts(title, _lines(facts))
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for each line of the table."""
     for key, value in facts.items():
+        name = _LABELS.get(key, key.replace("_", " "))
         if key == "bytes_done_before" and not value:
             continue
-        if "bytes" in key and isinstance(value, int):
-            value = format_bytes(value)
+        if key in ("left_out", "ignored"):
+            yield from _by_reason(name, value)
+        elif key == "settings":
+            yield name, " ".join(f"{setting}={show(value[setting])}" for setting in value)
+        elif "bytes" in key and isinstance(value, int):
+            yield name, format_bytes(value)
         elif key == "seconds":
-            key, value = "time", format_seconds(value)
+            yield name, format_seconds(value)
         elif isinstance(value, (int, float)):
-            value = f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
-        echo(f"{key.removeprefix('num_').replace('_', ' '):18} {value}")
+            yield name, f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
+        else:
+            yield name, str(value)
+
+
+def _by_reason(name: str, reasons: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for each reason in `reasons`, which is by the name of what has it."""
+    names = defaultdict[str, list[str]](list)
+    for item, reason in reasons.items():
+        names[reason].append(item)
+    for reason, items in names.items():
+        yield name, f"{join_few(items, max_shown=_MAX_NAMES)}: {reason}"
+    if not names:
+        yield name, "nothing"

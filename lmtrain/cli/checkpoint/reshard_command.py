@@ -71,7 +71,7 @@ def reshard(
         "bytes_done_before": result.num_bytes if result.was_finished else result.earlier_bytes,
         "seconds": round(perf_counter() - began, 2),
     }  # fmt: skip
-    return print_json(facts, default=str) if as_json else print_exchange(facts)
+    return print_json(facts, default=str) if as_json else print_exchange("resharded", facts)
 
 
 def refuse_other_programs(

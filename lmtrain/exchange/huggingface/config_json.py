@@ -56,6 +56,21 @@ _MEGATRON_BERT = _BERT | {
     "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
     "intermediate_size": 4096,
 }  # fmt: skip
+_KEPT, _OUTPUTS = "it is kept for an export", "it chooses outputs of transformers, not what is computed"
+# Keys that are in many files and change nothing that lmtrain computes.
+_IGNORED = {
+    "architectures": "the model is found by its model_type", "_name_or_path": _KEPT, "transformers_version": _KEPT,
+    "torch_dtype": "weights become fp32, and an export has their type again",
+    "dtype": "weights become fp32, and an export has their type again",
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id"),
+                    "the tokenizer has the ids, and an export has these again"),
+    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing"),
+                    _OUTPUTS),
+    **dict.fromkeys(("task_specific_params", "id2label", "label2id", "problem_type"), "it is for other tasks"),
+    **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+                     "summary_first_dropout", "classifier_dropout"), "it is for other heads"),
+    "pretraining_tp": "it is how transformers computes, with the same result", "n_ctx": "n_positions has its value",
+}  # fmt: skip
 _LONGEST_VALUE = 1000  # characters
 _DEFAULTS: dict[str, Config] = {
     "gpt2": _GPT2, "llama": _LLAMA, "mistral": _MISTRAL, "bert": _BERT, "megatron-bert": _MEGATRON_BERT
@@ -213,6 +228,12 @@ def _bert_config(s: BertSettings) -> Config:
         "max_position_embeddings": s.seq_len, "type_vocab_size": NUM_SEGMENTS, "initializer_range": s.init_std,
         "layer_norm_eps": s.norm_eps, "tie_word_embeddings": True,
     }  # fmt: skip
+
+
+def ignored_keys(config: Config) -> dict[str, str]:
+    """Return the keys of a config.json that decide no setting of lmtrain's model, each with the reason."""
+    read = _DEFAULTS[config["model_type"]].keys() | {"model_type"}
+    return {key: _IGNORED.get(key, "it is not known to lmtrain") for key in sorted(config.keys() - read)}
 
 
 def settings_from_config(

@@ -94,6 +94,20 @@ class HFFolder:
                 )
         return mappings
 
+    @property
+    def num_tensors(self) -> int:
+        """The number of tensors in the folder."""
+        return len(self._places)
+
+    def left_out(self) -> dict[str, str]:
+        """Return the names of the tensors that no weight of the model is read from, each with the reason."""
+        mappings = weight_mappings(self.settings, self.family)
+        used = {name for mapping in mappings for name, _ in mapping.hf_tensors}
+        return {
+            name: "it is computed, not trained" if name.endswith(_UNUSED) else "it is the embedding under a second name"
+            for name in sorted(self._places.keys() - used)
+        }
+
     def stored_types(self, mappings: Iterable[WeightMapping]) -> dict[str, Any]:
         """Return the type of most weights of `mappings`, such as "bf16", as "dtype". If tensors have other types, also
         return their safetensors names by the tensors' names, as "other_dtypes".

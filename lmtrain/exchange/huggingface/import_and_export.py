@@ -43,6 +43,7 @@ from lmtrain.exchange.huggingface.weight_names import WeightMapping, weight_mapp
 from lmtrain.exchange.stream_tensors_to_disk import (
     DTYPES,
     Report,
+    left_out_of_exports,
     load_tokenizer,
     parse_dtype,
     report_progress,
@@ -120,6 +121,7 @@ def export_hf(
     card = model_card(output.name, reader.path, reader.state, settings, config, original)
     files["README.md"] = card.encode()
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
+    facts |= {"tensors": len(targets), "left_out": left_out_of_exports(reader)}
     with new_folder(output) as folder:
         facts["num_files"] = _write_weights(folder, reader, targets, shard_bytes, report)
         for name, data in files.items():
@@ -344,6 +346,16 @@ def _row_places(mapping: WeightMapping, rows: range) -> list[tuple[int, int, ran
     return places
 
 
+def check_settings(overrides: Mapping[str, object]) -> None:
+    """Raise UsageError if `overrides` sets anything but dropout, since config.json has all other settings."""
+    unknown_overrides = overrides.keys() - {"dropout"}
+    if unknown_overrides:
+        raise UsageError(
+            f"--set {min(unknown_overrides)} is in config.json already. "
+            "Of a Hugging Face model only dropout can be set."
+        )
+
+
 def import_hf(
     folder: Path,
     output: Path,
@@ -356,12 +368,7 @@ def import_hf(
     default that of the folder. `overrides` are settings; only dropout can be set. `report` is called with bytes done
     and in all. Return the facts that the command prints.
     """
-    unknown_overrides = (overrides or {}).keys() - {"dropout"}
-    if unknown_overrides:
-        raise UsageError(
-            f"--set {min(unknown_overrides)} is in config.json already. "
-            "Of a Hugging Face model only dropout can be set."
-        )
+    check_settings(overrides or {})
     source = HFFolder(folder, (overrides or {}).get("dropout"))
     loaded_tokenizer = load_tokenizer(tokenizer or folder)
     mappings = {mapping.name: mapping for mapping in source.check_weights()}

@@ -73,6 +73,7 @@ class MegatronCheckpoint:
     masters: dict[str, list[WeightPart]]
     has_optimizer: bool
     num_bytes: int
+    unused: frozenset[str]  # Megatron-LM's names of tensors that are no weights
 
 
 def open_megatron(path: Path) -> MegatronCheckpoint:
@@ -127,10 +128,13 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Meg
     version, iteration = _version(first, folder), _iteration(first, folder)
     keys = ["model"] if "model" in first else [f"model{i}" for i in range(len(first)) if f"model{i}" in first]
     weights: dict[str, list[WeightPart]] = {}
+    unused = set[str]()
     next_layer = 0
     for key in keys:  # a chunk of a virtual stage of all stages, then the next
         for pp in pp_ranks:
-            next_layer += _add_chunk([_flatten(files[tp, pp], key) for tp in tp_ranks], next_layer, weights, folder)
+            chunk = [_flatten(files[tp, pp], key) for tp in tp_ranks]
+            unused |= {name for name in chunk[0] if _translate_name(name, folder) is None}
+            next_layer += _add_chunk(chunk, next_layer, weights, folder)
     return MegatronCheckpoint(
         path=folder,
         args=_args(first),
@@ -141,6 +145,7 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Meg
         masters={},
         has_optimizer="optimizer" in first,
         num_bytes=sum(file.path.stat().st_size for file in files.values()),
+        unused=frozenset(unused),
     )
 
 
@@ -284,12 +289,15 @@ def _open_distributed(folder: Path) -> MegatronCheckpoint:
     tensors = _read_metadata(folder)
     state = _state_dict(TorchFile(folder / "common.pt")) if (folder / "common.pt").is_file() else {}
     weights, masters = defaultdict[str, PartsByHalf](dict), defaultdict[str, PartsByHalf](dict)
+    unused = set[str]()
     for megatron_name, stacked in tensors.items():
         master = _MASTER.fullmatch(megatron_name)
         if master is None and megatron_name.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
             continue
         translated = _translate_name(master[1] if master else megatron_name, folder)
-        if translated is not None:
+        if translated is None:
+            unused.add(megatron_name)
+        else:
             for name, part in _split_layers(translated[0], stacked):
                 (masters if master else weights)[name][translated[1]] = part
     paths = {chunk.path for stacked in tensors.values() for chunk in stacked.chunks}
@@ -303,6 +311,7 @@ def _open_distributed(folder: Path) -> MegatronCheckpoint:
         masters=_order_parts(masters),
         has_optimizer=any(".state." in name for name in tensors),
         num_bytes=sum(path.stat().st_size for path in paths if path.is_file()),
+        unused=frozenset(unused),
     )
 
 

@@ -25,7 +25,14 @@ from lmtrain.exchange.megatron.checkpoint_folder import RANK_FILE, WeightPart
 from lmtrain.exchange.megatron.source_model import read_megatron_model
 from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
 from lmtrain.exchange.source_format import TRACKER
-from lmtrain.exchange.stream_tensors_to_disk import Report, load_tokenizer, parse_dtype, save_imported, tensor_bytes
+from lmtrain.exchange.stream_tensors_to_disk import (
+    Report,
+    left_out_of_exports,
+    load_tokenizer,
+    parse_dtype,
+    save_imported,
+    tensor_bytes,
+)
 from lmtrain.exchange.torch_files.writer import Namespace, TensorToWrite, write_torch_file
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.layers_and_shards_of_ranks import (
@@ -40,10 +47,6 @@ from lmtrain.spec import Split
 
 _VERSION = 3.0  # of the layout: query, key and value of a group lie together
 _RELEASE = "release"
-_NO_OPTIMIZER = (
-    "not imported: a run goes on from its data's order, schedule and loss scale as well, which are not taken from "
-    "Megatron-LM. Begin a new run with checkpoint.init_from"
-)
 
 
 def export_megatron(
@@ -81,7 +84,10 @@ def export_megatron(
         (folder / TRACKER).write_text(_RELEASE)
         if "tokenizer.json" in reader.manifest.files:
             (folder / "tokenizer.json").write_bytes(reader.read_file("tokenizer.json"))
-    return {"from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp}
+    return {
+        "from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp,
+        "left_out": left_out_of_exports(reader),
+    }  # fmt: skip
 
 
 class _Export:
@@ -171,7 +177,10 @@ def import_megatron(
     origin = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
     return save_imported(
         output, settings, parts, loaded_tokenizer, origin, source=folder, step=source.iteration, report=report
-    ) | ({"optimizer": _NO_OPTIMIZER} if source.has_optimizer else {})
+    ) | {
+        "tensors_read": len(model.masters or model.weights), "left_out": model.left_out(),
+        "ignored": model.ignored_arguments(),
+    }  # fmt: skip
 
 
 def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: ModelSettings, version: float) -> Tensor:

@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lmtrain.errors import CheckpointError, join_few
+from lmtrain.errors import CheckpointError, join_few, shorten
 from lmtrain.exchange.megatron.checkpoint_args import WeightFacts, argument_getter, settings_from_arguments
 from lmtrain.exchange.megatron.checkpoint_folder import MegatronCheckpoint, WeightPart, open_megatron
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.spec import Cut, Split
 
 _POSITIONS = "embedding.position.weight"
+_NO_OPTIMIZER = (
+    "a run goes on from its data's order, schedule and loss scale as well, which are not taken from Megatron-LM; begin "
+    "a new run with checkpoint.init_from"
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,24 @@ class MegatronModel:
     settings: ModelSettings
     weights: Mapping[str, list[WeightPart]]
     masters: Mapping[str, list[WeightPart]]
+    arguments_read: frozenset[str]  # names of Megatron-LM's arguments that decide a setting
+
+    def left_out(self) -> dict[str, str]:
+        """Return what the checkpoint holds and the import does not take, each with the reason."""
+        rows = sum(part.shape[0] for part in self.weights["embedding.token.weight"])
+        padding = rows - self.settings.shape.vocab_size
+        return (
+            ({"optimizer": _NO_OPTIMIZER} if self.source.has_optimizer else {})
+            | ({f"{padding} rows of the embedding": "they pad the vocabulary"} if padding else {})
+            | dict.fromkeys(sorted(self.source.unused), "it is no weight, or one under a second name")
+        )
+
+    def ignored_arguments(self) -> dict[str, str]:
+        """Return the checkpoint's arguments that decide no setting of lmtrain's model, each with the reason."""
+        state = self.source.args.state if self.source.args is not None else None
+        names = {name for name in state if isinstance(name, str)} if isinstance(state, dict) else set()
+        reason = "it is about training, data or machines, or not known to lmtrain"
+        return {shorten(name): reason for name in sorted(names - self.arguments_read)}
 
 
 def read_megatron_model(
@@ -40,7 +63,15 @@ def read_megatron_model(
     """
     source = open_megatron(folder)
     facts = _weight_facts(source)
-    get = argument_getter(source.args) if source.args is not None else None
+    arguments_read = set[str]()
+    read_argument = argument_getter(source.args) if source.args is not None else None
+
+    def get_argument(name: str, default: Any = None) -> Any:
+        assert read_argument is not None
+        arguments_read.add(name)
+        return read_argument(name, default)
+
+    get = get_argument if read_argument is not None else None
     claimed_vocab = get("vocab_size") if get is not None else None
     vocab_size = claimed_vocab if type(claimed_vocab) is int else tokenizer_vocab_size
     if vocab_size is None:
@@ -58,7 +89,8 @@ def read_megatron_model(
         )
     weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
     _check_weights(source, settings, weights)
-    return MegatronModel(source, settings, weights, _complete_masters(source, settings))
+    masters = _complete_masters(source, settings)
+    return MegatronModel(source, settings, weights, masters, frozenset(arguments_read))
 
 
 def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:
