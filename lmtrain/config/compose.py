@@ -46,10 +46,12 @@ def compose(
     except RefusedOverrides as error:
         raise SettingsError([*error.problems, *_remaining_problems(cls, error, config_dir, name)]) from error
     typed = typed_words(overrides)
-    for adjusted in cls.adjust_defaults(tree, typed):
-        if report is not None:
+    adjusted_defaults = list(cls.adjust_defaults(tree, typed))
+    settings = build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))
+    if report is not None:
+        for adjusted in adjusted_defaults:  # because: a refusal must not follow notes on settings that fit nothing
             report(adjusted.text())
-    return build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))
+    return settings
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:

@@ -66,6 +66,7 @@ def no_numbers(rng: random.Random) -> Iterator[Mistake]:
 
 def other_levels(rng: random.Random) -> Iterator[Mistake]:
     lasts = [key.rpartition(".")[2] for key in types_by_key(RunConfig)]
+    foreign = " ".join(FOREIGN_NAMES.values()).split()
     for key, hint, needs in homes():
         last = key.rpartition(".")[2]
         if needs[:1] not in ((), ("model=gpt_tiny",), ("data=dataset",), ("optim=adamw",), ("schedule=cosine",)):
@@ -75,7 +76,7 @@ def other_levels(rng: random.Random) -> Iterator[Mistake]:
             continue
         place = rng.randrange(1, max(2, len(last) - 1))
         typo = last[:place] + last[place + 1 :]
-        if lasts.count(last) == 1:
+        if lasts.count(last) == 1 and last not in foreign:  # a word of other tools too, as batch_size, is theirs first
             yield show(f"level {last}", f"{last}={value}", f"{last}={value}", key, code_after=None)
         if len(last) > 4 and typo not in lasts:
             group = key.partition(".")[0]
