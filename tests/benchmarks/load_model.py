@@ -3,8 +3,8 @@
     python -m tests.benchmarks.load_model --demo runs/demo --pairs 11
 
 The folder is that of `lmtrain demo`: its run is loaded, and the weights of its export (the same numbers) are read. The
-order changes from pair to pair. Wall and CPU seconds are those of a process from its start until the model is there. The
-time in which Python frees torch's objects at the end is not counted, since a notebook goes on.
+order changes from pair to pair. Wall and CPU seconds are those of a process from its start until the model is there.
+The time in which Python frees torch's objects at the end is not counted, since a notebook goes on.
 """
 
 from __future__ import annotations
