@@ -22,6 +22,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.exchange.source_identity import source_identity
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
+from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 
 PART_BYTES = 64 << 20  # of a tensor in memory at once
@@ -67,6 +68,7 @@ def report_progress(
     to `done`, and with `total`.
     """
     for part in parts:
+        fault_point("exchange.part")
         yield part
         done += len(part)
         if report is not None:

@@ -58,6 +58,7 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import new_folder
+from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 
 _TORCH_TYPES = {code: kind for kind, code in DTYPES.values()}  # by the type's name in safetensors
@@ -130,6 +131,7 @@ def export_hf(
         if check:
             exact = all(target.code == "F32" for target in targets)
             facts |= compare_scores(folder, settings, lambda name: reader.read(f"model.{name}"), exact=exact)
+        fault_point("exchange.publish")
     return facts
 
 

@@ -43,6 +43,7 @@ from lmtrain.placement.layers_and_shards_of_ranks import (
 )
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.files.safe_files import new_folder
+from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.spec import Split
 
 _VERSION = 3.0  # of the layout: query, key and value of a group lie together
@@ -84,6 +85,7 @@ def export_megatron(
         (folder / TRACKER).write_text(_RELEASE)
         if "tokenizer.json" in reader.manifest.files:
             (folder / "tokenizer.json").write_bytes(reader.read_file("tokenizer.json"))
+        fault_point("exchange.publish")
     return {
         "from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp,
         "left_out": left_out_of_exports(reader),
@@ -129,6 +131,7 @@ class _Export:
     def _tensor_to_write(self, place: Placement) -> TensorToWrite:
         def parts() -> Iterator[memoryview]:
             part = self._read_part(place)
+            fault_point("exchange.part")
             yield tensor_bytes(part)
             self.done += part.numel() * ITEM_BYTES[self.code]
             if self.report is not None:

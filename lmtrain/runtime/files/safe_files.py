@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
@@ -133,15 +134,18 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`. After the `with` block its files are synced and it is renamed to `path`;
-    if the block raises, it is removed. Raise OutputError if `path` exists and is not an empty folder.
+    if the block raises, it is removed, as are those that killed processes have left. Raise OutputError if `path` exists
+    and is not an empty folder.
     """
     with storage_errors(path, "Writing"):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise OutputError(f"--output {path} exists and is not empty. Choose another folder, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
         attempt = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         shutil.rmtree(attempt, ignore_errors=True)
         attempt.mkdir()
+        fd = _lock_if_free(attempt)  # held while this process works in it
         try:
             yield attempt
             for folder, _, names in os.walk(attempt):
@@ -152,6 +156,32 @@ def new_folder(path: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(attempt, ignore_errors=True)
             raise
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary folders for `path` in which no process works any more."""
+    for attempt in path.parent.glob(f".{glob.escape(path.name)}.tmp-[0-9]*"):
+        if attempt.name.rpartition("-")[2].isdecimal() and (fd := _lock_if_free(attempt)) is not None:
+            shutil.rmtree(attempt, ignore_errors=True)
+            os.close(fd)
+
+
+def _lock_if_free(folder: Path) -> int | None:
+    """Take the exclusive lock of a folder, and return the descriptor that holds it until it is closed. Return None if
+    another process holds the lock, or if the file system has no such locks.
+    """
+    fd = None
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if fd is not None:
+            os.close(fd)
+        return None
+    return fd
 
 
 def put_in_place(

@@ -30,6 +30,7 @@ POINTS = (
     "ckpt.begin", "ckpt.mid_write", "ckpt.read_back", "ckpt.before_manifest", "ckpt.before_rename", "ckpt.mid_replace",
     "ckpt.after_rename", "ckpt.prune", "data.slice", "data.journal", "data.finish", "data.publish",
     "text.tokenizer", "text.dataset", "text.record",
+    "exchange.part", "exchange.publish",
     "reshard.segment", "reshard.journal", "reshard.finish", "reshard.publish", "reshard.cleanup",
 )  # fmt: skip
 SKIPPABLE_POINTS = ("collective", "pipeline.message")  # the points at which the action `skip` has an effect
