@@ -49,7 +49,8 @@ class Dataset:
         """Return the token ids of a document, in the type that the dataset stores, or for a slice a list of documents.
         A negative index counts from the end; raise IndexError outside the dataset.
 
-        The ids are a copy. They end with the end-of-document token if the dataset was written with one.
+        The ids are a copy. They end with the end-of-document token if the dataset was written with one. A document that
+        was split into sentences is joined.
         """
         if isinstance(index, slice):
             return [self._dataset.document(number) for number in range(*index.indices(len(self)))]

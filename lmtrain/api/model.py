@@ -26,9 +26,10 @@ from lmtrain.eval.windows import Request
 from lmtrain.exchange.find_model import find_model
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.runtime.machine.choose_device import memory_errors
 from lmtrain.units import format_count, plural
 
-_BATCH_SIZE = 8  # rows that `loss` scores together, as many as `lmtrain eval` does
+_FEWER_ROWS = "Give fewer rows or shorter texts at a time, or load the model with another dtype."
 
 
 def load(
@@ -38,11 +39,12 @@ def load(
     checkpoint, RUN@best, or a Hugging Face folder of GPT-2, LLaMA, Mistral or BERT.
 
     `dtype` is the type to compute in: fp32, bf16 or fp16. `device` is cpu, cuda, or a GPU such as cuda:1; without it
-    the first GPU is used if there is one, else the CPU. Raise an LmtrainError if there is no such model, if a file is
-    damaged, or if the type or device cannot be used.
+    the first GPU is used if there is one, else the CPU. A GPU becomes torch's current device. Raise an LmtrainError if
+    there is no such model, if a file is damaged, if the type or device cannot be used, or if memory does not suffice.
     """
     check_dtype(dtype)
-    loaded = load_source(find_model(Path(path)), _find_device(device), dtype)
+    with memory_errors("Load the model with dtype bf16, or on another device."):
+        loaded = load_source(find_model(Path(path)), _find_device(device), dtype)
     return Model(loaded), Tokenizer(loaded.subject.tokenizer)
 
 
@@ -119,16 +121,19 @@ class Model:
         position itself, and all tokens belong to the first segment.
         """
         ids_BT, has_rows = self._to_tensor(ids)
-        logits_BTV = self._model.logits(_batch(ids_BT))
+        with memory_errors(_FEWER_ROWS):
+            logits_BTV = self._model.logits(_batch(ids_BT))
         return logits_BTV if has_rows else logits_BTV[0]
 
-    def loss(self, ids: Any) -> float:
+    def loss(self, ids: Any, batch_size: int = 8) -> float:
         """Return the mean loss of the next token in nats: -log p(ids[t] | ids[:t]), averaged over all positions t from
         1 on, of all rows. The first token of a row is not scored, since nothing comes before it.
 
-        The losses are those of `lmtrain eval`, summed in float64. Raise UsageError for a model such as BERT, which
-        predicts no next token.
+        The losses are those of `lmtrain eval`, summed in float64; `batch_size` rows are computed together. Raise
+        UsageError for a model such as BERT, which predicts no next token.
         """
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size} must be at least 1. Leave it out for 8.")
         if not self._subject.causal:
             raise UsageError(
                 f"loss() predicts the next token, but {self.path} is a {self.settings.kind} model, which predicts "
@@ -140,7 +145,7 @@ class Model:
         if num_targets == 0:
             raise UsageError("loss() needs two ids or more in a row, as it does not predict the first. Give more ids.")
         requests = [Request(row, num_targets) for row in rows]
-        answers = Scorer(self._model, batch_size=_BATCH_SIZE).score(requests)
+        answers = Scorer(self._model, batch_size=batch_size).score(requests)
         return float(sum(answer.nll.sum() for answer in answers)) / (len(rows) * num_targets)
 
     def hidden_states(self, ids: Any) -> dict[str, Tensor]:
@@ -160,6 +165,7 @@ class Model:
                 hooks.callback(part.register_forward_hook(partial(_keep_output, outputs, name)).remove)
             # because: the parts that are called after the model's own forward are heads
             hooks.callback(model.register_forward_hook(lambda *_: hidden.update(outputs)).remove)
+            hooks.enter_context(memory_errors(_FEWER_ROWS))
             self._model.logits(_batch(ids_BT), torch.zeros_like(ids_BT, dtype=torch.bool))
         return {name: (hidden_BTD if has_rows else hidden_BTD[0]).float() for name, hidden_BTD in hidden.items()}
 

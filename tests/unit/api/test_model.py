@@ -12,7 +12,7 @@ import torch
 
 import lmtrain
 from lmtrain.batch import Batch
-from lmtrain.errors import CheckpointError, MissingInputError, UsageError
+from lmtrain.errors import CheckpointError, MissingInputError, OutOfMemoryError, UsageError
 from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.run_task import run as run_task
@@ -143,6 +143,7 @@ def test_bert_has_logits_and_refuses_what_needs_a_next_token(bert: lmtrain.Model
         (lambda model: model.logits([5, -1, 900]), r"ids\[1\] is -1, .*, and 1 other id too"),
         (lambda model: model.loss([1] * 18), "18 ids in a row, and the model takes at most 17"),
         (lambda model: model.hidden_states([1] * 17), "17 ids in a row, and the model takes at most 16"),
+        (lambda model: model.loss([1, 2], batch_size=0), "batch_size=0 must be at least 1"),
         (lambda model: model.loss([1]), "needs two ids or more in a row"),
         (lambda model: model.generate("a", temperature=-1), "temperature=-1 must be at least 0"),
         (lambda model: model.generate("a", max_tokens=0), "max_tokens=0 must be at least 1"),
@@ -165,3 +166,20 @@ def test_what_cannot_be_loaded_is_refused(gpt_run: Path, tmp_path: Path) -> None
     with pytest.raises(lmtrain.LmtrainError) as error:
         lmtrain.load(gpt_run / "checkpoints" / "step_00000007" / "manifest.json")
     assert isinstance(error.value, MissingInputError | CheckpointError)
+
+
+def test_a_lack_of_memory_names_a_way_out(gpt: lmtrain.Model) -> None:
+    def run_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+
+    inner: Any = gpt._model.model
+    hook = inner.embedding.register_forward_hook(run_out)
+    try:
+        for call, way_out in (
+            (gpt.logits, "fewer rows"), (gpt.hidden_states, "fewer rows"), (gpt.loss, "batch size below 8")
+        ):  # fmt: skip
+            with pytest.raises(OutOfMemoryError, match=way_out):
+                call(IDS)
+    finally:
+        hook.remove()
+    assert gpt.logits(IDS).shape[0] == 2
