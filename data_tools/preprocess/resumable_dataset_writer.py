@@ -394,8 +394,8 @@ class Outputs:
         return len(hashes) == len(self.names.keys)
 
     def _is_publishable(self, line: dict[str, Any]) -> bool:
-        """Return True if all files of a run that was killed after finishing them, when only renaming was left, are
-        undamaged. `line` is the last entry of the journal.
+        """Return whether the files that an earlier run finished, but did not rename before it was killed, are all
+        undamaged. `line` is the last entry of the journal and holds their hashes.
 
         Raise DataError if there is damage and some files are renamed already.
         """

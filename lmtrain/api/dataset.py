@@ -77,8 +77,8 @@ class Dataset:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that wrote the dataset. Raise MissingInputError if none is stored beside the dataset, and
-        DataError if it is another one.
+        """The tokenizer that made the dataset's ids, read from the file beside the dataset. Raise MissingInputError if
+        that file is missing, and DataError if it holds another tokenizer than the one that made the ids.
         """
         path, info = dataset_file(self.prefix, ".tokenizer.json"), self._dataset.info
         if not path.exists():

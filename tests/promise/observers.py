@@ -25,12 +25,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
-from lmtrain.cli.pretrain.text_data import make_data_of_text
+from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text
 from lmtrain.cli.ranks.launch_ranks import choose_layout
 from lmtrain.config.compose import compose
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.dataset import Dataset
-from lmtrain.data.samples import masked, megatron, packing
+from lmtrain.data.samples import masked, megatron_sample_order, packing
 from lmtrain.data.store import document_boundaries
 from lmtrain.errors import DataError, LmtrainError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
@@ -109,7 +109,7 @@ def made_of_text(bench: Bench, settings: Settings) -> Any:
 def indexes(bench: Bench, settings: Settings) -> Any:
     """Where an index of the data is kept, as that of a large dataset is."""
     before = {path.name for path in bench.folder.iterdir()}
-    with patch.multiple(document_boundaries, _CACHED_FROM=0), patch.multiple(megatron, _CACHED_FROM=0), \
+    with patch.multiple(document_boundaries, _CACHED_FROM=0), patch.multiple(megatron_sample_order, _CACHED_FROM=0), \
             patch.multiple(masked, _CACHED_FROM=0), patch.multiple(packing, _CACHED_FROM=0):  # fmt: skip
         load_data(config_of(settings))
     beside = sorted({path.name for path in bench.folder.iterdir()} - before)

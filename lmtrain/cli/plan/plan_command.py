@@ -101,7 +101,7 @@ def plan(
             "--grow-batch only affects plans for more GPUs, and --doublings 0 asks for none. Leave one of them out."
         )
     from lmtrain.cli.plan.layout_search import find_layouts, read_question, with_gpus_per_node
-    from lmtrain.cli.plan.print_plan import plan_page, print_plan
+    from lmtrain.cli.plan.print_layout_ranking import plan_page, print_plan
     from lmtrain.runtime.files.safe_files import atomic_file
 
     question = read_question(overrides or [], layout, config_dir, config_name)

@@ -53,10 +53,10 @@ def pretrain(
 
         return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
 
+    from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
     from lmtrain.cli.pretrain.settings_from_run import compose_run
-    from lmtrain.cli.pretrain.text_data import make_data_of_text, preview_data_of_text
 
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)

@@ -60,8 +60,8 @@ TRAINING_IMPORTS = (  # for every training run
     "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary", "lmtrain.cli.screen.console",
     "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose",
     "lmtrain.observe.watch.companion_process_main", "lmtrain.observe.watch.rank_watchdog_client",
-    "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks", "lmtrain.train.layouts.choose_layout",
-    "lmtrain.train.loop", "lmtrain.train.set_up_run",
+    "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks",
+    "lmtrain.train.layouts.choose_parallel_layout", "lmtrain.train.loop", "lmtrain.train.set_up_run",
     "lmtrain.train.in_loop.failed_start_counter", "numpy.random", "typer._adapters",
 )  # fmt: skip
 COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose ranks compose their settings themselves
@@ -242,13 +242,13 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
     `overrides` are the settings of the command line, which stay as they are.
     """
-    from lmtrain.train.layouts.choose_layout import adapt_to_processes, adaptation_message
+    from lmtrain.train.layouts.choose_parallel_layout import adapt_to_processes, adaptation_message
     from lmtrain.train.layouts.layout_table import layout_words
 
     prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
         from lmtrain.train.before.preflight import find_model
-        from lmtrain.train.layouts.choose_layout import choose_layout, fixed_layout_settings, previous_layout
+        from lmtrain.train.layouts.choose_parallel_layout import choose_layout, fixed_layout_settings, previous_layout
 
         fixed = fixed_layout_settings(config, overrides)
         if (earlier_choice := previous_layout(config, fixed)) is not None:

@@ -316,7 +316,7 @@ def _check_runs(runs: Iterable[tuple[RunConfig, list[str]]], ranks_per_node: int
     """Check each run, given as (settings, overrides), as `_check_run` does. Runs that share a dataset which is still to
     be made of data.text are checked with one preview of it.
     """
-    from lmtrain.cli.pretrain.text_data import preview_data_of_text
+    from lmtrain.cli.pretrain.dataset_from_text import preview_data_of_text
 
     with ExitStack() as previews:
         known: dict[str, DataChoice] = {}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Counts, Dataset, Int64s, SampleOrder, ShuffledOrder, mix
-from lmtrain.data.samples.megatron import blend_index
+from lmtrain.data.samples.megatron_sample_order import blend_index
 from lmtrain.errors import DataError
 
 MAX_SHARE_SUM = 1 << 40  # because: larger sums of shares would overflow 64 bits in the compiled twin

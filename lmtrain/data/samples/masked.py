@@ -22,7 +22,7 @@ from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.dataset import Counts, Int64s, SampleOrder, ShuffledOrder
 from lmtrain.data.samples import sentence_pairs
 from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
-from lmtrain.data.samples.megatron import SequentialOrder
+from lmtrain.data.samples.megatron_sample_order import SequentialOrder
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
 from lmtrain.data.store.indexed_dataset import IndexedDataset

@@ -275,7 +275,9 @@ class _Machine:
             case "BINPERSID":
                 push(PersistentId(self.pop()))
             case _:
-                raise ValueError(f"the pickle holds the instruction {name}, which plain data do not need")
+                raise ValueError(
+                    f"the pickle has the instruction {name}, but only those that build plain data are carried out"
+                )
 
     def _fill_dict(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
         """Add alternating keys and values to the dict `result` and return it."""

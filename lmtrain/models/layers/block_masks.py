@@ -116,11 +116,11 @@ def _blocks_by_distance(first_N: Tensor, length: int, min_distance: int, max_dis
 def _blocks_by_content(
     documents_BT: Tensor | None, not_padding_BT: Tensor | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return two boolean tables over query and key blocks for each tensor that is given, documents then padding:
-    whether any pair, and whether every pair of the blocks' positions is allowed. They are [B, N, N] for documents and
-    [B, 1, N] for padding.
+    """Return, for document ids and then for the padding mask, if given, two tables of bools, blocks of queries x blocks
+    of keys. The first says whether some pair of positions in the two blocks may attend, the second whether all pairs
+    may. The tables of documents are [B, N, N], those of padding [B, 1, N].
 
-    Pairs are allowed within a document, and to keys that are no padding.
+    A query may attend to keys of its own document, and to keys that are no padding.
     """
     tables = []
     if documents_BT is not None:

@@ -174,7 +174,7 @@ def _is_due(live: list[RankRow], limits: Limits) -> bool:
 
 def _late_ranks(live: list[RankRow], limits: Limits, culprit_asked: bool) -> list[RankRow]:
     """Return the ranks in `live` that are not waiting in a collective and have exceeded their time limit. With
-    `culprit_asked` the limit does not matter: return all ranks that are not waiting, if at least one rank is.
+    `culprit_asked` return all ranks that are not waiting, whatever their time; an empty list if no rank is waiting.
     """
     busy = [row for row in live if not row.is_waiting]
     if not culprit_asked:

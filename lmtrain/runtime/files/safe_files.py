@@ -285,8 +285,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON, which has no NaN and no Infinity")
 
 
 def is_nested_deeper(value: Any, max_depth: int) -> bool:

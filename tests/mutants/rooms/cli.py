@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         name="gibibytes_of_a_thousand",
-        file="lmtrain/cli/plan/print_plan.py",
+        file="lmtrain/cli/plan/print_layout_ranking.py",
         function="layout_row",
         old='"GiB": f"{layout.total_bytes / 2**30:.1f}"',
         new='"GiB": f"{layout.total_bytes / 1e9:.1f}"',

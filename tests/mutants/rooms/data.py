@@ -115,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_token_too_many_before_the_last_epoch",
-        file="lmtrain/data/samples/megatron.py",
+        file="lmtrain/data/samples/megatron_sample_order.py",
         function="Epochs.before_last",
         old="((self.num_epochs - 1) * self.tokens - 1) // self.seq_len",
         new="(self.num_epochs - 1) * self.tokens // self.seq_len",

@@ -24,7 +24,7 @@ from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, Dat
 from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.loader import Loader
 from lmtrain.data.samples.blend import integer_shares
-from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
+from lmtrain.data.samples.megatron_sample_order import MegatronDataset, split_sequences
 from lmtrain.data.store.block_checksums import BLOCK_BYTES
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, SettingsError

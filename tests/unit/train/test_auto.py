@@ -9,7 +9,7 @@ import pytest
 from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, SettingsError
 from lmtrain.parallel.device_and_precision_settings import FullRecomputeSettings
-from lmtrain.train.layouts.choose_layout import choose_layout, fixed_layout_settings, previous_layout
+from lmtrain.train.layouts.choose_parallel_layout import choose_layout, fixed_layout_settings, previous_layout
 from lmtrain.train.run_config import RunConfig
 
 SMALL = ("data.path=x", "model.vocab_size=400", "parallel=auto", "hardware=h100", "precision=bf16")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors
-from lmtrain.train.layouts.choose_layout import adapt_to_processes, adaptation_message
+from lmtrain.train.layouts.choose_parallel_layout import adapt_to_processes, adaptation_message
 from lmtrain.train.run_config import RunConfig
 
 MOST = 12  # processes

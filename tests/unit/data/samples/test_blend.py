@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, rows_by_dataset
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.megatron import blend_index
+from lmtrain.data.samples.megatron_sample_order import blend_index
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
 

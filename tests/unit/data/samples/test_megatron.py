@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import IGNORED
-from lmtrain.data.samples import megatron as megatron_order
-from lmtrain.data.samples.megatron import (
+from lmtrain.data.samples import megatron_sample_order as megatron_order
+from lmtrain.data.samples.megatron_sample_order import (
     Epochs,
     MegatronDataset,
     SequentialOrder,
