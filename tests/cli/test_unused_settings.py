@@ -41,5 +41,5 @@ def test_a_layout_to_reshard_for_is_judged_likewise(toy: Toy, tmp_path: Path) ->
     lmtrain("pretrain", *toy.settings(tmp_path / "run", train__steps=1, schedule__warmup_steps=0))
     to = ["reshard", tmp_path / "run", "--output", tmp_path / "out", "--to"]
     assert "parallel.balance=cost only applies to a pipeline" in lmtrain(*to, "tp=2,balance=cost", code=78)
-    assert "--set only has an effect with --from" in lmtrain(*to, "tp=2", "--set", "dropout=0.1", code=2)
+    assert "`lmtrain import` converts from" in lmtrain(*to, "tp=2", "--set", "dropout=0.1", code=2)
     lmtrain(*to, "pp=2,balance=cost")
