@@ -105,11 +105,14 @@ def _model_settings(path: Path, run: Path, dropout: object) -> dict[str, Any]:
     typed, for a folder that has several.
     """
     if is_best(path) or lmtrain_kind(path):
-        return checked_model(Contents(resolve_checkpoint(path))).to_dict()
+        model = checked_model(Contents(resolve_checkpoint(path)))
+        # because: an older run may have recorded a setting without an effect, with which a run is now refused
+        without_effect = {problem.key for problem in model.unused()}
+        return {key: value for key, value in model.to_dict().items() if key not in without_effect}
     if (imported := latest_checkpoint(run / IMPORTED)) is not None:
         return checked_model(Contents(imported)).to_dict()
-    if not path.exists() and (run / CONFIG).is_file() and isinstance(model := read_settings(run).get("model"), dict):
-        return model
+    if not path.exists() and (run / CONFIG).is_file() and isinstance(recorded := read_settings(run).get("model"), dict):
+        return recorded
     if not path.exists():
         resolve_checkpoint(path)  # which raises: there is no such path
     with _named_setting():
