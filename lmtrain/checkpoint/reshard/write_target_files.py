@@ -261,9 +261,9 @@ def _ranks_of_boxes(
 def _boxes_of_tensor(
     name: str, tensor: TensorEntry, holders: Mapping[str, tuple[tuple[int, ...], dict[Box, Ranks]]]
 ) -> dict[Box, Ranks] | None:
-    """Return box -> ranks that hold it, for the tensor `name` of a checkpoint. The tensor is split like the parameter
-    with which its name ends; return None if there is no such parameter of its shape. `holders` is what
-    `_ranks_of_boxes` returns.
+    """Return box -> ranks that hold it, for the tensor `name` of a checkpoint. A tensor such as `adamw.m.head.weight` is
+    split like the parameter at the end of its name, `head.weight`. Return None if there is no such parameter, or if it
+    has another shape. `holders` is what `_ranks_of_boxes` returns.
 
     So `optim.exp_avg.norm.weight` is split like `norm.weight`.
     """

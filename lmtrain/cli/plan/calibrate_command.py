@@ -101,8 +101,8 @@ def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
-    """Yield the seconds per step between each two adjacent step rows of the same start, without warm-up steps and steps
-    with a ramped batch size.
+    """Yield the seconds per step between each two adjacent rows of metrics.jsonl. Pairs of rows are left out if the run
+    was started again between them, and so are the steps before the time settles and those with a ramped batch size.
     """
     first_steps: dict[Any, int] = {}  # attempt -> its first step
     for row, next_row in pairwise(rows):

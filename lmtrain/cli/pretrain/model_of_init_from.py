@@ -182,7 +182,7 @@ def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
 
 @contextmanager
 def _named_setting() -> Iterator[None]:
-    """Context manager: name the setting in errors about the folder that it names."""
+    """Context manager: add a note to errors, which says that checkpoint.init_from names the folder in question."""
     try:
         yield
     except LmtrainError as error:

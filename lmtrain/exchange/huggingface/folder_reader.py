@@ -109,8 +109,8 @@ class HFFolder:
         }
 
     def stored_types(self, mappings: Iterable[WeightMapping]) -> dict[str, Any]:
-        """Return the type of most weights of `mappings`, such as "bf16", as "dtype". If tensors have other types, also
-        return their safetensors names by the tensors' names, as "other_dtypes".
+        """Return {"dtype": the number type of most weights of `mappings`, such as "bf16"}. If some tensors have other
+        types, "other_dtypes" maps the name of each such tensor to its type, as safetensors names it.
         """
         kinds = {name: self._places[name].kind for mapping in mappings for name, _ in mapping.hf_tensors}
         sizes = Counter[str]()
@@ -157,8 +157,8 @@ class HFFolder:
             return part
 
     def _find_tensors(self, family: object) -> dict[str, _TensorPlace]:
-        """Return where each tensor of the folder lies, by the tensor's name in transformers' pretraining model of the
-        family `family` (the model_type in config.json).
+        """Return tensor name -> file and place of the tensor. Names are those of the model class with a head (such as
+        GPT2LMHeadModel), whatever prefix the folder's files use. `family` is the model_type in config.json.
         """
         prefix, result = _PREFIXES.get(str(family), ""), dict[str, _TensorPlace]()
         for file in self._weight_files():

@@ -199,7 +199,7 @@ def build_case(run: PlannedRun, hardware: Hardware) -> Case:
 
 def recomputed_shares(run: PlannedRun) -> RecomputedShares:
     """Return the shares of a block's forward (matrix products, attention, pointwise operations, collectives) that
-    backward recomputes, on average over the blocks of the pipeline rank that recomputes most.
+    backward recomputes. Each share is the mean over the blocks of one pipeline rank: the rank that recomputes most.
 
     The other ranks of the pipeline wait for this rank.
     """

@@ -65,8 +65,8 @@ class LostStarts:
         return self
 
     def check_limit(self, config: RunConfig) -> None:
-        """Raise NoProgressError if MAX_LOST or more starts at this step were lost, and write the same message to
-        stop.json.
+        """Raise NoProgressError if the run was started MAX_LOST or more times at this step and ended each time without
+        a new checkpoint. The same message is written to stop.json.
         """
         if len(self.lost) < MAX_LOST:
             return
