@@ -261,7 +261,7 @@ def _ranks_of_boxes(
 def _boxes_of_tensor(
     name: str, tensor: TensorEntry, holders: Mapping[str, tuple[tuple[int, ...], dict[Box, Ranks]]]
 ) -> dict[Box, Ranks] | None:
-    """Return box -> ranks that hold it, for the tensor `name` of a checkpoint. A tensor such as `adamw.m.head.weight` is
+    """Return box -> ranks that hold it, for the tensor `name` of a checkpoint. A tensor such as adamw.m.head.weight is
     split like the parameter at the end of its name, `head.weight`. Return None if there is no such parameter, or if it
     has another shape. `holders` is what `_ranks_of_boxes` returns.
 
