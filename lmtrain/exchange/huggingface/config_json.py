@@ -186,8 +186,9 @@ def restored_config(settings: ModelSettings, original: Config, special: Mapping[
     changed = {key: value for key, value in now.items() if key not in then or then[key] != value}
     if not kept_dropouts:
         changed |= {key: now[key] for key in _DROPOUTS[family]}
-    always = ("architectures", "rope_theta", "rope_parameters", "torch_dtype", "dtype", "transformers_version")
-    return original | changed | {key: now[key] for key in always if key in now}
+    always = ("architectures", "rope_theta", "rope_parameters", "torch_dtype", "dtype")
+    version = {"transformers_version": now["transformers_version"]}
+    return version | original | changed | {key: now[key] for key in always if key in now}
 
 
 def _with_first_names(config: Config) -> Config:
@@ -305,7 +306,7 @@ def _rotary_base(c: Config, problems: list[str]) -> Any:
     key = "rope_parameters" if c["rope_parameters"] else "rope_scaling"
     rope = c[key] or {}
     if not isinstance(rope, dict):
-        problems.append(f"{key}={shorten(rope)} would have to be a group")
+        problems.append(f"{key}={show(rope)} would have to be a group")
         rope = {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     shares = (rope.get("partial_rotary_factor"), c["partial_rotary_factor"])

@@ -23,6 +23,7 @@ from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.model_source import ORIGINAL_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
+from lmtrain.exchange.huggingface.compare_token_ids import compare_ids, quiet_transformers
 from lmtrain.exchange.huggingface.config_json import begin_and_end_ids, hf_config, hf_family, restored_config
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.model_card import model_card
@@ -131,6 +132,7 @@ def export_hf(
         if check:
             exact = all(target.code == "F32" for target in targets)
             facts |= compare_scores(folder, settings, lambda name: reader.read(f"model.{name}"), exact=exact)
+            facts |= compare_ids(folder, Tokenizer.from_bytes(tokenizer))
         fault_point("exchange.publish")
     return facts
 
@@ -291,21 +293,13 @@ def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> 
     encoder = isinstance(settings, BertSettings)
     masked = isinstance(settings, BertSettings) and not settings.pair_head
     name = "AutoModelForMaskedLM" if masked else "AutoModelForPreTraining" if encoder else "AutoModelForCausalLM"
-    bars, logger = transformers.utils.logging, transformers.utils.logging.get_logger("transformers")
-    bars_before, level_before = bars.is_progress_bar_enabled(), logger.level
-    bars.disable_progress_bar()
-    bars.set_verbosity_error()
-    try:
+    with quiet_transformers(transformers):
         model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model = model.float().eval()
         inputs = {"input_ids": batch.tokens_BT}
         if encoder:
             inputs |= {"attention_mask": batch.not_padding_BT.long(), "token_type_ids": batch.segments_BT}
         output = model(**inputs)
-    finally:
-        if bars_before:
-            bars.enable_progress_bar()
-        logger.setLevel(level_before)
     if not encoder:
         return transformers.__version__, [output.logits.flatten(0, 1)]
     if masked:

@@ -223,6 +223,16 @@ MUTANTS = [
         only_for="runs with checkpoint.keep_best that are resumed",
     ),
     Mutant(
+        name="files_of_an_import_end_with_its_first_checkpoint",
+        file="lmtrain/train/run_state.py",
+        function="resume",
+        old="return with_extra_files(inputs, reader, peers), progress",
+        new="return inputs, progress",
+        breaks="The export of a run that was resumed lacks the chat template and the lists of special ids of the model "
+        "that it began from.",
+        only_for="resumed runs that began from imported weights",
+    ),
+    Mutant(
         name="peak_of_one_device_for_all",
         file="lmtrain/train/set_up_run.py",
         function="build_throughput",

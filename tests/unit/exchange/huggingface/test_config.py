@@ -39,6 +39,15 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "type llama3"),
+        ({"model_type": "llama", "is_causal": False}, "is_causal=false would have to be true"),
+        ({"model_type": "gpt2", "is_causal": None}, "is_causal=null would have to be true"),
+        ({"model_type": "mistral", "partial_rotary_factor": 0.5}, "over the whole head"),
+        ({"model_type": "llama", "rope_parameters": {"full_attention": {}}}, "rope_parameters has full_attention"),
+        ({"model_type": "llama", "rope_scaling": [1]}, r"rope_scaling=\[1\] would have to be a group"),
+        (
+            {"model_type": "llama", "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
+            "rope_theta=10000.0 would have to be 500000.0, as in rope_parameters",
+        ),
         ({"model_type": "llama", "attention_bias": True}, "mlp_bias=false would have to be true"),
         ({"model_type": "llama", "hidden_size": "many"}, "model.width=many"),
         ({"model_type": "gpt2", "attn_pdrop": 0.0}, "embd_pdrop=0.1, attn_pdrop=0.0 would have to be equal"),
@@ -82,6 +91,20 @@ def test_dropout_is_kept_or_chosen(config: dict[str, Any], chosen: object, expec
 def test_the_base_of_the_angles_is_read_where_any_transformers_writes_it(family: str, where: dict[str, Any]) -> None:
     _, settings = settings_from_config({"model_type": family} | where, "config.json", pair_head=False)
     assert settings.to_dict()["rotary_base"] == 5e5
+
+
+@pytest.mark.parametrize(
+    ("config", "setting", "expected"),
+    [
+        ({"model_type": "gpt2", "num_attention_heads": 8, "n_head": 4}, "num_heads", 8),
+        ({"model_type": "gpt2", "max_position_embeddings": 40}, "seq_len", 40),
+        ({"model_type": "llama", "sliding_window": 40}, "window", None),
+        ({"model_type": "mistral", "sliding_window": 40, "use_sliding_window": False}, "window", 40),
+    ],
+)
+def test_a_setting_is_what_transformers_takes_for_it(config: dict[str, Any], setting: str, expected: object) -> None:
+    _, settings = settings_from_config(config, "config.json", pair_head=False)
+    assert settings.to_dict()[setting] == expected
 
 
 @pytest.mark.parametrize(

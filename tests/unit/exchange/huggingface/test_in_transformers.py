@@ -7,12 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors import safe_open
+from tokenizers import decoders, models, pre_tokenizers
 
+from lmtrain.errors import CheckpointError
 from lmtrain.eval.generate import Sampling, generate_tokens
 from lmtrain.eval.load_model import load_for_eval
-from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
+from lmtrain.exchange.huggingface.compare_token_ids import compare_ids as compare_ids_of_export
+from lmtrain.exchange.huggingface.folder_reader import HFFolder
+from lmtrain.exchange.huggingface.import_and_export import (
+    export_hf,
+    import_hf,
+    largest_difference,
+    model_scores,
+    random_batch,
+    transformers_scores,
+)
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer
 from tests.marks import wide
@@ -134,6 +146,30 @@ def test_greedy_texts_are_ours(name: str, tmp_path: Path) -> None:
     assert room > 25
 
 
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [
+        (gpt2(), {"num_attention_heads": 2}),
+        *wide(
+            (llama(), {"sliding_window": 5}),
+            (llama(), {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}),
+            (llama(window=5), {"use_sliding_window": False}), (llama(), {"pretraining_tp": 2, "is_decoder": False}),
+            (gpt2(), {"n_ctx": 8, "reorder_and_upcast_attn": True}), (bert(), {"is_causal": True}),
+        ),
+    ],
+)  # fmt: skip
+def test_a_key_does_what_it_does_there(settings: ModelSettings, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = exported(tmp_path, settings)
+    whole = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(whole | config))
+    opened = HFFolder(folder)
+    batch = random_batch(opened.settings)
+    answer = transformers_scores(folder, opened.settings, batch)
+    assert answer is not None
+    ours = model_scores(opened.settings, opened.weight_reader(opened.settings), batch)
+    assert largest_difference(ours, answer[1]) < 1e-4
+
+
 def test_a_text_ends_at_any_of_the_ids_that_end_it_there(tmp_path: Path) -> None:
     folder, ids = exported(tmp_path, llama()), [5, 77, 9]
 
@@ -212,3 +248,31 @@ def test_a_chat_model_that_comes_back_is_the_same_to_transformers(rope: dict[str
     ]
     assert ends == [[2, 7], [2, 7]]
     assert transformers.AutoConfig.from_pretrained(tmp_path / "again").eos_token_id == [2, 7]
+
+
+def test_an_export_with_other_ids_is_found(tmp_path: Path) -> None:
+    folder = exported(tmp_path, bert())
+    ours = Tokenizer.load(folder)
+    assert compare_ids_of_export(folder, ours) == {"texts_compared": 9}
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    changed = config | {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match=r"transformers gives 'The cat' the ids .* and lmtrain gives it"):
+        compare_ids_of_export(folder, ours)
+
+
+@pytest.mark.wide
+def test_a_large_vocabulary_is_not_taken_for_a_wrong_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """transformers 4.57 warns of a tokenizer above 100,000 tokens if config.json says no version."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(first, second) for first in letters for second in letters]
+    triples = [(first + second, third) for first, second in pairs for third in letters[:1]]
+    merges = [*pairs, *triples][: 100_100 - len(letters)]
+    pieces = [*letters, *(first + second for first, second in merges)]
+    made = tokenizers.Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    ours = Tokenizer(made)
+    assert ours.vocab_size > 100_000
+    folder = exported(tmp_path, llama(vocab_size=ours.vocab_size, num_layers=1, width=8, num_heads=2), ours)
+    compare_ids(folder, ours, ["the cat", " 2024"])
+    assert "regex" not in capfd.readouterr().err

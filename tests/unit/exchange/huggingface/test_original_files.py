@@ -166,6 +166,29 @@ def test_a_folder_with_two_tokenizers_is_refused_unless_one_is_chosen(
     assert again.get("add_prefix_space", False) is False
 
 
+@pytest.mark.parametrize(
+    ("kind", "named", "returned"),
+    [
+        ("llama", "LlamaTokenizer", "PreTrainedTokenizerFast"),
+        ("llama", None, "PreTrainedTokenizerFast"),
+        ("metaspace", "LlamaTokenizerFast", "LlamaTokenizerFast"),
+        ("metaspace", None, None),
+        ("llama3", "LlamaTokenizer", "PreTrainedTokenizerFast"),
+        ("llama", "GemmaTokenizer", "PreTrainedTokenizerFast"),
+    ],
+)
+def test_a_class_comes_back_if_it_takes_the_vocabulary_s_file_as_it_is(
+    kind: str, named: str | None, returned: str | None, published: Path, tmp_path: Path
+) -> None:
+    TOKENIZERS[kind]().save(published / "tokenizer.json")
+    config = json.loads((published / "tokenizer_config.json").read_text())
+    del config["tokenizer_class"]
+    (published / "tokenizer_config.json").write_text(json.dumps(config | ({"tokenizer_class": named} if named else {})))
+    again = json.loads((and_back(published) / "tokenizer_config.json").read_text())
+    assert again.get("tokenizer_class") == returned
+    assert config.items() <= again.items()
+
+
 def test_what_transformers_5_writes_is_exported_for_4_as_well(published: Path) -> None:
     path = published / "tokenizer_config.json"
     newer = {"backend": "tokenizers", "tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<x>"]}
