@@ -62,7 +62,7 @@ def test_a_pipeline_is_complete_and_as_its_settings_say(name: str) -> None:
             assert halves == schedule.splits_backward
             assert simulate(table).bubble >= 0
             assert max(activations_held(table)) <= microbatches * schedule.chunks
-    with pytest.raises(ValueError, match=f"the schedule {name} "):
+    with pytest.raises(ValueError, match=f"The pipeline schedule {name} "):
         schedule.table(2, schedule.chunks + 7 if not schedule.allows(schedule.chunks + 7) else 1, 4)
 
 
