@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
-from data_tools.read.find_input_files import Source, TextSplit, find_sources
+from data_tools.read.find_input_files import Source, TextSplit, find_sources, name_without_suffix, resolve_input
 from data_tools.read.parse_documents import ALL_READ, COMMAND_LINE, OptionNames, SourceTexts, refuse_blank_texts
 from data_tools.read.stream_readers import DamagedArchiveError, open_source, read_rows, read_stream
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file
-from lmtrain.errors import DataError, LmtrainError, StorageError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError
 from lmtrain.runtime.files.safe_files import folder_lock, read_errors, read_json, remove, write_json
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
 
 SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
 _SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size
 _FORMAT = {"format": "lmtrain dataset of a text", "version": 1}
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +48,22 @@ class TextRequest:
     workers: int = 1
     names: OptionNames = COMMAND_LINE
 
+    @property
+    def is_unknown_file(self) -> bool:
+        """True if the text is a file whose suffix does not tell its kind; it is read as plain text."""
+        return self.text.is_file() and name_without_suffix(self.text) == self.text.name
+
     def find_sources(self) -> list[Source]:
-        """Return the files of the text in the order in which they are read. Raise if there are none."""
-        return find_sources([self.text], self.split, self.names.split)
+        """Return the files of the text in the order in which they are read. Raise if there are none, or if a tokenizer
+        could not be trained on them.
+        """
+        if not self.text.exists():
+            raise MissingInputError(f"{self.text} does not exist. Give the path of a text, or of a folder of texts.")
+        if self.tokenizer is None and self.max_vocab is not None:
+            check_vocab_size(self.max_vocab, "wordpiece" if self.cuts_sentences else "bpe", self.names.vocab_size)
+        name = str(self.text)
+        reads_as_text = self.is_unknown_file and self.text.suffix != ".json"
+        return find_sources([resolve_input(name, "txt") if reads_as_text else name], self.split, self.names.split)
 
     def vocab_size(self, num_bytes: int) -> int:
         """Return the number of pieces of a tokenizer that is trained on `num_bytes` of text: the largest power of two

@@ -351,6 +351,7 @@ class OptionNames:
     key: str = "--key"
     skip: str | None = "--on-error skip"  # None: there is no such option
     split: str = "--split"
+    vocab_size: str = "--vocab-size"
 
 
 COMMAND_LINE = OptionNames()

@@ -127,6 +127,7 @@ class DataSettings(DataChoice):
         yield from self.validation_key_conflict("valid_path")
         yield from self.checked(
             (self.text is not None and not self.text.strip(), "text", "names no text", "Give a file or a folder."),
+            (self.text == "-", "text", "is a pipe, which cannot be read again on resume", "Write it to a file first."),
             self.at_least(1, "text_limit", "Use 1GiB."),
         )
         for key, entry in self.text_fields().items():

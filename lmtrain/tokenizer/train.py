@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import tokenizers
 from tokenizers import models, trainers
@@ -19,13 +20,19 @@ _MIN_FREQUENCY = 2  # because: a pair that occurs once is not a pattern
 _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer characters become [UNK]
 
 
+def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option: str = "--vocab-size") -> None:
+    """Raise UsageError if a tokenizer of this kind cannot have so few pieces. `option` is what the user has set."""
+    smallest = len(vocabularies.ALPHABET) + 1 if kind == "bpe" else len(vocabularies.SPECIAL) + 2
+    if vocab_size < smallest:
+        name = "a byte-level BPE" if kind == "bpe" else "WordPiece"
+        raise UsageError(f"{option}={vocab_size} is too small for {name}. Use {smallest} or more.")
+
+
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
     """Train a byte-level BPE tokenizer on the texts. It has at most `vocab_size` pieces, fewer for a small corpus;
     `pattern`, "gpt2" or "cl100k", decides how text is split into words. Raise UsageError if `vocab_size` is below 257.
     """
-    smallest = len(vocabularies.ALPHABET) + 1
-    if vocab_size < smallest:
-        raise UsageError(f"--vocab-size={vocab_size} is too small for a byte-level BPE. Use {smallest} or more.")
+    check_vocab_size(vocab_size, "bpe")
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = vocabularies.build_bpe_pre_tokenizer(pattern)
     inner.train_from_iterator(
@@ -48,10 +55,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
     """
     if isinstance(texts, Iterator):
         texts = list(texts)
+    check_vocab_size(vocab_size, "wordpiece")
     num_learned = vocab_size - len(vocabularies.SPECIAL)
-    if num_learned < 2:
-        smallest = len(vocabularies.SPECIAL) + 2
-        raise UsageError(f"--vocab-size={vocab_size} is too small for WordPiece. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
     vocabularies.apply_wordpiece_splitting(inner, lowercase)
     alphabet, inside_letters = _choose_alphabet(texts, inner, min(_MAX_ALPHABET, num_learned // 2))

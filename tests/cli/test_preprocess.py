@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import signal
@@ -34,6 +35,32 @@ def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
     facts: dict[str, Any] = json.loads(piped.stdout)
     assert (facts["num_documents"], facts["rejects"], facts["num_shards"]) == (59, {}, 1)
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+
+
+def test_a_dataset_is_called_as_its_only_input(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/a.txt").write_text("one\n\ntwo words\n\n")
+    (tmp_path / "notes.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    for name in ("pages", "notes.jsonl.gz"):
+        lmtrain("preprocess", tmp_path / name, "--tokenizer", toy.tokenizer)
+    assert sorted(path.name for path in tmp_path.glob("*.idx")) == ["notes.idx", "pages.idx"]
+    said = lmtrain("preprocess", tmp_path / "pages", tmp_path / "notes.jsonl.gz", "--tokenizer", toy.tokenizer, code=2)
+    assert "Add --output PREFIX." in said
+    assert "Add --output PREFIX." in lmtrain("preprocess", "-", "--tokenizer", toy.tokenizer, code=2)
+
+
+def test_a_text_is_one_document_or_one_of_each_part(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\nand more\n\ntwo words\n\n")
+    common = ("preprocess", tmp_path / "a.txt", "--tokenizer", toy.tokenizer, "--output", tmp_path / "a", "--overwrite")
+    said = lmtrain(*common)
+    assert said.startswith("1 document, ")
+    assert "the text is one document; --split=blank-line makes a document of each of its paragraphs" in said
+    assert lmtrain(*common, "--split", "blank-line").startswith("2 documents, ")
+    assert lmtrain(*common, "--split", "line").startswith("3 documents, ")
+    lines = tmp_path / "b.jsonl"
+    lines.write_text('{"text": "a"}\n')
+    said = lmtrain("preprocess", lines, "--tokenizer", toy.tokenizer, "--split", "line", code=2)
+    assert "--split=line cuts text files into documents, and no input is one. Leave it out." in said
 
 
 def test_shards_are_measured_in_tokens(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,23 @@ def test_a_large_text_is_refused_with_the_commands_to_type(toy: Toy, notes: Path
         (["data=blend"], 2, "data.text=notes.txt is not a setting"),
         (["data.text="], 2, "data.text= names no text"),
         (["data.text=absent.txt"], 66, "absent.txt does not exist"),
+        (["data.text=-"], 2, "data.text=- is a pipe, which cannot be read again on resume"),
+        (["data.text=one.txt", "model.vocab_size=99"], 2, "model.vocab_size=99 is too small for a byte-level BPE"),
+        (["data.text=one.txt", "parallel.dp_shard=2"], 78, "1 process was started but parallel.dp_shard=2 needs 2"),
+        (["data.text=one.jsonl", "data.text_split=line"], 2, "data.text_split=line cuts text files into documents"),
+        (["data.text=one.txt", "model=bert_tiny", "data.tokenizer=bpe"], 65, "The tokenizer has no [CLS]"),
+        (["one.txt"], 2, "'one.txt' is no setting. To train on the text in it, write data.text=one.txt."),
+        (["train_file=one.txt"], 2, "train_file=one.txt is not a setting. Did you mean data.text=one.txt?"),
     ],
 )  # fmt: skip
-def test_refusals(tmp_path: Path, words: list[str], code: int, said: str) -> None:
-    words = [*(["data.text=notes.txt"] if not any(w.startswith("data.text=") for w in words) else []), *words]
+def test_refusals(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bpe").symlink_to(toy.tokenizer)
+    (tmp_path / "one.txt").write_text("a word and a word " * 50)
+    (tmp_path / "one.jsonl").write_text('{"text": "a"}\n')
+    words = words if "one." in str(words) or "data.text=" in str(words) else ["data.text=notes.txt", *words]
     assert said in lmtrain("pretrain", *words, f"run.dir={tmp_path}/run", code=code)
     assert not (tmp_path / "run").exists()
 

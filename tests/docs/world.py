@@ -98,6 +98,20 @@ def _text(world: World, path: Path) -> None:
     path.write_text("\n\n".join(sections()[:3]))
 
 
+def _notes(world: World, path: Path) -> None:
+    path.write_text("a text of ten thousand characters. " * 286, encoding="utf-8")
+
+
+def _compressed(world: World, path: Path) -> None:
+    path.mkdir()
+    for number, section in enumerate(sections()[:40]):
+        (path / f"{number}.txt.gz").write_bytes(gzip.compress(section.encode()))
+
+
+def _other_key(world: World, path: Path) -> None:
+    path.write_text("".join(json.dumps({"content": text, "id": 1}) + "\n" for text in sections()[:40]))
+
+
 def _rows(world: World, path: Path) -> None:
     path.write_text(rows(sections()[:100]))
 
@@ -162,6 +176,9 @@ MAKERS: dict[str, Callable[[World, Path], None]] = {
     **dict.fromkeys(("b.jsonl", "runs/demo/corpus/train.jsonl"), _rows),
     **dict.fromkeys(("wiki.test.raw", "wiki.test.tokens"), _articles),
     "lambada_test.jsonl": _passages,
+    **dict.fromkeys(("notes.txt", "more.txt"), _notes),
+    "texts": _compressed,
+    "lines.jsonl": _other_key,
     "dump.gz": _archive,
     "wikitext-103-raw-v1.zip": _zipped_articles,
     "dewiki-20260101-pages-articles.xml.bz2": _wikipedia,

@@ -20,6 +20,7 @@ from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runfolder.file_names import TEXT_PREFIX, TEXT_RECORD, TOKENIZER
+from lmtrain.train.before.preflight import check_machine
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -30,16 +31,21 @@ if TYPE_CHECKING:
 _PREVIEW_BYTES = 4 << 20  # because: a tokenizer is trained on so much text in a second or two
 
 
-def make_data_of_text(config: RunConfig, overrides: Sequence[str], env: ProcessEnv) -> None:
+def make_data_of_text(
+    config: RunConfig, overrides: Sequence[str], env: ProcessEnv, *, elastic: bool = False
+) -> None:
     """Make the tokenizer and the dataset of data.text, unless an earlier start has made them, and print what was made;
     do nothing without data.text. Of several processes, rank 0 makes them and the others wait for it. Raise if the text
-    is too large, or has changed since.
+    is too large, or has changed since, or if the run could not start on this machine anyway.
 
-    `overrides` are the settings of the command line, for the commands that a message suggests.
+    `overrides` are the settings of the command line, for the commands that a message suggests; `elastic` means that the
+    layout is still to be adapted to the processes.
     """
     data = config.data
-    if not isinstance(data, DataSettings) or data.text is None or env.is_child:
+    if not isinstance(data, DataSettings) or (text := data.text) is None or env.is_child:
         return  # because: the launcher of a rank has made it
+    if not (config.parallel.auto or elastic):
+        check_machine(config, env)  # because: making the dataset can take minutes
     folder = _text_folder(Path(data.path))
     if env.rank > 0:
         wait_for_rank_0(
@@ -56,7 +62,7 @@ def make_data_of_text(config: RunConfig, overrides: Sequence[str], env: ProcessE
                 f"({_describe_dataset(made)})"
             )
             return
-        resolve_text_inputs([str(data.text)], None)  # prints which files of a folder are left out
+        resolve_text_inputs([text], None)  # prints which files of a folder are left out
         _check_size(request, data, overrides)
         with _show_progress() as report:
             made = folder.make(request, report, print_notice)
@@ -156,14 +162,19 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     """
     from data_tools.preprocess.text_dataset import TextRequest
     from data_tools.read.parse_documents import OptionNames
+    from lmtrain.data.samples.masked import MaskVocabulary
     from lmtrain.runtime.processes.process_environment import num_usable_cpus
+    from lmtrain.tokenizer.base import Tokenizer
 
-    names = OptionNames(key="data.text_key=KEY", skip=None, split="data.text_split")
-    return TextRequest(
+    names = OptionNames(key="data.text_key=KEY", skip=None, split="data.text_split", vocab_size="model.vocab_size")
+    request = TextRequest(
         text=Path(str(data.text)), key=data.text_key, split=data.text_split, cuts_sentences=data.cuts_sentences,
         tokenizer=Path(data.tokenizer) if data.tokenizer else _checkpoint_tokenizer(config),
         max_vocab=config.model.to_dict().get("vocab_size"), workers=num_usable_cpus(), names=names,
     )  # fmt: skip
+    if data.cuts_sentences and request.tokenizer is not None:
+        MaskVocabulary.of(Tokenizer.load(request.tokenizer))  # raises if it cannot mask words
+    return request
 
 
 def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
@@ -218,6 +229,7 @@ def _check_size(request: TextRequest, data: DataSettings, overrides: Sequence[st
     name = name_without_suffix(Path(text))
     kind = ["--kind", "wordpiece"] if data.cuts_sentences else []
     key = ["--key", data.text_key] if data.text_key != "text" else []
+    key += ["--format", "txt"] if request.is_unknown_file else []
     split = ["--split", data.text_split] if data.text_split != "file" else []
     sentences = ["--split-sentences"] if data.cuts_sentences else []
     tokenizer, size = str(request.tokenizer or f"data/{name}_tokenizer"), str(request.vocab_size(num_bytes))

@@ -112,13 +112,7 @@ def preflight(
     Called on every process of a run: one process per node builds a missing data index while the others wait for its
     lock. `starting` is False if no run begins afterwards; then a single process may check a run of many.
     """
-    _check_processes(config, env, starts_run)
-    # else a single process checks a run of many
-    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
-    if is_here:
-        check_device(config, env)
-    if is_here and env.rank == 0:
-        check_sinks(config)
+    is_here = check_machine(config, env, starts_run=starts_run)
     resume_from = find_resume_checkpoint(config)
     resumed = open_resume_checkpoint(config, resume_from)
     foreign = read_foreign(config) if resume_from is None else None
@@ -137,6 +131,20 @@ def preflight(
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
     weights_from = find_first_weights(config, model, tokenizer, foreign) if resume_from is None else None
     return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=tuple(warnings))
+
+
+def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) -> bool:
+    """Check what needs no data: the number of processes, the device, and packages that the settings need. Return True
+    if the run's processes are here, and False if a single process checks a run of many. `starts_run` is False for a dry
+    run.
+    """
+    _check_processes(config, env, starts_run)
+    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
+    if is_here:
+        check_device(config, env)
+    if is_here and env.rank == 0:
+        check_sinks(config)
+    return is_here
 
 
 def load_data(

@@ -199,4 +199,22 @@ MUTANTS = [
         breaks="`lmtrain trace` gives ranks the dp coordinate of another copy.",
         only_for="layouts with dp_replicate and dp_shard both above 1",
     ),
+    Mutant(
+        name="a_branch_keeps_the_text_of_its_source",
+        file="lmtrain/cli/pretrain/settings_from_run.py",
+        function="SourceRun._data_settings",
+        old="if not is_branch:",
+        new="if True:",
+        breaks="A branch of a run that was made of a text is refused, or makes the same dataset once more for itself.",
+        only_for="--from-run with another run.dir, of a run that was started with data.text",
+    ),
+    Mutant(
+        name="runs_of_different_texts_share_a_folder",
+        file="lmtrain/cli/pretrain/sweep.py",
+        function="_place_text_datasets",
+        old="folder = Path(job.config.run.dir) if len(recipes) == 1 else job.folder",
+        new="folder = Path(job.config.run.dir)",
+        breaks="The second run of a sweep over data.text is refused, since the folder holds the dataset of the first.",
+        only_for="sweeps over what decides a dataset of a text",
+    ),
 ]
