@@ -23,7 +23,7 @@ from lmtrain.eval import generate as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
 from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request
-from lmtrain.exchange.find_model import find_model
+from lmtrain.exchange.find_model_to_load import find_model
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.machine.choose_device import memory_errors

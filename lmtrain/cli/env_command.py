@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from lmtrain.cli.screen.console import PlainConsole
-from lmtrain.cli.screen.print_output import print_json, print_message
+from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
 from lmtrain.cli.shared_options import Json
 from lmtrain.runtime.processes.process_environment import (
     NodeRanks,

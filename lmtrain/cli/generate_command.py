@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_output import echo, print_json, print_text
+from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_text
 from lmtrain.cli.shared_options import Device, Plugins, Precision
 from lmtrain.runtime.processes.process_environment import limit_spinning, use_expandable_segments
 

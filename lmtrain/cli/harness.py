@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from lmtrain.cli.screen.print_output import print_error
+from lmtrain.cli.screen.print_lines_and_json import print_error
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.runtime.machine.install_command import install_command
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.screen.print_output import echo, print_error
+from lmtrain.cli.screen.print_lines_and_json import echo, print_error
 from lmtrain.cli.subcommands import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
 from lmtrain.runtime.files.system_limits import limit_reached

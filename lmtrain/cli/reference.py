@@ -17,7 +17,7 @@ from typing import Any
 
 from lmtrain import errors
 from lmtrain.cli.keys.settings_reference import settings_page
-from lmtrain.cli.python_reference import python_page
+from lmtrain.cli.python_interface_reference import python_page
 from lmtrain.cli.subcommands import parameter_types, value_placeholder
 from lmtrain.config.settings_base import show
 

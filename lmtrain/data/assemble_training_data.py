@@ -20,7 +20,7 @@ from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, Dat
 from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, ShuffledOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, integer_shares
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.masked import MaskedDataset, MaskingTokenizer, MaskVocabulary
+from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskingTokenizer, MaskVocabulary
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset, SequentialOrder, blend_sizes, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.document_boundaries import DocumentMap, index_folder, record_path, split_documents, split_tokens

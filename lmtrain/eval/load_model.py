@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lmtrain.checkpoint.model_source import ModelSource, check_causal, checkpoint_source
+from lmtrain.checkpoint.model_on_disk import ModelSource, check_causal, checkpoint_source
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.eval.scored_model import Subject, check_vocabulary
 from lmtrain.parallel.build_parallel import build_parallel

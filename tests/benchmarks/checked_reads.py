@@ -45,7 +45,7 @@ from lmtrain.data.loader import Loader
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.dataset import Order
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
+from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset
 from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.indexed_dataset import IndexedDataset

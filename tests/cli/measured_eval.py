@@ -19,7 +19,7 @@ from lmtrain.cli.eval.load_in_layout import choose_layout, open_model_loader
 from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
-from lmtrain.exchange.find_model import find_model
+from lmtrain.exchange.find_model_to_load import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from tests.layouts.memory import living_tensors, storages
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from lmtrain.cli.screen.print_output import print_notice, progress
+from lmtrain.cli.screen.print_lines_and_json import print_notice, progress
 from lmtrain.config.compose import conf_dir
 from lmtrain.config.settings_base import kinds
 from lmtrain.optim.optim_settings import OptimSettings

@@ -14,7 +14,7 @@ import pytest
 PRINTERS = {"typer.echo", "typer.secho", "typer.style", "click.echo", "print", "sys.stdout.write", "sys.stderr.write"}
 CONSOLES = {"rich.console.Console", "rich.print", "rich.print_json"}
 ALLOWED = {
-    "lmtrain.cli.screen.print_output", "lmtrain.cli.screen.console",  # the way
+    "lmtrain.cli.screen.print_lines_and_json", "lmtrain.cli.screen.console",  # the way
     "lmtrain.cli.reference",  # writes pages, and is no verb
     "lmtrain.runtime.processes.launcher",  # passes on what verbs have printed
     "lmtrain.runtime.processes.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
@@ -107,7 +107,7 @@ def test_verbs_print_tables_and_json_in_one_way(house: Any) -> None:
         ("def f():\n    from rich.table import Table\n    Table('a')\n", "a.py:3 makes a table"),
         ("import rich.table\nrich.table.Table.grid()\nrich.table.Table()\n", "a.py:3 makes a table"),
         (
-            "import json\nfrom lmtrain.cli.screen.print_output import echo\necho(json.dumps({}, indent=1))\n",
+            "import json\nfrom lmtrain.cli.screen.print_lines_and_json import echo\necho(json.dumps({}, indent=1))\n",
             "a.py:3 prints JSON",
         ),
         ("from json import dumps\ndef f(console):\n    console.print(f'{dumps({})}')\n", "a.py:3 prints JSON"),

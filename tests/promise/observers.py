@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from lmtrain.cli.ranks.launch_ranks import choose_layout
 from lmtrain.config.compose import compose
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.dataset import Dataset
-from lmtrain.data.samples import masked, megatron_sample_order, packing
+from lmtrain.data.samples import masked_language_samples, megatron_sample_order, packing
 from lmtrain.data.store import document_boundaries
 from lmtrain.errors import DataError, LmtrainError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
@@ -109,8 +109,10 @@ def made_of_text(bench: Bench, settings: Settings) -> Any:
 def indexes(bench: Bench, settings: Settings) -> Any:
     """Where an index of the data is kept, as that of a large dataset is."""
     before = {path.name for path in bench.folder.iterdir()}
-    with patch.multiple(document_boundaries, _CACHED_FROM=0), patch.multiple(megatron_sample_order, _CACHED_FROM=0), \
-            patch.multiple(masked, _CACHED_FROM=0), patch.multiple(packing, _CACHED_FROM=0):  # fmt: skip
+    cached_by = (document_boundaries, megatron_sample_order, masked_language_samples, packing)
+    with ExitStack() as patches:
+        for module in cached_by:
+            patches.enter_context(patch.multiple(module, _CACHED_FROM=0))
         load_data(config_of(settings))
     beside = sorted({path.name for path in bench.folder.iterdir()} - before)
     for name in beside:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from lmtrain.cli.checkpoint.print_exchange import print_exchange
-from lmtrain.cli.screen.print_output import print_json, progress
+from lmtrain.cli.screen.print_lines_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.fault_injection import arm_from_env

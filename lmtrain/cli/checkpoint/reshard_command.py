@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain.cli.checkpoint.print_exchange import print_exchange
-from lmtrain.cli.screen.print_output import print_json, progress
+from lmtrain.cli.screen.print_lines_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
 from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import UsageError

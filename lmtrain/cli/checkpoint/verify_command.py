@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_output import print_json, print_message
+from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
 from lmtrain.cli.shared_options import Json, Plugins
 from lmtrain.units import format_bytes, plural
 

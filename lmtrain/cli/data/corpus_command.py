@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.screen.print_output import echo, progress
+from lmtrain.cli.screen.print_lines_and_json import echo, progress
 from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_output_file, parse_size, resolve_text_inputs
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.process_environment import num_usable_cpus

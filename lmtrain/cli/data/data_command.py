@@ -19,7 +19,7 @@ from lmtrain.cli.inspect.dataset_view import (
 )
 from lmtrain.cli.keys.shell_completion import complete_override
 from lmtrain.cli.screen.console import print_facts, print_table
-from lmtrain.cli.screen.print_output import echo, print_json, progress
+from lmtrain.cli.screen.print_lines_and_json import echo, print_json, progress
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_output_file
 from lmtrain.errors import DataError, UsageError
 from lmtrain.units import format_count, plural

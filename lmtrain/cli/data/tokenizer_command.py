@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_output import echo, progress
+from lmtrain.cli.screen.print_lines_and_json import echo, progress
 from lmtrain.cli.shared_options import InputFormat, SplitText, TextInputs, parse_count_option, resolve_text_inputs
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import plural

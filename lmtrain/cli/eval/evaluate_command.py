@@ -20,7 +20,7 @@ from lmtrain.cli.ranks.launch_ranks import (
     detect_process,
     launch_evaluation,
 )
-from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.screen.print_lines_and_json import print_json
 from lmtrain.cli.shared_options import (
     Device,
     InputFormat,
@@ -34,7 +34,7 @@ from lmtrain.runtime.files.safe_files import check_output_folder, refuse_special
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 
 if TYPE_CHECKING:
-    from lmtrain.checkpoint.model_source import ModelSource
+    from lmtrain.checkpoint.model_on_disk import ModelSource
     from lmtrain.cli.eval.run_tasks import Job
     from lmtrain.eval.texts import TextInput
 
@@ -137,7 +137,7 @@ def evaluate(
         evaluate_steps,
         find_step_checkpoints,
     )
-    from lmtrain.exchange.find_model import find_model
+    from lmtrain.exchange.find_model_to_load import find_model
 
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.checkpoint.model_source import ModelSource
+from lmtrain.checkpoint.model_on_disk import ModelSource
 from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LayoutError, SettingsError, spelling_hint

@@ -19,10 +19,10 @@ from rich.console import Console
 
 from lmtrain import __version__
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
-from lmtrain.checkpoint.model_source import ModelSource
+from lmtrain.checkpoint.model_on_disk import ModelSource
 from lmtrain.cli.eval.load_in_layout import open_model_loader
 from lmtrain.cli.screen.console import PlainConsole
-from lmtrain.cli.screen.print_output import print_json, print_message
+from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
 from lmtrain.eval.report import encode_rows, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare

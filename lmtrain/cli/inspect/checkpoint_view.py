@@ -13,7 +13,7 @@ from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.run_view import describe_model
-from lmtrain.cli.screen.print_output import echo
+from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.runfolder.settings_differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes, format_count, plural

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.print_output import echo, print_message
+from lmtrain.cli.screen.print_lines_and_json import echo, print_message
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count, plural
 
@@ -123,7 +123,7 @@ def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenize
     import numpy as np
 
     from lmtrain.data.samples.causal import CausalDataset
-    from lmtrain.data.samples.masked import MaskedDataset
+    from lmtrain.data.samples.masked_language_samples import MaskedDataset
 
     num_samples, part = data.train.num_samples, 0
     masked = isinstance(data.train, MaskedDataset)  # its sample numbers continue through the epochs

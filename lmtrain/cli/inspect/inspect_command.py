@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_view import run_facts, run_lines
-from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.screen.print_lines_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins
 from lmtrain.errors import MissingInputError
 from lmtrain.runfolder.file_names import CONFIG

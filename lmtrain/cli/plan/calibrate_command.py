@@ -14,7 +14,7 @@ import yaml
 
 from lmtrain.cli.plan.layout_search import load_hardware
 from lmtrain.cli.screen.console import print_table
-from lmtrain.cli.screen.print_output import echo, print_json
+from lmtrain.cli.screen.print_lines_and_json import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
 from lmtrain.plan.calibrate_to_measured_steps import (

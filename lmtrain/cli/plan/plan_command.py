@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.screen.print_lines_and_json import print_json
 from lmtrain.cli.shared_options import (
     ConfigDir,
     ConfigName,

@@ -14,7 +14,7 @@ from typing import Any
 
 from lmtrain.cli.plan.layout_search import PlanResult
 from lmtrain.cli.screen.console import PlainConsole, print_facts, print_table
-from lmtrain.cli.screen.print_output import echo, print_message
+from lmtrain.cli.screen.print_lines_and_json import echo, print_message
 from lmtrain.observe.screen.metrics_row_text import format_percent
 from lmtrain.page.html_document import (
     WIDTH,

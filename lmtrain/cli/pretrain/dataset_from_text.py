@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
-from lmtrain.cli.screen.print_output import print_notice, progress
+from lmtrain.cli.screen.print_lines_and_json import print_notice, progress
 from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import DataError, SettingsError
@@ -162,7 +162,7 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     """
     from data_tools.preprocess.text_dataset import TextRequest
     from data_tools.read.parse_documents import OptionNames
-    from lmtrain.data.samples.masked import MaskVocabulary
+    from lmtrain.data.samples.masked_language_samples import MaskVocabulary
     from lmtrain.runtime.processes.process_environment import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
 

@@ -168,7 +168,7 @@ def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
     path, output = inputs.weights_from, Path(config.run.dir) / IMPORTED
     if path is None or lmtrain_kind(path):
         return inputs
-    from lmtrain.cli.screen.print_output import progress
+    from lmtrain.cli.screen.print_lines_and_json import progress
 
     stopped = f"{output} holds no checkpoint; the same command begins anew."
     with progress("imported", "bytes", interrupted=stopped) as report, _named_setting():

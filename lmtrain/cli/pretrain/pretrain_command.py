@@ -12,7 +12,7 @@ import typer
 
 from lmtrain.cli.ranks import launch_ranks
 from lmtrain.cli.ranks.launch_ranks import ProcessOptions, choose_layout
-from lmtrain.cli.screen.print_output import print_notice
+from lmtrain.cli.screen.print_lines_and_json import print_notice
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.runtime.processes.stop_signals import restore_default_handlers
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.print_output import echo, print_json, print_message, print_text
+from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_message, print_text
 from lmtrain.units import format_count, format_seconds, plural
 
 if TYPE_CHECKING:

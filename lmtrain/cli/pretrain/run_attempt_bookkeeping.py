@@ -18,7 +18,7 @@ import typer
 
 from lmtrain.cli.pretrain.print_summary import saved_state
 from lmtrain.cli.ranks.launch_ranks import report_refusal
-from lmtrain.cli.screen.print_output import echo, print_error, warn_if_any
+from lmtrain.cli.screen.print_lines_and_json import echo, print_error, warn_if_any
 from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.file_names import STOP_FILE
 from lmtrain.runfolder.how_runs_ended import (

@@ -20,7 +20,7 @@ from lmtrain.cli.inspect.run_view import finite_or_none, format_loss
 from lmtrain.cli.pretrain.print_summary import print_plan_facts
 from lmtrain.cli.pretrain.settings_from_run import SourceRun, compose_run
 from lmtrain.cli.screen.console import print_table
-from lmtrain.cli.screen.print_output import echo, print_json
+from lmtrain.cli.screen.print_lines_and_json import echo, print_json
 from lmtrain.config.compose import expand_sweep
 from lmtrain.config.overrides import hydra_quoted
 from lmtrain.data.data_settings import DataSettings

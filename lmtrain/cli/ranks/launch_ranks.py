@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_output import print_notice, warn_if_any
+from lmtrain.cli.screen.print_lines_and_json import print_notice, warn_if_any
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
 from lmtrain.runtime.processes.launcher import Outcome, end_with_launcher, launch
 from lmtrain.runtime.processes.process_environment import (
@@ -72,7 +72,7 @@ EVALUATION_IMPORTS = (
     "lmtrain.cli.eval.load_in_layout", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
     "lmtrain.eval.statistics", "lmtrain.eval.recipes.text_sizes_and_hashes",
     "lmtrain.eval.resume_journal", "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
-    "lmtrain.eval.run_task", "lmtrain.exchange.find_model", "lmtrain.observe.screen.training_view",
+    "lmtrain.eval.run_task", "lmtrain.exchange.find_model_to_load", "lmtrain.observe.screen.training_view",
     "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.launcher",
     "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config", "lmtrain.train.layouts.layout_table",
     "lmtrain.train.before.preflight", "data_tools.read.parse_documents", "hydra",

@@ -14,7 +14,7 @@ import typer
 from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, settings_facts
 from lmtrain.cli.report.draw_curves import MAX_EVAL_FIGURES, build_charts, evaluation_tables, headline_titles
 from lmtrain.cli.report.rank_sections import kernel_parts, layout_parts, memory_parts, trace_parts
-from lmtrain.cli.screen.print_output import echo
+from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.cli.shared_options import check_output_folder, parse_output_file
 from lmtrain.config.settings_base import show
 from lmtrain.observe.history.read_metrics_columns import Record, read_record

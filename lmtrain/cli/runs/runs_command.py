@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain.cli.inspect.run_view import ago, finite_or_none, format_loss
-from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.screen.print_lines_and_json import print_json
 from lmtrain.cli.shared_options import Json
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, settings_facts
 from lmtrain.cli.screen.console import PlainConsole
-from lmtrain.cli.screen.print_output import print_message
+from lmtrain.cli.screen.print_lines_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few
 from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_line

@@ -20,7 +20,7 @@ from lmtrain.cli.keys.settings_reference import (
 )
 from lmtrain.cli.keys.shell_completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.screen.console import PlainConsole, print_pairs, print_table
-from lmtrain.cli.screen.print_output import echo, print_json
+from lmtrain.cli.screen.print_lines_and_json import echo, print_json
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, Json, Overrides, Plugins
 from lmtrain.config.compose import compose_plain, group_choices
 from lmtrain.config.settings_base import show as as_typed

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 
 import typer
 
-from lmtrain.cli.screen.print_output import echo, print_notice, print_text
+from lmtrain.cli.screen.print_lines_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
 from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import LayoutError, MissingInputError, UsageError

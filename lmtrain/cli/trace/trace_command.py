@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_output import print_json
+from lmtrain.cli.screen.print_lines_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, check_output_folder, parse_output_file
 from lmtrain.runfolder.file_names import TRACES
 

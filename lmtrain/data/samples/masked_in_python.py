@@ -1,7 +1,8 @@
 """BERT's samples in Python: the reference for csrc/masked.cpp, which does the same about 80 times faster.
 
-Called by masked.py if the compiled helper is missing. Sample number s is row s % num_rows of the map; all its random
-draws come from the stream of s, so that the sample is the same in any batch and any order. The draws, in order:
+Called by masked_language_samples.py if the compiled helper is missing. Sample number s is row s % num_rows of the map;
+all its random draws come from the stream of s, so that the sample is the same in any batch and any order. The draws, in
+order:
 
 1. With pairs: the start of the second segment (drawn if there are three sentences or more), then a coin. Heads under
    sentence_order: the two segments are swapped. Heads under next_sentence: the second segment is taken from another

@@ -1,9 +1,9 @@
 """Decides which sentences form a sample: documents are cut into sentence runs of about a target length. Torch-free.
 
-Called by masked.py. The result is a map, an array [num_samples, 3] of (first sentence, one past the last, target). A
-sample's tokens are later cut to its target, which is `max_tokens` or, with the probability `short_share`, any smaller
-number from 2. A sample ends when it has its target and `min_sentences` and two or more sentences remain, or at the
-document's end.
+Called by masked_language_samples.py. The result is a map, an array [num_samples, 3] of (first sentence, one past the
+last, target). A sample's tokens are later cut to its target, which is `max_tokens` or, with the probability
+`short_share`, any smaller number from 2. A sample ends when it has its target and `min_sentences` and two or more
+sentences remain, or at the document's end.
 
 `build_map` is lmtrain's own: one pass over the documents, in their order; the target is drawn from the stream of the
 sample's first sentence, so that a document's samples depend on nothing else. `build_megatron_map` equals Megatron-LM's

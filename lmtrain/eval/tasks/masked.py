@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, build_sampler
 from lmtrain.data.samples.masked_in_python import Sentences
+from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary, build_sampler
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.recipes.text_sizes_and_hashes import (
     dataset_prefix,

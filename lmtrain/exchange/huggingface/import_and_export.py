@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-from lmtrain.checkpoint.model_source import ORIGINAL_PREFIX
+from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.huggingface.compare_token_ids import compare_ids, quiet_transformers

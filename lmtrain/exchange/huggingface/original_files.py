@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.model_source import ORIGINAL_PREFIX
+from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.safe_files import is_safe_name, parse_json, read_bytes
 from lmtrain.tokenizer.base import MAX_BYTES, Tokenizer

@@ -133,7 +133,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_batch_is_of_one_epoch",
-        file="lmtrain/data/samples/masked.py",
+        file="lmtrain/data/samples/masked_language_samples.py",
         function="ContinuingOrder.ids",
         old="epochs = np.arange(first, first + count) // self.num_samples",
         new="epochs = first // self.num_samples",
@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lengths_and_masks_share_a_seed",
-        file="lmtrain/data/samples/masked.py",
+        file="lmtrain/data/samples/masked_language_samples.py",
         function="MaskedDataset._get_sample_map",
         old='derive_seed(seed, "sentence pairs")',
         new='derive_seed(seed, "masks")',

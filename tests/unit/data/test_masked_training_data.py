@@ -12,7 +12,7 @@ import pytest
 from lmtrain.batch import IGNORED
 from lmtrain.data.assemble_training_data import DataRequirements, TrainingData, build_training_data, open_datasets
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.samples.masked import MaskedDataset
+from lmtrain.data.samples.masked_language_samples import MaskedDataset
 from lmtrain.data.store.indexed_dataset import DatasetWriter
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtrain.batch import Batch
-from lmtrain.checkpoint.model_source import checkpoint_source
+from lmtrain.checkpoint.model_on_disk import checkpoint_source
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.eval.load_model import load_for_eval, load_source

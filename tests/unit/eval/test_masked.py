@@ -14,9 +14,9 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.samples import masked as sampling
-from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
+from lmtrain.data.samples import masked_language_samples as sampling
 from lmtrain.data.samples.masked_in_python import CONTINUES, MaskedSamplerTwin
+from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval import scoring

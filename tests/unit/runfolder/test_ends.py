@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.screen.print_output import print_error
+from lmtrain.cli.screen.print_lines_and_json import print_error
 from lmtrain.errors import NonFiniteLossError, PeerLostError
 from lmtrain.runfolder.file_names import STOP
 from lmtrain.runfolder.how_runs_ended import (

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, ngram_thresholds
 from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, shorten_segments
+from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary, ngram_thresholds
 from lmtrain.data.samples.sentence_pairs import Draws, stream_key
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
@@ -352,7 +352,7 @@ def test_the_kinds_of_pairs_have_the_settings_names() -> None:
 def test_the_map_is_kept_and_found_again(
     indexed: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmtrain.data.samples.masked._CACHED_FROM", 1)
+    monkeypatch.setattr("lmtrain.data.samples.masked_language_samples._CACHED_FROM", 1)
     cache = IndexCache(tmp_path / "index")
 
     def build(seed: int = 1, **values: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.model_source import ModelSource, Weights, checkpoint_source
+from lmtrain.checkpoint.model_on_disk import ModelSource, Weights, checkpoint_source
 from lmtrain.errors import MissingInputError
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, read_bytes, read_json
