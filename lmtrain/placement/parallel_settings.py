@@ -132,8 +132,8 @@ def _problems_of(
 
 
 def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:
-    """Return a problem that names the setting because of which blocks cannot be compiled in this layout, or None if
-    they can.
+    """Return a problem that names the setting which prevents the compilation of blocks in this layout, or None if they
+    can be compiled.
     """
     if parallel.splits_backward:
         return Problem(
