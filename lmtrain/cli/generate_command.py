@@ -1,4 +1,4 @@
-"""`lmtrain generate`: continue a prompt with a checkpoint, and print the text while it is generated."""
+"""`lmtrain generate`: continue a prompt with a trained model, and print the text while it is generated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 def generate(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder for its latest one.")
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A checkpoint, a run's folder for its latest one, or a Hugging Face folder."
+        ),
     ],
     prompt: Annotated[
         str | None, typer.Option(help="The text to continue. [default: standard input, or a new document]")
@@ -41,14 +44,16 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:
     """Generate text from a prompt with a checkpoint. The same seed gives the same text."""
-    from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+    from lmtrain.checkpoint.model_on_disk import check_causal
+    from lmtrain.exchange.find_model_to_load import find_model
 
-    checkpoint = resolve_checkpoint(checkpoint)  # before torch is imported, so that a wrong path is told at once
+    source = find_model(checkpoint)  # before torch is imported, so that a wrong path or model is told at once
+    check_causal(source)
     limit_spinning()
     use_expandable_segments()
 
     from lmtrain.eval.generate import Sampling
-    from lmtrain.eval.load_model import load_for_eval
+    from lmtrain.eval.load_model import load_source
     from lmtrain.runtime.machine.choose_device import pick_device
 
     samplings = [
@@ -56,7 +61,7 @@ def generate(
     ]
     if prompt is None:  # standard input without the line break that ends it; nothing at a terminal
         prompt = "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
-    loaded = load_for_eval(checkpoint, pick_device(device), precision)
+    loaded = load_source(source, pick_device(device), precision)
     show = _print_samples if as_json else _print_stream
     show(loaded, prompt, max_new_tokens, samplings)
 

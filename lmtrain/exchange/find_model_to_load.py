@@ -1,6 +1,6 @@
 """Find the model at a path: a checkpoint of any layout, or a Hugging Face folder, converted while it is loaded.
 
-Called by `lmtrain eval` and the Python interface. Torch-free until weights are opened.
+Called by `lmtrain eval`, `lmtrain generate` and the Python interface. Torch-free until weights are opened.
 """
 
 from __future__ import annotations

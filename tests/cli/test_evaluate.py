@@ -217,6 +217,13 @@ def test_generate_gives_every_sample_its_own_seed(run: Path) -> None:
     assert all(sample["num_tokens"] <= 40 for sample in samples)  # longer than the model sees: the context is cropped
 
 
+@pytest.mark.wide  # because: transformers is imported to compare the export
+def test_generate_takes_a_hugging_face_folder(run: Path, tmp_path: Path) -> None:
+    call("export", run, "--to", "hf", "--output", tmp_path / "hf")
+    arguments = ("--max-new-tokens", 12, "--seed", 3, "--device", "cpu", "--prompt", PROMPT)
+    assert call("generate", tmp_path / "hf", *arguments) == call("generate", run, *arguments)
+
+
 def test_evaluating_leaves_a_run_as_it_was(run: Path, held_out: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     evaluation(run, "--task", "perplexity", "--data", held_out)
