@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from lmtrain.config.compose import conf_dir
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.exchange.megatron.import_and_export import export_megatron
 from lmtrain.observe.metrics import read_metrics
-from tests.cli.harness import Toy, lmtrain, start
+from lmtrain.train.before import preflight
+from tests.cli.harness import Toy, lmtrain, outcome, start
 
 IMPORTED = "imported/step_00000000"
 
@@ -69,6 +71,18 @@ def test_the_model_is_that_of_the_weights(toy: Toy, models: Models, tmp_path: Pa
     chosen = settled(*words(toy, tmp_path / "a"), f"checkpoint.init_from={source}", "model=gpt_tiny")
     assert chosen["model"]["rotary_base"] == 10000.0
     assert not (tmp_path / "a").exists()
+
+
+def test_a_root_config_of_ones_own_chooses_the_model(toy: Toy, models: Models, tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "pretrain.yaml"
+    own.parent.mkdir()
+    own.write_text((conf_dir() / "pretrain.yaml").read_text().replace("model: gpt_tiny", "model: gpt2_small"))
+    before = own.read_text()
+    typed = [*words(toy, tmp_path / "a"), f"checkpoint.init_from={models.hf}", "--config-dir", own.parent]
+    assert settled(*typed)["model"]["width"] == 768
+    assert own.read_text() == before
+    (own.parent / "pretrain.yaml").rename(own.parent / "other.yaml")
+    assert settled(*typed)["model"]["width"] == 32
 
 
 def test_from_run_of_an_import_is_init_from(toy: Toy, models: Models, tmp_path: Path) -> None:
@@ -177,6 +191,26 @@ def test_a_folder_that_cannot_be_imported_stops_the_run_before_anything(
     said = lmtrain("pretrain", *other, "model.width=64", f"checkpoint.init_from={models.hf}", code=2)
     assert f"init_from={models.hf} has a model with other weights: model.width is 64 here and 32 there" in said
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.wide
+def test_the_disk_has_to_have_room_for_the_import_too(
+    toy: Toy, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = words(toy, tmp_path / "a", checkpoint__interval_steps=0, checkpoint__interval_s="null")
+    plan = json.loads(lmtrain("pretrain", *typed, f"checkpoint.init_from={models.imported}", "--dry-run", "--json"))
+    import_bytes = 4 * plan["parameters"]
+
+    def code(source: Path, free: int) -> object:
+        monkeypatch.setattr(preflight, "free_bytes", lambda folder: free)
+        return outcome("pretrain", *typed, f"checkpoint.init_from={source}", "--dry-run")[0]
+
+    enough = next(free for free in range(1 << 20, 1 << 24, import_bytes // 2) if code(models.imported, free) == 0)
+    assert code(models.hf, enough) == 74
+    assert "a checkpoint and the run's records and the imported model need " in lmtrain(
+        "pretrain", *typed, f"checkpoint.init_from={models.hf}", "--dry-run", code=74
+    )
+    assert code(models.hf, enough + import_bytes) == 0
 
 
 def test_a_plan_is_of_the_model_that_the_run_would_have(models: Models) -> None:

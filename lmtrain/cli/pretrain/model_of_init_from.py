@@ -75,6 +75,7 @@ def linked_configs(config_dir: Path | None) -> Iterator[Path]:
 def write_config(path: Path, tree: dict[str, Any]) -> None:
     """Write settings as JSON, which is YAML too; `${` is escaped so that values are not read as references."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # because: a link leads to a file of the user
     path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")
 
 
@@ -132,7 +133,7 @@ def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
 
         state = load_manifest(imported).state
         check_unchanged(path, state.get("imported", {}), imported)
-        return ForeignWeights(imported, checked_model(Contents(imported)), Tokenizer.load(imported))
+        return ForeignWeights(imported, checked_model(Contents(imported)), Tokenizer.load(imported), is_imported=True)
     if not path.is_dir():
         return None  # because: whoever looks for the checkpoint raises
     with _named_setting():

@@ -29,12 +29,18 @@ _SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
 @dataclass(frozen=True)
 class ForeignWeights:
     """Another program's folder that a new run starts from: its path, the settings of its model, and its tokenizer, or
-    None if it has none.
+    None if it has none. If an earlier start has imported it, `path` is the checkpoint that it made.
     """
 
     path: Path
     model: ModelSettings
     tokenizer: Tokenizer | None
+    is_imported: bool = False
+
+    @property
+    def num_bytes_to_write(self) -> int:
+        """The size of the checkpoint that its import will write into the run's folder, in fp32."""
+        return 0 if self.is_imported else 4 * self.model.num_parameters
 
 
 ReadForeign = Callable[[RunConfig], ForeignWeights | None]  # None if checkpoint.init_from names no such folder

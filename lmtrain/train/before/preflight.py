@@ -125,7 +125,10 @@ def preflight(
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
     warnings = [*_layout_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
     if is_here and env.rank == 0:
-        warnings += check_run_folder(config, model, tokenizer, check_lock=not starts_run)
+        import_bytes = foreign.num_bytes_to_write if foreign is not None else 0
+        warnings += check_run_folder(
+            config, model, tokenizer, check_lock=not starts_run, import_bytes=import_bytes
+        )
     if is_here and not starts_run:
         check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
@@ -378,10 +381,13 @@ def check_sinks(config: RunConfig) -> None:
         ])  # fmt: skip
 
 
-def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, check_lock: bool) -> list[str]:
+def check_run_folder(
+    config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, check_lock: bool, import_bytes: int = 0
+) -> list[str]:
     """Raise an error if run.dir cannot be written or its disk is too full for the checkpoints that the run needs at
     once. Return a warning, in a list, if the disk is too full for all checkpoints that the settings may keep.
-    `check_lock`: also raise if another run uses the folder now.
+    `check_lock`: also raise if another run uses the folder now. `import_bytes` is the size of the model that is still
+    to be imported into the folder.
     """
     folder, settings = Path(config.run.dir), config.checkpoint
     check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=check_lock)
@@ -393,6 +399,7 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
         free_bytes(folder),
     )
     size, records = check_checkpoint_size(config, model) + tokenizer_bytes, tokenizer_bytes + _RECORDS_BYTES
+    records += import_bytes
     room = max(0, free - records) // size
     # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
     num_needed, num_wanted = (max(1, count - num_existing) for count in settings.num_on_disk(config.total_steps))
@@ -400,8 +407,9 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
         return []
     need = num_needed if room < num_needed else num_wanted
     subject = "a checkpoint" if need == 1 else f"{need} checkpoints, {format_bytes(size)} each,"
+    others = "the run's records" if import_bytes == 0 else "the run's records and the imported model"
     needed_and_free = (
-        f"{subject} and the run's records need {format_bytes(need * size + records)}, but {format_bytes(free)} are free"
+        f"{subject} and {others} need {format_bytes(need * size + records)}, but {format_bytes(free)} are free"
     )
     if room < num_needed:
         raise StorageError(

@@ -216,5 +216,22 @@ MUTANTS = [
         new="folder = Path(job.config.run.dir)",
         breaks="The second run of a sweep over data.text is refused, since the folder holds the dataset of the first.",
         only_for="sweeps over what decides a dataset of a text",
+        name="model_of_init_from_replaces_that_of_an_own_root",
+        file="lmtrain/cli/pretrain/model_of_init_from.py",
+        function="compose_settings",
+        old="if not path or own_root or",
+        new="if not path or",
+        breaks="The model that a user's own pretrain.yaml chooses gives way to that of the weights, or its file is "
+        "written over.",
+        only_for="checkpoint.init_from with a --config-dir that has a root config of the usual name",
+    ),
+    Mutant(
+        name="reshard_forgets_the_type_in_the_command_to_type",
+        file="lmtrain/cli/checkpoint/reshard_command.py",
+        function="refuse_other_programs",
+        old='commands[-1] += ["--dtype", dtype] if dtype else []',
+        new="commands[-1] += []",
+        breaks="The command that the message says to type writes fp32, where bf16 was asked for.",
+        only_for="lmtrain reshard --to hf --dtype bf16, as it was typed before there was export",
     ),
 ]

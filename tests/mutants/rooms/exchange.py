@@ -202,4 +202,32 @@ MUTANTS = [
         breaks="All layers of the imported model have the last layer's weights.",
         only_for="distributed checkpoints (torch_dist) whose layers are stacked in one tensor",
     ),
+    Mutant(
+        name="a_changed_source_is_taken_for_the_same",
+        file="lmtrain/exchange/source_identity.py",
+        function="check_unchanged",
+        old="now is None or now == before",
+        new="now is None or now.keys() == before.keys()",
+        breaks="A run that is started again goes on with what it has imported, though checkpoint.init_from is another "
+        "model by now.",
+        only_for="runs that stopped between their import and their first checkpoint",
+    ),
+    Mutant(
+        name="other_logits_are_imported",
+        file="lmtrain/exchange/huggingface/check_import.py",
+        function="_compare_with_transformers",
+        old="if not difference <= allowed:",
+        new="if difference != difference:",
+        breaks="A model that transformers computes otherwise is imported, and nobody knows that it is another one.",
+        only_for="config.json with a setting that changes what is computed and that no rule knows",
+    ),
+    Mutant(
+        name="half_a_download_is_imported",
+        file="lmtrain/exchange/source_format.py",
+        function="_download_problems",
+        old="if not os.path.lexists(path / name)",
+        new="if not name",
+        breaks="A folder whose download has stopped is opened, and ends in a message about a file that is not there.",
+        only_for="folders with an index that names files which are missing",
+    ),
 ]

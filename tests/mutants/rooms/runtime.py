@@ -191,4 +191,13 @@ MUTANTS = [
         new="error.errno != errno.EADDRINUSE",
         breaks="Another program is blamed for a port that needs more rights, and not for one that it uses.",
     ),
+    Mutant(
+        name="a_folder_in_work_is_taken_for_abandoned",
+        file="lmtrain/runtime/files/safe_files.py",
+        function="_lock_if_free",
+        old="fcntl.LOCK_EX | fcntl.LOCK_NB",
+        new="fcntl.LOCK_SH | fcntl.LOCK_NB",
+        breaks="An export removes what another one to the same folder is writing.",
+        only_for="two exports to one folder at the same time",
+    ),
 ]
