@@ -216,6 +216,8 @@ MUTANTS = [
         new="folder = Path(job.config.run.dir)",
         breaks="The second run of a sweep over data.text is refused, since the folder holds the dataset of the first.",
         only_for="sweeps over what decides a dataset of a text",
+    ),
+    Mutant(
         name="model_of_init_from_replaces_that_of_an_own_root",
         file="lmtrain/cli/pretrain/model_of_init_from.py",
         function="compose_settings",
