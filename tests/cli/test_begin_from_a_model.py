@@ -100,6 +100,7 @@ def test_from_run_of_an_import_is_init_from(toy: Toy, models: Models, tmp_path: 
     lmtrain("pretrain", "--from-run", models.imported, *typed)
     assert "at step 2" in lmtrain("pretrain", "--from-run", models.imported, *typed, "train.steps=3")
     assert len(losses(tmp_path / "a")) == 3
+    assert (tmp_path / "a/checkpoints/step_00000003/huggingface.generation_config.json").is_file()
 
 
 @pytest.mark.parametrize("kind", ["hf", "megatron"])
@@ -117,6 +118,8 @@ def test_a_folder_is_imported_on_the_way(toy: Toy, models: Models, tmp_path: Pat
     assert losses(tmp_path / "a") == losses(tmp_path / "expected")
     shutil.rmtree(source)
     assert "at step 2" in lmtrain("pretrain", *typed, "train.steps=3")
+    kept = tmp_path / "a/checkpoints/step_00000003/huggingface.generation_config.json"
+    assert kept.is_file() == (kind == "hf")
     assert settled(*typed)["model"]["rotary_base"] == 20000.0
 
 

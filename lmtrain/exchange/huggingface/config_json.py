@@ -70,6 +70,7 @@ _IGNORED = {
     **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
                      "summary_first_dropout", "classifier_dropout"), "it is for other heads"),
     "pretraining_tp": "it is how transformers computes, with the same result", "n_ctx": "n_positions has its value",
+    "sliding_window": "a LLaMA has no window in transformers",
 }  # fmt: skip
 _LONGEST_VALUE = 1000  # characters
 _DEFAULTS: dict[str, Config] = {
@@ -233,7 +234,10 @@ def _bert_config(s: BertSettings) -> Config:
 
 def ignored_keys(config: Config) -> dict[str, str]:
     """Return the keys of a config.json that decide no setting of lmtrain's model, each with the reason."""
-    read = _DEFAULTS[config["model_type"]].keys() | {"model_type"}
+    family, config = config["model_type"], _with_first_names(config)
+    read = _DEFAULTS[family].keys() | {"model_type"}
+    if family == "llama" and config.get("sliding_window") is not None:
+        read -= {"sliding_window"}
     return {key: _IGNORED.get(key, "it is not known to lmtrain") for key in sorted(config.keys() - read)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.config_json import hf_family, settings_from_config
+from lmtrain.exchange.huggingface.config_json import hf_family, ignored_keys, settings_from_config
 from lmtrain.models.model_settings import ModelSettings
 from tests.unit.exchange.models import bert, gpt2, llama
 
@@ -105,6 +105,15 @@ def test_the_base_of_the_angles_is_read_where_any_transformers_writes_it(family:
 def test_a_setting_is_what_transformers_takes_for_it(config: dict[str, Any], setting: str, expected: object) -> None:
     _, settings = settings_from_config(config, "config.json", pair_head=False)
     assert settings.to_dict()[setting] == expected
+
+
+def test_keys_that_decide_nothing_are_named() -> None:
+    assert ignored_keys({"model_type": "llama", "sliding_window": 4, "hidden_size": 8, "note": 1}) == {
+        "note": "it is not known to lmtrain", "sliding_window": "a LLaMA has no window in transformers",
+    }  # fmt: skip
+    assert ignored_keys({"model_type": "llama", "sliding_window": None}) == {}
+    assert ignored_keys({"model_type": "mistral", "sliding_window": 4}) == {}
+    assert ignored_keys({"model_type": "gpt2", "num_attention_heads": 2}) == {}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError
+from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
 from lmtrain.exchange.megatron.import_and_export import export_megatron, import_megatron
 from lmtrain.models.model_settings import ModelSettings
 from tests.marks import wide
@@ -53,6 +55,21 @@ def test_an_export_loads_in_torch_and_comes_back(name: str, tp: int, pp: int, tm
     back = Path(import_megatron(tmp_path / "out", tmp_path / "back")["checkpoint"])
     assert same_weights(source, back)
     assert CheckpointReader(back).state["model"] == settings.to_dict()
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_weights_of_half_precision_go_through_both_formats_bit_for_bit(
+    dtype: str, kind: torch.dtype, tmp_path: Path
+) -> None:
+    export_hf(save(tmp_path / "run", llama()), tmp_path / "hf", dtype=dtype, check=False)
+    source = Path(import_hf(tmp_path / "hf", tmp_path / "imported")["checkpoint"])
+    export_megatron(source, tmp_path / "out", tp=2, pp=2, dtype=dtype)
+    back = Path(import_megatron(tmp_path / "out", tmp_path / "back")["checkpoint"])
+    assert same_weights(source, back)
+    export_hf(back, tmp_path / "again", dtype=dtype, check=False)
+    came, returned = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "again"))
+    assert returned.keys() == came.keys()
+    assert all(came[name].dtype == kind and torch.equal(came[name], returned[name]) for name in came)
 
 
 @pytest.mark.parametrize(
