@@ -50,7 +50,7 @@ def model_card(
         "## Evaluation",
         _evaluation(checkpoint, int(state["step"])),
         "## Use",
-        _use(name, architecture, causal=causal),
+        _use(name, architecture, causal=causal, is_own=not original),
         "## Licence",
         "This card states no licence: it is the owner's to choose. Add it as `license:` to the head of this file.",
     ]
@@ -110,7 +110,7 @@ def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any]) -> Ite
     yield "tokens", state.get("tokens")
     yield "batch", f"{train.get('global_batch')} sequences of {state.get('seq_len')} tokens"
     yield "optimizer", f"{optim.get('kind')}, learning rate {optim.get('lr')}, weight decay {optim.get('weight_decay')}"
-    yield "learning-rate schedule", f"{schedule.get('kind')}, {schedule.get('warmup_steps')} steps of warm-up"
+    yield "learning-rate schedule", f"{schedule.get('kind')}, {schedule.get('warmup_steps')} warm-up steps"
     yield "precision", (recorded.get("precision") or {}).get("kind")
     yield "seed", str(state.get("seed"))
     yield "tokens of the training data", data.get("num_tokens")
@@ -170,10 +170,13 @@ def _figures(measures: Mapping[str, float], headline: str) -> str:
     return "; ".join(f"{name.replace('_', ' ')} {format_measure(name, measures[name])}" for name in names)
 
 
-def _use(name: str, architecture: str, *, causal: bool) -> str:
+def _use(name: str, architecture: str, *, causal: bool, is_own: bool) -> str:
+    """Return the code that loads the model. `is_own` is False for a model that another program has trained, perhaps
+    with the special tokens that its tokenizer puts around a text.
+    """
     auto_class = next(auto for ending, auto in _AUTO_CLASSES.items() if architecture.endswith(ending))
     example = (
-        'inputs = tokenizer("Once upon a time", add_special_tokens=False, return_tensors="pt")\n'
+        f'inputs = tokenizer("Once upon a time", {"add_special_tokens=False, " if is_own else ""}return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))"
         if causal
         else 'outputs = model(**tokenizer("A text.", return_tensors="pt"))'
@@ -182,6 +185,6 @@ def _use(name: str, architecture: str, *, causal: bool) -> str:
         f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = {auto_class}.from_pretrained("{name}")\n'
         f"{example}\n```\n\n"
-        "transformers reads a special token that is written in a text, such as `<s>` or `[MASK]`, as that token. In "
-        "training it was plain text, for which `tokenizer(text, split_special_tokens=True)` gives the ids."
+        "transformers reads a special token that is written in a text, such as `<s>` or `[MASK]`, as that token. "
+        "lmtrain reads it as plain text, as `tokenizer(text, split_special_tokens=True)` does."
     )

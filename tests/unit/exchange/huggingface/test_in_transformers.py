@@ -259,6 +259,8 @@ def test_an_export_with_other_ids_is_found(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(changed))
     with pytest.raises(CheckpointError, match=r"transformers gives 'The cat' the ids .* and lmtrain gives it"):
         compare_ids_of_export(folder, ours)
+    (folder / "tokenizer.json").write_text("{}")
+    assert "does not load the tokenizer" in compare_ids_of_export(folder, ours)["texts_compared"]
 
 
 @pytest.mark.wide
