@@ -7,10 +7,12 @@ this module applies the overrides of single values and resolves `${other.key}` r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import islice, product
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmtrain.config import value_references
@@ -35,16 +37,17 @@ def conf_dir() -> Path:
 
 def compose(
     cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None, defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> S:  # fmt: skip
     """Build an instance of the settings class `cls` from NAME.yaml, in the user's folder `config_dir` or in conf/, and
     from the command line's overrides. Raise one error with all problems. `report` receives a message on each default
-    that was changed to fit the overrides.
+    that was changed to fit the overrides. `defaults` are groups, such as `model`, that replace those of the files.
     """
     try:
-        tree = compose_plain(overrides, config_dir=config_dir, name=name)
+        tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
     except RefusedOverrides as error:
-        raise SettingsError([*error.problems, *_remaining_problems(cls, error, config_dir, name)]) from error
+        rest = _remaining_problems(cls, error, config_dir, name, defaults)
+        raise SettingsError([*error.problems, *rest]) from error
     typed = typed_words(overrides)
     adjusted_defaults = list(cls.adjust_defaults(tree, typed))
     settings = build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))
@@ -60,7 +63,7 @@ def typed_words(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _remaining_problems(
-    cls: type[Settings], error: RefusedOverrides, config_dir: Path | None, name: str
+    cls: type[Settings], error: RefusedOverrides, config_dir: Path | None, name: str, defaults: Mapping[str, Any]
 ) -> Iterator[str]:
     """Compose again without the overrides that `error` refused and yield the problems of the others, so that the user
     sees all at once. Problems that only arise because the refused overrides are missing are left out.
@@ -71,7 +74,7 @@ def _remaining_problems(
     follow_ups = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
     starts = tuple(f"{key}=" for key in keys)
     try:
-        compose(cls, error.remaining, config_dir=config_dir, name=name)
+        compose(cls, error.remaining, config_dir=config_dir, name=name, defaults=defaults)
     except (SettingsError, LayoutError) as failure:
         for problem in failure.problems:
             if not problem.startswith(starts) and not any(part in problem for part in follow_ups):
@@ -79,10 +82,12 @@ def _remaining_problems(
 
 
 def compose_plain(
-    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
-) -> dict[str, Any]:
+    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
     """Return all settings as nested dicts, composed from NAME.yaml, in the user's folder `config_dir` or in conf/, the
-    files it includes and the overrides. References such as `${optim.lr}` are replaced; types are not checked yet.
+    files it includes, the groups in `defaults`, which replace those of the files, and the overrides. References such as
+    `${optim.lr}` are replaced; types are not checked yet.
 
     Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
     """
@@ -90,7 +95,7 @@ def compose_plain(
     from lmtrain.config.hydra_source import compose_files
 
     folders, request, choices, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
-    tree = compose_files(folders, request, choices)
+    tree = compose_files(folders, request, choices) | deepcopy(dict(defaults))
     problems = [problem for override in changes if (problem := apply_override(tree, override))]
     for path, _ in value_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):

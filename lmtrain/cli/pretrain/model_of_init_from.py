@@ -6,9 +6,6 @@ Used by everything that composes a run's settings or starts a run. Torch is impo
 
 from __future__ import annotations
 
-import json
-import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +17,7 @@ from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.compose import compose, conf_dir, typed_words
 from lmtrain.config.overrides import parse_overrides
 from lmtrain.config.strict_yaml import read_yaml
-from lmtrain.errors import LmtrainError, MissingInputError, SettingsError
+from lmtrain.errors import LmtrainError, MissingInputError
 from lmtrain.exchange.source_format import Program, identify_source, lmtrain_kind
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import CONFIG, IMPORTED
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from lmtrain.train.before.preflight import Inputs
 
 _ROOT = "pretrain"  # the root config whose default model gives way
-_CHOICE = "of_init_from"  # the name of the config file that holds the model in place of the default
 
 
 def compose_settings(
@@ -48,47 +44,11 @@ def compose_settings(
     own_root = name != _ROOT or (config_dir is not None and (config_dir / f"{_ROOT}.yaml").is_file())
     if not path or own_root or {"model", "experiment"} & typed_words(overrides).keys():
         return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report)
-    root = read_yaml(conf_dir() / f"{_ROOT}.yaml").data
-    run = Path(str(_typed_value(overrides, "run.dir") or root["run"]["dir"]))
+    default_run = read_yaml(conf_dir() / f"{_ROOT}.yaml").data["run"]["dir"]
+    run = Path(str(_typed_value(overrides, "run.dir") or default_run))
     model = _model_settings(Path(str(path)), run, _typed_value(overrides, "model.dropout"))
-    defaults = [{"model": _CHOICE} if "model" in default else default for default in root["defaults"]]
-    with linked_configs(config_dir) as folder:
-        write_config(folder / "model" / f"{_CHOICE}.yaml", model)
-        (folder / f"{_ROOT}.yaml").write_text(json.dumps(root | {"defaults": defaults}), encoding="utf-8")
-        with named_in_errors(folder, rf"(model/{_CHOICE}|{_ROOT})\.yaml", str(path)):
-            return compose(RunConfig, overrides, config_dir=folder, name=name, report=report)
-
-
-@contextmanager
-def linked_configs(config_dir: Path | None) -> Iterator[Path]:
-    """Context manager: yield a temporary folder of config files in which the user's own, of `config_dir`, are linked.
-    """
-    with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
-        folder = Path(name)
-        for file in config_dir.rglob("*.yaml") if config_dir else ():
-            link = folder / file.relative_to(config_dir)  # type: ignore[arg-type]
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file.resolve())
-        yield folder
-
-
-def write_config(path: Path, tree: dict[str, Any]) -> None:
-    """Write settings as JSON, which is YAML too; `${` is escaped so that values are not read as references."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # because: a link leads to a file of the user
-    path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")
-
-
-@contextmanager
-def named_in_errors(folder: Path, files: str, origin: str) -> Iterator[None]:
-    """Context manager: in SettingsErrors, name `origin` in place of config files in the temporary `folder`, which is
-    gone when a user reads the message. `files` is a regular expression of their paths.
-    """
-    try:
-        yield
-    except SettingsError as error:
-        own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}( line \d+)?")
-        raise SettingsError([own_file.sub(lambda _: origin, problem) for problem in error.problems]) from error
+    defaults = {"model": model}
+    return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report, defaults=defaults)
 
 
 def _typed_value(overrides: Sequence[str], key: str) -> Any:

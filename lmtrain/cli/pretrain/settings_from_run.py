@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
-from lmtrain.cli.pretrain.model_of_init_from import compose_settings, linked_configs, named_in_errors, write_config
+from lmtrain.cli.pretrain.model_of_init_from import compose_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.overrides import hydra_quoted
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import MAX_BYTES
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError
 from lmtrain.exchange.source_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.safe_files import parse_json, read_bytes
@@ -203,10 +204,14 @@ def _compose_over(
     """Compose overrides on top of an earlier run's complete settings. In errors, the temporary config files are
     replaced by that run's config.json.
     """
-    run = str(Path(settings["run"]["dir"]) / CONFIG)
-    files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml"
-    with _config_folder(settings, config_dir) as folder, named_in_errors(folder, files, run):
-        return compose(RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report)
+    with _config_folder(settings, config_dir) as folder:
+        try:
+            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report)
+        except SettingsError as error:  # because: the temporary folder is gone when a user reads the message
+            run = str(Path(settings["run"]["dir"]) / CONFIG)
+            files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"
+            own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}")
+            raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.problems]) from error
 
 
 @contextmanager
@@ -216,12 +221,24 @@ def _config_folder(settings: dict[str, Any], config_dir: Path | None) -> Iterato
     The user's own configs are linked into it.
     """
     groups = [group for group in group_choices() if "/" not in group]
-    with linked_configs(config_dir) as folder:
+    with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
+        folder = Path(name)
+        for file in config_dir.rglob("*.yaml") if config_dir else ():
+            link = folder / file.relative_to(config_dir)  # type: ignore[arg-type]
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
         chosen = [group for group in groups if isinstance(settings.get(group), dict)]
         for group in chosen:
-            write_config(folder / group / f"{_CHOICE_NAME}.yaml", settings[group])
+            _write_config(folder / group / f"{_CHOICE_NAME}.yaml", settings[group])
         picks = {group: _CHOICE_NAME if group in chosen else None for group in groups if group != "experiment"}
         defaults = [*({group: choice} for group, choice in picks.items()), "_self_", {"experiment": None}]
         rest = {key: value for key, value in settings.items() if key not in groups}
-        write_config(folder / f"{_ROOT_NAME}.yaml", {"defaults": defaults} | rest)
+        _write_config(folder / f"{_ROOT_NAME}.yaml", {"defaults": defaults} | rest)
         yield folder
+
+
+def _write_config(path: Path, tree: dict[str, Any]) -> None:
+    """Write settings as JSON, which is YAML too; `${` is escaped so that values are not read as references."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # because: a link leads to a file of the user
+    path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")

@@ -223,8 +223,8 @@ MUTANTS = [
         function="compose_settings",
         old="if not path or own_root or",
         new="if not path or",
-        breaks="The model that a user's own pretrain.yaml chooses gives way to that of the weights, or its file is "
-        "written over.",
+        breaks="The model that a user's own pretrain.yaml chooses gives way to that of the weights, where the two "
+        "should be compared.",
         only_for="checkpoint.init_from with a --config-dir that has a root config of the usual name",
     ),
     Mutant(
