@@ -10,6 +10,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,7 @@ class Fuzz:
     def _changed(self, kind: str, copied: Path, rng: random.Random) -> str:
         files = sorted(path for path in copied.rglob("*") if path.is_file())
         if kind == "hf":
-            chosen = [p for p in files if p.name in ("config.json", "model.safetensors", "tokenizer.json")]
-            path = rng.choice(chosen)
+            path = rng.choice([path for path in files if path.name != "README.md"])
             of_header = path.suffix == ".safetensors" and rng.random() < 0.6
             return header_changed(path, rng) if of_header else change_any(path, rng)
         if rng.random() < 0.06:
@@ -92,7 +92,9 @@ class Fuzz:
         return f"{path.parent.name}/{change_any(path, rng)}"
 
     def _hf(self, source: Path, output: Path) -> str:
-        """The same tensors, put together by what an honest folder of this family has."""
+        """The same tensors, put together by what an honest folder of this family has; and an export of them, since
+        it repeats what the folder's small files say.
+        """
         family = json.loads((self.folder / "hf" / source.name / "config.json").read_bytes())["model_type"]
         assert family in NAMES
         held = load_file(source / "model.safetensors")
@@ -103,6 +105,8 @@ class Fuzz:
             parts = [held[name if name in held else name.split(".", 1)[1]].float() for name in names]
             if not _same(found[match.name], torch.cat([part.T if match.transposed else part for part in parts])):
                 return f"{match.name} is not what the file holds"
+        with suppress(LmtrainError):
+            export_hf(output, output.parent / "again", check=False)
         return ""
 
     def _megatron(self, source: Path, output: Path) -> str:
