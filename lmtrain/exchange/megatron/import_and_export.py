@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import UsageError
 from lmtrain.exchange.megatron.checkpoint_args import megatron_arguments, padded_rows
@@ -42,12 +43,14 @@ from lmtrain.placement.layers_and_shards_of_ranks import (
     stages_of_rank,
 )
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.files.safe_files import new_folder
+from lmtrain.runtime.files.safe_files import is_safe_name, new_folder, read_bytes
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.spec import Split
+from lmtrain.tokenizer.base import MAX_BYTES
 
 _VERSION = 3.0  # of the layout: query, key and value of a group lie together
 _RELEASE = "release"
+_MAX_ORIGINAL_FILES = 200
 
 
 def export_megatron(
@@ -83,8 +86,8 @@ def export_megatron(
                     "model": export.model(tensor, pipeline),
                 })  # fmt: skip
         (folder / TRACKER).write_text(_RELEASE)
-        if "tokenizer.json" in reader.manifest.files:
-            (folder / "tokenizer.json").write_bytes(reader.read_file("tokenizer.json"))
+        for name, data in reader.read_extra_files().items():
+            (folder / name).write_bytes(data)
         fault_point("exchange.publish")
     return {
         "from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp,
@@ -178,12 +181,20 @@ def import_megatron(
             yield _join_parts(name, model.weights[name], name in source.halves, settings, source.version)
 
     origin = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
+    files = _read_original_files(folder) if tokenizer is None else {}
     return save_imported(
-        output, settings, parts, loaded_tokenizer, origin, source=folder, step=source.iteration, report=report
+        output, settings, parts, loaded_tokenizer, origin, source=folder, step=source.iteration, files=files,
+        report=report,
     ) | {
         "tensors_read": len(model.masters or model.weights), "left_out": model.left_out(),
         "ignored": model.ignored_arguments(),
     }  # fmt: skip
+
+
+def _read_original_files(folder: Path) -> dict[str, bytes]:
+    """Return the small files of a Hugging Face folder that an export has written beside a Megatron-LM model."""
+    paths = sorted(folder.glob(f"{ORIGINAL_PREFIX}*"))[:_MAX_ORIGINAL_FILES]
+    return {path.name: read_bytes(path, MAX_BYTES, follow_links=False) for path in paths if is_safe_name(path.name)}
 
 
 def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: ModelSettings, version: float) -> Tensor:

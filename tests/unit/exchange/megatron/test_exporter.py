@@ -62,6 +62,8 @@ def test_weights_of_half_precision_go_through_both_formats_bit_for_bit(
     dtype: str, kind: torch.dtype, tmp_path: Path
 ) -> None:
     export_hf(save(tmp_path / "run", llama()), tmp_path / "hf", dtype=dtype, check=False)
+    generation = '{"eos_token_id": [0, 3]}'
+    (tmp_path / "hf" / "generation_config.json").write_text(generation)
     source = Path(import_hf(tmp_path / "hf", tmp_path / "imported")["checkpoint"])
     export_megatron(source, tmp_path / "out", tp=2, pp=2, dtype=dtype)
     back = Path(import_megatron(tmp_path / "out", tmp_path / "back")["checkpoint"])
@@ -70,6 +72,7 @@ def test_weights_of_half_precision_go_through_both_formats_bit_for_bit(
     came, returned = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "again"))
     assert returned.keys() == came.keys()
     assert all(came[name].dtype == kind and torch.equal(came[name], returned[name]) for name in came)
+    assert (tmp_path / "again" / "generation_config.json").read_text() == generation
 
 
 @pytest.mark.parametrize(
