@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.huggingface.config_json import ignored_keys
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
@@ -23,6 +25,8 @@ from lmtrain.exchange.huggingface.import_and_export import (
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import read_json
 from lmtrain.units import format_bytes
+
+_ROUNDINGS = 4  # because: the other program's sums are rounded too, in another order
 
 
 def check_import(folder: Path, dropout: object) -> dict[str, Any]:
@@ -57,6 +61,9 @@ def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
     scores = model_scores(settings, source.weight_reader(settings), batch)
     difference = largest_difference(scores, expected)
     allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in expected))
+    if difference > allowed:  # because: deep models, and those with outliers, round more; this costs another pass
+        exact = model_scores(settings, source.weight_reader(settings), batch, torch.float64)
+        allowed = max(allowed, _ROUNDINGS * largest_difference(scores, exact))
     if not difference <= allowed:
         raise CheckpointError(
             f"{source.path} is a model of which lmtrain computes other logits than transformers {version}: they differ "

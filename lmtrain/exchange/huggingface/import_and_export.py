@@ -249,16 +249,19 @@ def random_batch(settings: ModelSettings) -> Batch:
 
 
 @torch.no_grad()
-def model_scores(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
-    """Return the fp32 logits of lmtrain's model: [tokens without padding, vocabulary], and those of a pair head if it
-    has one. `weight` returns a weight, without rows of padding, by its name; one layer at a time is in memory.
+def model_scores(
+    settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Return the logits of lmtrain's model, computed in `dtype`: [tokens without padding, vocabulary], and those of a
+    pair head if it has one. `weight` returns a weight, without rows of padding, by its name; one layer at a time is in
+    memory.
     """
     with torch.device("meta"):
         model = cast(Stack, settings.build()).eval()
     first = {tie.second: tie.first for tie in settings.ties()}
 
     def run(path: str, *inputs: Any) -> Tensor:
-        part = model.get_submodule(path).to_empty(device="cpu")
+        part = model.get_submodule(path).to(dtype).to_empty(device="cpu")
         for name, parameter in part.named_parameters(prefix=path):
             value = weight(first.get(name, name))
             parameter.zero_()[: len(value)] = value

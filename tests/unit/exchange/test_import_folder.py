@@ -58,6 +58,8 @@ def test_a_model_with_other_logits_is_refused_and_nothing_stays(
 ) -> None:
     """No folder is known that both programs accept and compute otherwise, so here no rounding is allowed."""
     monkeypatch.setattr(check_import, "TOLERANCE", 0.0)
+    assert import_folder(exported, tmp_path / "rounded")["largest_difference"] > 0
+    monkeypatch.setattr(check_import, "_ROUNDINGS", 0)
     with pytest.raises(CheckpointError, match=r"computes other logits than transformers .*Nothing was imported"):
         import_folder(exported, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
