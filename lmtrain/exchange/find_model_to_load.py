@@ -11,6 +11,7 @@ from typing import Any
 from lmtrain.checkpoint.model_on_disk import ModelSource, Weights, checkpoint_source
 from lmtrain.errors import MissingInputError
 from lmtrain.exchange.huggingface.config_json import settings_from_config
+from lmtrain.exchange.source_format import identify_source
 from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, read_bytes, read_json
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.end_tokens import FILES, end_ids
@@ -31,6 +32,7 @@ def _huggingface_source(path: Path, config: Any) -> ModelSource:
     """Return the source of a Hugging Face folder, without opening its weights yet; `config` is the content of its
     config.json.
     """
+    identify_source(path, "hf")  # because: what it holds in place of safetensors is named before torch is imported
     family, settings = settings_from_config(config, path / "config.json", pair_head=False, dropout=None)
 
     def open_weights() -> Weights:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError, LmtrainError, MissingInputError, UsageError
+from lmtrain.exchange.find_model_to_load import find_model
 from lmtrain.exchange.source_format import identify_source
 
 LLAMA = {"model_type": "llama"}
@@ -109,6 +110,11 @@ def test_wrong_folders_are_named_with_a_way_out(tmp_path: Path, name: str) -> No
     assert says in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "m"))
     assert str(caught.value).endswith(".")
+
+
+def test_a_model_to_load_is_judged_likewise(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a pickle"):
+        find_model(folder(tmp_path / "m", "pytorch_model.bin", config__json=LLAMA))
 
 
 @pytest.mark.parametrize(
