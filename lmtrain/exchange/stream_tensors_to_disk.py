@@ -105,7 +105,7 @@ def save_imported(
     rows, by its name in settings.weights(). `origin` says where the weights come from, and `source` is the folder that
     holds them, if any. `files` are extra files by name; a tokenizer.json among them replaces that of `tokenizer`.
     Return the facts that the command prints: the checkpoint's path, step, numbers of parameters and bytes, `origin`,
-    the size of the tokenizer's vocabulary, and the model's settings.
+    the number of the tokenizer's tokens, that of the vocabulary's rows without one, and the model's settings.
     """
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -141,5 +141,6 @@ def save_imported(
     path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()} | dict(files))
     return {
         "checkpoint": str(path), "step": step, "parameters": settings.num_parameters, "bytes": total, **origin,
-        "vocab_size": tokenizer.vocab_size, "settings": settings.to_dict(),
+        "tokens": tokenizer.vocab_size, "rows_without_token": vocab_size - tokenizer.vocab_size,
+        "settings": settings.to_dict(),
     }  # fmt: skip

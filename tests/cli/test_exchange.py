@@ -39,6 +39,9 @@ def test_the_table_and_json_have_the_same_facts(models: Path, tmp_path: Path) ->
     assert facts["checkpoint"] == str(tmp_path / "b" / "step_00000000")
     assert f"tensors read    {facts['tensors_read']}\n" in said
     assert "left out        nothing\n" in said
+    rows = facts["settings"]["vocab_size"]
+    assert facts["tokens"] + facts["rows_without_token"] == rows
+    assert f"without token   {facts['rows_without_token']}\n" in said
     assert f"compared with   {facts['compared_with']}\n" in said
     assert "architectures: the model is found by its model_type" in said
     for key, value in facts["settings"].items():
@@ -132,8 +135,8 @@ def test_wrong_exports(models: Path, tmp_path: Path, arguments: tuple[str, ...],
 @pytest.mark.parametrize(
     ("to", "fault"),
     [
-        ("hf", "exchange.publish"),
-        *wide(("hf", "exchange.part:count=5"), ("megatron", "exchange.part:count=9"), ("megatron", "exchange.publish")),
+        ("megatron", "exchange.publish"),
+        *wide(("hf", "exchange.part:count=5"), ("megatron", "exchange.part:count=9"), ("hf", "exchange.publish")),
     ],
 )
 def test_a_killed_export_is_absent_and_the_same_command_begins_anew(

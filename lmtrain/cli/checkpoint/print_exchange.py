@@ -14,7 +14,7 @@ from lmtrain.units import format_bytes, format_seconds
 _MAX_NAMES = 6  # names in a line; --json has all
 _LABELS = {
     "num_files": "files", "bytes_done_before": "done before", "seconds": "time", "largest_difference": "difference",
-    "allowed_difference": "at most", "checkpoint_version": "version",
+    "allowed_difference": "at most", "checkpoint_version": "version", "rows_without_token": "without token",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.settings_base import show
-from lmtrain.errors import SettingsError
+from lmtrain.errors import MissingInputError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import TOKENIZER
 from lmtrain.tokenizer.base import Tokenizer
@@ -85,7 +85,10 @@ def tokenizer_of_first_weights(config: RunConfig, foreign: ForeignWeights | None
         return Tokenizer.load(own)
     if foreign is not None:
         return foreign.tokenizer
-    path = resolve_checkpoint(Path(config.checkpoint.init_from)) / TOKENIZER
+    try:
+        path = resolve_checkpoint(Path(config.checkpoint.init_from)) / TOKENIZER
+    except MissingInputError:  # because: it is another program's folder, which the caller has not read
+        return None
     return Tokenizer.load(path) if path.is_file() else None
 
 
