@@ -216,6 +216,14 @@ def test_the_disk_has_to_have_room_for_the_import_too(
     assert code(models.hf, enough + import_bytes) == 0
 
 
+def test_config_explain_says_where_the_model_is_from(models: Models) -> None:
+    typed = [f"checkpoint.init_from={models.hf}", "model.seq_len=64"]
+    rows = json.loads(lmtrain("config", "explain", "model", *typed, "--json"))
+    found = {row["key"]: (row["value"], row["from"]) for row in rows}
+    assert found["model.width"] == (32, f"the command line: the model of checkpoint.init_from={models.hf}")
+    assert found["model.seq_len"] == (64, "the command line: model.seq_len=64")
+
+
 def test_a_plan_is_of_the_model_that_the_run_would_have(models: Models) -> None:
     found = json.loads(lmtrain("plan", "gpus=1", "hardware=h100", f"checkpoint.init_from={models.hf}", "--json"))
     assert found["model"]["rotary_base"] == 20000.0

@@ -40,15 +40,21 @@ def compose_settings(
     among the overrides and the user chooses no model (by `model=NAME`, by an experiment or by a root config of their
     own), the model is the one that it names instead of the default.
     """
+    defaults = defaults_of_init_from(overrides, config_dir, name)
+    return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report, defaults=defaults)
+
+
+def defaults_of_init_from(overrides: Sequence[str], config_dir: Path | None, name: str) -> dict[str, Any]:
+    """Return {"model": settings of the model that checkpoint.init_from among the overrides names}, which replaces the
+    default model of the config NAME.yaml; {} if none is named or the user chooses a model.
+    """
     path = _typed_value(overrides, "checkpoint.init_from")
     own_root = name != _ROOT or (config_dir is not None and (config_dir / f"{_ROOT}.yaml").is_file())
     if not path or own_root or {"model", "experiment"} & typed_words(overrides).keys():
-        return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report)
+        return {}
     default_run = read_yaml(conf_dir() / f"{_ROOT}.yaml").data["run"]["dir"]
     run = Path(str(_typed_value(overrides, "run.dir") or default_run))
-    model = _model_settings(Path(str(path)), run, _typed_value(overrides, "model.dropout"))
-    defaults = {"model": model}
-    return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report, defaults=defaults)
+    return {"model": _model_settings(Path(str(path)), run, _typed_value(overrides, "model.dropout"))}
 
 
 def _typed_value(overrides: Sequence[str], key: str) -> Any:

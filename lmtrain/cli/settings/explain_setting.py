@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.cli.keys.settings_reference import Key, config_file, read_config_text
+from lmtrain.cli.pretrain.model_of_init_from import defaults_of_init_from
 from lmtrain.config.compose import compose_plain, conf_dir, group_choices, prepare_composition, typed_words
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
@@ -107,7 +108,8 @@ class ComposedSettings:
         """Compose settings from config files and overrides, with the origin of each value. Raise on wrong settings, but
         not on required settings that are missing.
         """
-        tree = compose_plain(overrides, config_dir=config_dir, name=name)
+        defaults = defaults_of_init_from(overrides, config_dir, name)
+        tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
         gave_way = RunConfig.adjust_defaults(tree, typed_words(overrides))
         try:
             build_settings(RunConfig, tree)
@@ -115,6 +117,11 @@ class ComposedSettings:
             if wrong := [problem for problem in error.problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error
         found = find_origins(overrides, config_dir=config_dir, name=name)
+        for path, _ in _leaves(defaults, ()):
+            origin = found.get(".".join(path))
+            if origin is None or origin.file is not None:  # else an override has set it
+                source = typed_words(overrides)["checkpoint.init_from"]
+                _set_origin(found, ".".join(path), Origin(f"the model of checkpoint.init_from={source}"))
         for change in gave_way:
             chosen = f"{change.key}.kind" if isinstance(tree.get(change.key), dict) else change.key
             _set_origin(found, chosen, Origin(f"to fit {change.cause}"))

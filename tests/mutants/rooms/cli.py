@@ -220,7 +220,7 @@ MUTANTS = [
     Mutant(
         name="model_of_init_from_replaces_that_of_an_own_root",
         file="lmtrain/cli/pretrain/model_of_init_from.py",
-        function="compose_settings",
+        function="defaults_of_init_from",
         old="if not path or own_root or",
         new="if not path or",
         breaks="The model that a user's own pretrain.yaml chooses gives way to that of the weights, where the two "
