@@ -21,6 +21,7 @@ from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.find_input_files import Source, TextSplit, find_sources, name_without_suffix, resolve_input
 from data_tools.read.parse_documents import ALL_READ, COMMAND_LINE, OptionNames, SourceTexts, refuse_blank_texts
 from data_tools.read.stream_readers import DamagedArchiveError, open_source, read_rows, read_stream
+from lmtrain.data.store.dataset_format import hash_without
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError
@@ -32,6 +33,7 @@ from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
 SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
 _SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size
 _FORMAT = {"format": "lmtrain dataset of a text", "version": 1}
+_HASH_KEY = "sha256"  # key of the record's hash over all its other keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ class TextDataset:
     vocab_size: int
     tokenizer_kind: str
     tokenizer_source: str | None  # path of the tokenizer that was given; None: trained on this text
-    tokenizer_seconds: float
+    tokenizer_seconds: float | None  # time to train it; None if an earlier, killed call has trained it
     seconds: float
 
 
@@ -200,10 +202,11 @@ class TextFolder:
         began = time.perf_counter()
         if self._read_record()[0] != identity:
             self._clear()
-            write_json(self.record, _FORMAT | {"identity": identity, "dataset": None})
+            self._write_record(identity, None)
         fault_point("text.tokenizer")
+        was_trained = self.tokenizer.is_file()
         tokenizer = self._provide_tokenizer(request, sources, report)
-        tokenizer_seconds = time.perf_counter() - began
+        tokenizer_seconds = None if was_trained else time.perf_counter() - began
         fault_point("text.dataset")
         if not self._has_dataset(tokenizer):
             options = Options(
@@ -225,7 +228,7 @@ class TextFolder:
             tokenizer_source=None if request.tokenizer is None else str(request.tokenizer),
             tokenizer_seconds=tokenizer_seconds, seconds=time.perf_counter() - began,
         )  # fmt: skip
-        write_json(self.record, _FORMAT | {"identity": identity, "dataset": asdict(made)})
+        self._write_record(identity, made)
         return made
 
     def _provide_tokenizer(self, request: TextRequest, sources: Sequence[Source], report: Report) -> Tokenizer:
@@ -261,11 +264,17 @@ class TextFolder:
         """
         try:
             tree = read_json(self.record)
-            identity = dict(tree["identity"]) if tree.items() >= _FORMAT.items() else {}
-            made = TextDataset(**tree["dataset"]) if identity and tree["dataset"] else None
-        except (LmtrainError, OSError, AttributeError, LookupError, TypeError, ValueError):
+            is_intact = tree[_HASH_KEY] == hash_without(tree, _HASH_KEY) and tree.items() >= _FORMAT.items()
+            identity: dict[str, Any] = tree["identity"] if is_intact else {}
+            made = TextDataset(**tree["dataset"]) if is_intact and tree["dataset"] else None
+        except (LmtrainError, OSError, AttributeError, LookupError, TypeError):
             return {}, None
         return identity, made if dataset_file(self.prefix, ".idx").is_file() else None
+
+    def _write_record(self, identity: dict[str, Any], made: TextDataset | None) -> None:
+        """Write the record of the text and, once it is complete, of the dataset."""
+        tree = _FORMAT | {"identity": identity, "dataset": None if made is None else asdict(made)}
+        write_json(self.record, tree | {_HASH_KEY: hash_without(tree, _HASH_KEY)})
 
     def _clear(self) -> None:
         """Remove what earlier calls have made: first the files by which it counts as complete."""

@@ -265,8 +265,10 @@ def _show_progress() -> Iterator[Report]:
 
 def _describe(made: TextDataset, data: DataSettings, folder: TextFolder) -> Iterator[str]:
     """Yield lines that say what was made: the files and documents, the tokenizer, and the dataset."""
+    seconds = made.tokenizer_seconds
+    when = "at an earlier start" if seconds is None else f"in {format_seconds(seconds)}"
     origin = (
-        f"trained on this text in {format_seconds(made.tokenizer_seconds)}: {folder.tokenizer}"
+        f"trained on this text {when}: {folder.tokenizer}"
         if made.tokenizer_source is None
         else f"read from {made.tokenizer_source}"
     )

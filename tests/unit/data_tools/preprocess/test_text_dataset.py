@@ -65,6 +65,7 @@ def test_after_a_kill_the_finished_steps_are_kept(text: Path, tmp_path: Path, po
     assert kept.keys() == set(KEPT[: {"text.tokenizer": 0, "text.record": 3}.get(point, 1)])
     made = make(request, folder)
     assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept
+    assert (made.tokenizer_seconds is None) == (point != "text.tokenizer")
     assert (made.num_documents, made.num_tokens) == (whole.num_documents, whole.num_tokens)
     assert (folder / "text.bin").read_bytes() == (tmp_path / "whole/text.bin").read_bytes()
     assert find(request, folder) is not None
@@ -107,6 +108,20 @@ def test_what_has_changed_is_named(text: Path, tmp_path: Path) -> None:
     for path in (*root.iterdir(), root):
         path.rmdir() if path.is_dir() else path.unlink()
     assert find(request, folder) is not None  # the text is needed no more
+
+
+def test_a_damaged_record_counts_as_none(text: Path, tmp_path: Path) -> None:
+    request, folder = TextRequest(text=text), tmp_path / "made"
+    make(request, folder)
+    record = folder / "record.json"
+    whole = record.read_text()
+    others = whole.replace('"num_tokens": ', '"num_tokens": 1'), whole.replace("notes", "other")
+    for damaged in ("", "[]", "{}", *others):
+        record.write_text(damaged)
+        assert find(request, folder) is None
+    make(request, folder)
+    assert record.read_text() != whole  # other times
+    assert find(request, folder) is not None
 
 
 def test_a_tokenizer_that_is_given_is_used(text: Path, tmp_path: Path) -> None:
