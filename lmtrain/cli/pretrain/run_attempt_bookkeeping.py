@@ -180,7 +180,7 @@ class Attempt:
         try:
             yield
         except LmtrainError as error:
-            if self.stop.rendezvous_started or not self.env.has_peers:
+            if self.stop.rendezvous_started or not self.env.has_peers or error.is_from_peer:
                 raise
             print_error(error)
             # because: all ranks find a wrong layout, and that rank 0 is lost
