@@ -61,7 +61,9 @@ def tokenizer_files(
     tokenizer = Tokenizer.from_bytes(data)
     special = _special_tokens(tokenizer, causal=causal)
     files = {name: content for name, content in original.items() if name not in MODEL_FILES}
-    files["tokenizer.json"] = data if causal else _with_encoder_template(data, tokenizer, special)
+    # because: a folder without vocab.txt came with the tokenizer.json that is in the checkpoint
+    is_as_came = causal or (TOKENIZER_CONFIG in original and "vocab.txt" not in original)
+    files["tokenizer.json"] = data if is_as_came else _with_encoder_template(data, tokenizer, special)
     # because: their classes by model build tokenizers by rules of their own; this one takes tokenizer.json as is
     config: dict[str, Any] = {
         "tokenizer_class": _PLAIN_CLASS,

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from lmtrain.errors import CheckpointError
@@ -29,6 +30,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer
 from tests.marks import wide
 from tests.unit.exchange.huggingface.published import (
+    CHAT_TEMPLATE,
     SPECIAL,
     TOKENIZERS,
     exported,
@@ -221,6 +223,57 @@ def test_settings_are_read_right(dtype: str, tmp_path: Path) -> None:
     assert config.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
     assert loaded.dtype == config.dtype
+
+
+SIZES = {
+    "vocab_size": 450, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "initializer_range": 0.3,
+}  # fmt: skip
+DECODER: dict[str, Any] = SIZES | {"num_key_value_heads": 2, "bos_token_id": 1}
+# Classes, settings, tokenizers.
+SAVED: list[tuple[str, dict[str, Any], str]] = [
+    ("Llama", DECODER | {"eos_token_id": [2, 7], "tie_word_embeddings": True, "pad_token_id": 3}, "llama"),
+    ("Mistral", DECODER | {"eos_token_id": 2, "sliding_window": 7, "head_dim": 16}, "metaspace"),
+    ("Llama", DECODER | {"eos_token_id": [311, 312], "attention_bias": True, "mlp_bias": True}, "llama3"),
+    ("GPT2", SIZES | {"bos_token_id": 0, "eos_token_id": 0}, "small-bpe"),
+    ("Bert", SIZES | {"pad_token_id": 4}, "small-wordpiece"),
+    ("MegatronBert", SIZES, "small-wordpiece"),
+]
+
+
+@pytest.mark.parametrize(("model", "sizes", "kind"), [SAVED[0], *wide(*SAVED[1:])])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *wide(torch.float32, torch.float16)])
+def test_what_transformers_saves_comes_back(
+    model: str, sizes: dict[str, Any], kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    head = {"GPT2": "LMHeadModel", "Bert": "ForPreTraining", "MegatronBert": "ForPreTraining"}.get(model, "ForCausalLM")
+    config = getattr(transformers, f"{model}Config")(**sizes)
+    torch.manual_seed(0)
+    getattr(transformers, f"{model}{head}")(config).to(dtype).save_pretrained(tmp_path / "hf", max_shard_size="30KB")
+    ours = tokenizer_for(bert() if "Bert" in model else gpt2()) if kind.startswith("small") else TOKENIZERS[kind]()
+    ours.save(tmp_path / "tokenizer.json")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    theirs.chat_template = CHAT_TEMPLATE
+    theirs.save_pretrained(tmp_path / "hf")
+
+    checkpoint = import_hf(tmp_path / "hf", tmp_path / "imported")["checkpoint"]
+    assert export_hf(Path(checkpoint), tmp_path / "again")["compared_with"].startswith("transformers")
+    came, returned = (all_tensors(tmp_path / name) for name in ("hf", "again"))
+    assert returned.keys() == came.keys()
+    assert all(came[name].dtype == dtype == returned[name].dtype for name in came)
+    assert all(torch.equal(came[name].view(torch.uint8), returned[name].view(torch.uint8)) for name in came)
+    read = [transformers.AutoConfig.from_pretrained(tmp_path / name).to_dict() for name in ("hf", "again")]
+    added = {"_name_or_path", *({"rope_parameters"} - read[0].keys())}  # because: transformers 4 does not use these
+    first, second = ({key: value for key, value in found.items() if key not in added} for found in read)
+    assert first == second
+    compare_ids(tmp_path / "again", ours, list(mixed_texts(100)))
+    generation = [] if head == "ForPreTraining" else ["generation_config.json"]
+    for name in ("tokenizer.json", "chat_template.jinja", *generation):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
+
+
+def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 @pytest.mark.parametrize(
