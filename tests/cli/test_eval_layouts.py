@@ -82,6 +82,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
 def test_a_layout_that_cannot_be_is_refused_without_torch(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     theirs = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 4, "n_positions": 16, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(theirs))
+    (tmp_path / "model.safetensors").touch()
     with Runner() as run:
         for subject, (words, code, says) in [(tmp_path, REFUSED[0]), *((checkpoint, refused) for refused in REFUSED)]:
             said = run(asked(subject, text, *words))

@@ -21,12 +21,12 @@ def test_faults_that_a_run_survived(toy: Toy, tmp_path: Path) -> None:
     starts = read_record(run / "metrics.jsonl").rows["start"]
     assert "before" not in starts[0]
     failed, ended, killed = (one["before"] for one in starts[1:])
-    assert (failed["exit_code"], failed["cause"][:11]) == (86, "the loss of")
+    assert (failed["exit_code"], failed["cause"][:11]) == (86, "The loss of")
     assert (ended, killed) == ({"cause": "done", "exit_code": 0}, {})
     lmtrain("report", run)
     marks = [(kind, said) for _, kind, _, _, _, said in figures(run / "report.html")["marks"] if kind != "save"]
     assert [kind for kind, _ in marks] == ["restart", "fault", "restart", "restart", "fault"]
-    assert marks[1][1].startswith("the start before failed with exit code 86: the loss of")
+    assert marks[1][1].startswith("the start before failed with exit code 86: The loss of")
     assert marks[4][1] == "the start before was killed or crashed: it left no stop.json"
 
 
