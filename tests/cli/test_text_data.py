@@ -40,6 +40,7 @@ def test_a_text_file_in_one_line(toy: Toy, notes: Path, tmp_path: Path) -> None:
     again = lmtrain("pretrain", f"data.text={notes}", *tiny(toy, run, train__steps=4))
     assert f"data.text={notes} is unchanged: {run}/data/text was made of it at an earlier start (1 document, " in again
     assert "continuing from" in again
+    assert f"{run}/data/text, made of {notes}" in lmtrain("inspect", run)
 
 
 def test_a_text_that_has_changed_is_refused_until_the_run_is_another(toy: Toy, tmp_path: Path) -> None:
@@ -156,6 +157,15 @@ def test_a_dry_run_makes_nothing_and_says_what_a_start_would(
     assert [made[key] for key in ("training_samples", "vocabulary")] == [
         exact[key] for key in ("training_samples", "vocabulary")
     ]
+
+
+def test_other_commands_take_the_text_and_make_nothing(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    words = [f"data.text={notes}", *tiny(toy, tmp_path / "run", train__steps=3)]
+    assert f"data.text={notes}" in lmtrain("slurm", "render", *words, "--tasks-per-node", 1)
+    assert "gpt, " in lmtrain("plan", f"data.text={notes}", "model=gpt_tiny", "hardware=cpu", "gpus=1")
+    said = lmtrain("data", "blend", *words, code=66)
+    assert f"{tmp_path}/run/data/text is not made yet: a run makes it of data.text={notes} before its" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_sentences_for_bert(toy: Toy, notes: Path, tmp_path: Path) -> None:
