@@ -65,25 +65,33 @@ def tokenizer_files(
     is_as_came = causal or (TOKENIZER_CONFIG in original and "vocab.txt" not in original)
     files["tokenizer.json"] = data if is_as_came else _with_encoder_template(data, tokenizer, special)
     # because: their classes by model build tokenizers by rules of their own; this one takes tokenizer.json as is
-    config: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "tokenizer_class": _PLAIN_CLASS,
         "model_input_names": ["input_ids", *([] if causal else ["token_type_ids"]), "attention_mask"],
         **_prefix_space(tokenizer.tree),
     }
-    if TOKENIZER_CONFIG not in original:
-        config |= {"model_max_length": seq_len, "clean_up_tokenization_spaces": False, **special}
-        return {TOKENIZER_CONFIG: json_bytes(config), SPECIAL_TOKENS_MAP: json_bytes(special)} | files
+    if TOKENIZER_CONFIG in original:
+        unnamed = special.keys() - parse_original(original, SPECIAL_TOKENS_MAP).keys()
+        tokens = {role: special[role] for role in sorted(unnamed)}
+        return files | _restored_config(original, family, tokenizer.tree, plain | tokens)
+    config = plain | {"model_max_length": seq_len, "clean_up_tokenization_spaces": False, **special}
+    return {TOKENIZER_CONFIG: json_bytes(config), SPECIAL_TOKENS_MAP: json_bytes(special)} | files
+
+
+def _restored_config(
+    original: Mapping[str, bytes], family: str, tree: Mapping[str, Any], plain: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Return the tokenizer_config.json of an imported folder by its name, as it came if transformers takes it for the
+    tokenizer.json `tree`. If not, its class becomes that of `plain`, and entries of `plain` that it lacks are added.
+    """
     came = parse_original(original, TOKENIZER_CONFIG)
-    if not _takes_tokenizer_json(_class_name(came, original, family), came, tokenizer.tree):
-        named = special.keys() - parse_original(original, SPECIAL_TOKENS_MAP).keys()
-        tokens = {role: special[role] for role in named}
-        changes = config | tokens | {"model_input_names": came.get("model_input_names", config["model_input_names"])}
-        came = changes | came | {"tokenizer_class": _PLAIN_CLASS} | _prefix_space(tokenizer.tree)
-    if isinstance(tokens_list := came.get("extra_special_tokens"), list):  # because: transformers 4 wants a table there
-        came = {key: value for key, value in came.items() if key != "extra_special_tokens"}
-        came |= {"additional_special_tokens": tokens_list}
-    is_changed = came != parse_original(original, TOKENIZER_CONFIG)
-    return files | ({TOKENIZER_CONFIG: json_bytes(came)} if is_changed else {})
+    config = dict(came)
+    if not _takes_tokenizer_json(_class_name(came, original, family), came, tree):
+        config = {**plain, **came, "tokenizer_class": plain["tokenizer_class"], **_prefix_space(tree)}
+    if isinstance(tokens := config.get("extra_special_tokens"), list):  # because: transformers 4 wants a table there
+        del config["extra_special_tokens"]
+        config["additional_special_tokens"] = tokens
+    return {TOKENIZER_CONFIG: original[TOKENIZER_CONFIG] if config == came else json_bytes(config)}
 
 
 def check_one_tokenizer(folder: Path, tokenizer: Tokenizer, original: Mapping[str, bytes], family: str) -> None:

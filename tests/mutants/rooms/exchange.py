@@ -137,7 +137,7 @@ MUTANTS = [
     Mutant(
         name="class_of_a_tokenizer_always_comes_back",
         file="lmtrain/exchange/huggingface/tokenizer_files.py",
-        function="tokenizer_files",
+        function="_restored_config",
         old="if not _takes_tokenizer_json(",
         new="if not came and not _takes_tokenizer_json(",
         breaks="transformers 5 builds a LLaMA's tokenizer by its own rules, and texts that begin with a space get "
