@@ -16,6 +16,7 @@ from lmtrain.config.compose import conf_dir
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.exchange.megatron.import_and_export import export_megatron
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before import preflight
 from tests.cli.harness import Toy, lmtrain, outcome, start
 
@@ -121,6 +122,17 @@ def test_a_folder_is_imported_on_the_way(toy: Toy, models: Models, tmp_path: Pat
     kept = tmp_path / "a/checkpoints/step_00000003/huggingface.generation_config.json"
     assert kept.is_file() == (kind == "hf")
     assert settled(*typed)["model"]["rotary_base"] == 20000.0
+
+
+@pytest.mark.wide
+def test_a_folder_and_a_text_are_enough(models: Models, tmp_path: Path) -> None:
+    text, run = tmp_path / "notes.txt", tmp_path / "run"
+    text.write_text("\n\n".join(f"Paragraph {number} of the notes is about {number * 7}." for number in range(400)))
+    typed = [f"checkpoint.init_from={models.hf}", f"data.text={text}", f"run.dir={run}", "compute.device=cpu"]
+    said = lmtrain("pretrain", *typed, "train.steps=2", "train.global_batch=4")
+    assert f"read from {models.hf}" in said
+    assert Tokenizer.load(run).fingerprint == Tokenizer.load(models.hf).fingerprint
+    assert "at step 2" in lmtrain("pretrain", *typed, "train.steps=3", "train.global_batch=4")
 
 
 @pytest.mark.wide
