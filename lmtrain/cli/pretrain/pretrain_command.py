@@ -61,8 +61,8 @@ def pretrain(
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
     if dry_run or print_config:
-        show = print_preview if dry_run else print_settings
-        with preview_data_of_text(compose(), overrides, needed=dry_run) as (checked, text):
+        show = print_settings if print_config else print_preview
+        with preview_data_of_text(compose(), overrides, needed=not print_config) as (checked, text):
             return show(choose_layout(checked, overrides, env, elastic=elastic), env, as_json, text)
     with run_attempt(env) as attempt:
         composed = compose()
