@@ -33,6 +33,9 @@ _BY_SETTINGS = (
     launch_ranks.COMPILER_IMPORT, launch_ranks.PIPELINE_IMPORT, "lmtrain.models.bert", "lmtrain.models.gpt",
     "lmtrain.optim.adamw", "lmtrain.optim.lamb", "lmtrain.optim.muon",
 )  # fmt: skip
+# because: the server is started by the first test that needs it, which may have changed both for itself
+_FOLDER = os.getcwd()
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
 _server: _Server | None = None
 
 
@@ -63,12 +66,10 @@ class Forked(subprocess.Popen[str]):
 
 
 class _Server:
-    """A server and the environment and the folder in which it was started."""
+    """A server in the environment and the folder in which the tests were started."""
 
     def __init__(self) -> None:
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        self.environment |= _SHARED
-        self.folder = os.getcwd()
+        self.environment = _ENVIRONMENT | _SHARED
         modules = sorted({*launch_ranks.TRAINING_IMPORTS, *launch_ranks.EVALUATION_IMPORTS, *_BY_SETTINGS, MODULE})
         self._adopting = OrphanAdoption()
         self._adopting.__enter__()
@@ -79,8 +80,6 @@ class _Server:
 
     def changes(self, wanted: Mapping[str, str]) -> dict[str, str] | None:
         """Return the variables that a process has beside the server's; None where a fork cannot have them."""
-        if os.getcwd() != self.folder:
-            return None
         missing = self.environment.keys() - wanted.keys() - _SHARED.keys()
         changed = {name: value for name, value in wanted.items() if self.environment.get(name) != value}
         return None if missing or any(name.startswith(_READ_EARLY) for name in changed) else changed
@@ -101,7 +100,7 @@ def _fail(text: str) -> None:
 def forked(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked | None:
     """Start `lmtrain ARGUMENTS` with this environment in a fork, or return None where that would not be the same."""
     global _server
-    if not sys.platform.startswith("linux") or os.environ.get("LMTRAIN_FORK") == "0":
+    if not sys.platform.startswith("linux") or os.environ.get("LMTRAIN_FORK") == "0" or os.getcwd() != _FOLDER:
         return None
     if _server is None:
         _server = _Server()
