@@ -61,7 +61,7 @@ py::array_t<int64_t> permute(const py::array_t<int64_t, py::array::c_style>& ids
   int64_t* out = result.mutable_data();
   const py::ssize_t size = ids.size();
   for (py::ssize_t i = 0; i < size; ++i) {  // an id outside would never walk back inside
-    if (in[i] < 0 || in[i] >= n) throw std::invalid_argument("ids must lie in 0.." + std::to_string(n - 1));
+    if (in[i] < 0 || in[i] >= n) throw std::invalid_argument("sample numbers must lie from 0 to " + std::to_string(n - 1));
   }
   py::gil_scoped_release release;
   const Permutation permutation(static_cast<uint64_t>(n), seed);

@@ -38,7 +38,8 @@ def test_the_three_lists_of_names_agree(house: Any) -> None:
     assert sorted(typed) == lmtrain.__all__ == sorted(lmtrain.__all__)
     assert dir(lmtrain) == sorted([*lmtrain.__all__, "__version__"])
     for name, module in typed.items():
-        assert getattr(lmtrain, name).__module__ == module
+        body = house.modules[module].tree.body
+        assert name in {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def test_an_import_brings_nothing_along(house: Any) -> None:
