@@ -40,7 +40,7 @@ def test_permute(lib: ModuleType, n: int, seed: int, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("ids", [[-1], [5], [0, 7]])
 def test_permute_refuses_ids_outside(lib: ModuleType, ids: list[int]) -> None:
-    with pytest.raises(ValueError, match="ids must lie"):
+    with pytest.raises(ValueError, match="sample numbers must lie"):
         lib.permute(np.array(ids, np.int64), 5, 0)
 
 
