@@ -12,8 +12,8 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from lmtrain.data.store.dataset_format import hash_without
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError
-from lmtrain.runtime.files.safe_files import folder_lock, read_errors, read_json, remove, write_json
+from lmtrain.runtime.files.safe_files import (
+    folder_lock,
+    read_errors,
+    read_json,
+    remove,
+    remove_empty_folders,
+    write_json,
+)
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
@@ -38,7 +45,7 @@ _HASH_KEY = "sha256"  # key of the record's hash over all its other keys
 
 @dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """What to make a dataset of, and how."""
+    """A request for a dataset: the text to make it of, and the options."""
 
     text: Path  # a file or a folder
     key: str = "text"  # of .jsonl lines, or the column of .parquet files
@@ -67,11 +74,16 @@ class TextRequest:
         reads_as_text = self.is_unknown_file and self.text.suffix != ".json"
         return find_sources([resolve_input(name, "txt") if reads_as_text else name], self.split, self.names.split)
 
+    @cached_property
+    def estimated_bytes(self) -> int:
+        """About how many bytes of text the files hold, as `estimate_text_bytes` says; they are looked at once."""
+        return estimate_text_bytes(self.find_sources(), self.key)
+
     def vocab_size(self, num_bytes: int) -> int:
         """Return the number of pieces of a tokenizer that is trained on `num_bytes` of text: the largest power of two
         up to the square root of the bytes, but at least 512 and at most 32,768 and `max_vocab`.
 
-        because: the number of different words in a text grows about as the square root of its length.
+        The number of different words in a text grows about as the square root of its length. `exact_vocab` goes first.
         """
         if self.exact_vocab is not None:
             return self.exact_vocab
@@ -191,7 +203,7 @@ class TextFolder:
             except LmtrainError as error:
                 if not isinstance(error, StorageError):  # because: the same command goes on once there is space
                     self._clear()
-                    _remove_if_empty(missing)
+                    remove_empty_folders(missing)
                 raise
 
     def _make_steps(
@@ -239,7 +251,7 @@ class TextFolder:
             earlier = Tokenizer.load(self.tokenizer)
             if earlier.vocab_size <= (request.max_vocab or earlier.vocab_size):
                 return earlier
-        size = request.vocab_size(estimate_text_bytes(sources, request.key))
+        size = request.vocab_size(request.estimated_bytes)
         total = sum(source.num_bytes for source in sources)
 
         def show(done: int) -> None:
@@ -290,7 +302,7 @@ def write_sample(request: TextRequest, folder: Path, num_bytes: int) -> TextRequ
     dataset of this file, whose tokenizer has as many pieces as one trained on the whole text.
     """
     sources, left, path = request.find_sources(), num_bytes, folder / "sample.jsonl"
-    size = request.vocab_size(estimate_text_bytes(sources, request.key))
+    size = request.vocab_size(request.estimated_bytes)
     with open(path, "w", encoding="utf-8") as file:
         for text in SourceTexts(sources, request.key, names=request.names):
             file.write(json.dumps({"text": text[:left]}) + "\n")
@@ -298,14 +310,6 @@ def write_sample(request: TextRequest, folder: Path, num_bytes: int) -> TextRequ
             if left <= 0:
                 break
     return replace(request, text=path, key="text", split="file", exact_vocab=size)
-
-
-def _remove_if_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, innermost first, that hold nothing but a lock file."""
-    with suppress(OSError):
-        for folder in folders:
-            remove(folder / ".lock")
-            folder.rmdir()
 
 
 def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:

@@ -346,7 +346,7 @@ def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) 
 
 @dataclass(frozen=True)
 class OptionNames:
-    """How the user of a command gives the options that messages about bad lines suggest."""
+    """The options that messages about bad lines suggest, as the user of a command has to type them."""
 
     key: str = "--key"
     skip: str | None = "--on-error skip"  # None: there is no such option

@@ -6,9 +6,8 @@ beside this file; source_format.py says which of them a folder has.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from lmtrain.exchange.megatron.import_and_export import import_megatron
 from lmtrain.exchange.source_format import Program, identify_source
 from lmtrain.exchange.stream_tensors_to_disk import Report
 from lmtrain.runfolder.folder_reader import is_run
-from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.files.safe_files import folder_lock, remove_empty_folders
 
 
 def import_folder(
@@ -89,9 +88,5 @@ def _locked_output(output: Path) -> Iterator[None]:
             clear_leftovers(output)
             yield
     except BaseException:
-        with suppress(OSError):
-            if os.listdir(output) == [".lock"] and missing:
-                (output / ".lock").unlink()
-                for folder in missing:
-                    folder.rmdir()
+        remove_empty_folders(missing)
         raise

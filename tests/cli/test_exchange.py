@@ -178,7 +178,7 @@ def killed(command: tuple[object, ...], fault: str) -> int:
 
 
 def test_two_exports_to_one_folder_do_not_disturb_each_other(models: Path, tmp_path: Path) -> None:
-    """One waits for nobody, and does not remove what the other writes."""
+    """An export neither waits for the other nor removes what the other writes."""
     command = ("export", models / "llama", "--to", "megatron", "--output", tmp_path / "out")
     process = start(*command, env={"LMTRAIN_FAULT": "stop:point=exchange.publish", "LMTRAIN_ALLOW_FAULTS": "1"})
     try:

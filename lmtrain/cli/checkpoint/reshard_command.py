@@ -103,7 +103,8 @@ def refuse_other_programs(
         commands.append(["reshard", between, "--to", to, "--output", output])
     lines = "".join(f"\n  lmtrain {' '.join(shell_quoted(str(word)) for word in command)}" for command in commands)
     verbs = " and ".join(["`lmtrain import`"] * imports + ["`lmtrain export`"] * exports)
+    convert = "convert" if imports and exports else "converts"
     raise UsageError(
-        f"lmtrain reshard changes the layout of a checkpoint; {verbs} converts from or to another program's format. "
+        f"lmtrain reshard changes the layout of a checkpoint; {verbs} {convert} from or to another program's format. "
         f"Type{', one after the other' * (len(commands) > 1)}:{lines}"
     )

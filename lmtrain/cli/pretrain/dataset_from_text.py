@@ -72,8 +72,8 @@ def make_data_of_text(
 
 @dataclass(frozen=True)
 class TextPreview:
-    """What a start would make of data.text, for a dry run, which checks the settings with a temporary dataset of the
-    text or of its beginning.
+    """The dataset that a start would make of data.text, for a dry run, which checks the settings with a temporary
+    dataset of the text or of its beginning.
     """
 
     data: DataSettings  # the run's data settings
@@ -117,7 +117,7 @@ def preview_data_of_text(
     if not isinstance(data, DataSettings) or data.text is None or not (needed or config.parallel.auto):
         yield config, None
         return
-    from data_tools.preprocess.text_dataset import estimate_text_bytes, write_sample
+    from data_tools.preprocess.text_dataset import write_sample
 
     request = _build_request(config, data)
     with _explain_changed_text(data):
@@ -125,8 +125,7 @@ def preview_data_of_text(
             yield config, None
             return
     _check_size(request, data, overrides)
-    sources = request.find_sources()
-    num_bytes = estimate_text_bytes(sources, request.key)
+    num_bytes, num_files = request.estimated_bytes, len(request.find_sources())
     with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
         prefix, is_whole = Path(name) / TEXT_PREFIX, num_bytes <= _PREVIEW_BYTES
         sample = request if is_whole else write_sample(request, Path(name), _PREVIEW_BYTES)
@@ -134,7 +133,7 @@ def preview_data_of_text(
         share = 1.0 if is_whole else min(made.num_bytes / num_bytes, 1.0)
         changed: dict[str, Any] = {key: entry.default for key, entry in data.text_fields().items()}
         checked = replace(data, **changed | {"path": str(prefix), "index_dir": None})
-        yield replace(config, data=checked), TextPreview(data, prefix, len(sources), made, share)
+        yield replace(config, data=checked), TextPreview(data, prefix, num_files, made, share)
 
 
 def _text_folder(prefix: Path) -> TextFolder:
@@ -219,10 +218,9 @@ def _check_size(request: TextRequest, data: DataSettings, overrides: Sequence[st
     """Raise SettingsError, with the commands that make the dataset beforehand, if the text is larger than
     data.text_limit.
     """
-    from data_tools.preprocess.text_dataset import estimate_text_bytes
     from data_tools.read.find_input_files import name_without_suffix
 
-    num_bytes = estimate_text_bytes(request.find_sources(), request.key)
+    num_bytes = request.estimated_bytes
     if num_bytes <= data.text_limit:
         return
     text = str(data.text)

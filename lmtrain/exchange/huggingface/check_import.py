@@ -1,4 +1,4 @@
-"""What an import takes from a Hugging Face folder and what it leaves out, and whether transformers computes the same.
+"""Check an import from a Hugging Face folder: what is taken and left out, and whether transformers computes the same.
 
 Called before the import writes anything. The comparison finds what no rule knows of: a setting in config.json that
 changes what is computed and that lmtrain does not read.
@@ -6,7 +6,6 @@ changes what is computed and that lmtrain does not read.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.import_and_export import (
     TOLERANCE,
     largest_difference,
+    memory_problem,
     model_scores,
     random_batch,
     transformers_scores,
 )
-from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import read_json
-from lmtrain.units import format_bytes
 
 _ROUNDINGS = 4  # because: the other program's sums are rounded too, in another order
 
@@ -48,7 +46,7 @@ def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
     the folder's weights; if transformers cannot be asked, the reason. Raise CheckpointError if they differ.
     """
     settings = source.settings
-    if problem := _memory_problem(settings):
+    if problem := memory_problem(settings):
         return {"compared_with": f"nothing: {problem}"}
     batch = random_batch(settings)
     try:
@@ -74,11 +72,3 @@ def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
         "compared_with": f"transformers {version}", "tokens_compared": batch.tokens_BT.numel(),
         "largest_difference": difference, "allowed_difference": allowed,
     }  # fmt: skip
-
-
-def _memory_problem(settings: ModelSettings) -> str:
-    """Return why this machine has no room for the model in transformers, which loads it whole; empty if it has."""
-    need, memory = 4 * settings.num_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need < memory // 2:
-        return ""
-    return f"transformers would need {format_bytes(need)}, more than half of the memory ({format_bytes(memory)})"

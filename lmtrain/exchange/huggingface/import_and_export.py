@@ -61,6 +61,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import new_folder
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.units import format_bytes
 
 _TORCH_TYPES = {code: kind for kind, code in DTYPES.values()}  # by the type's name in safetensors
 SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost
@@ -216,9 +217,7 @@ def compare_scores(
             f"The export {folder} does not hold the weights of its source: logits differ by {rounding:g}. Try again."
         )
     facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
-    # transformers loads models whole: this one has to have room in half of the memory
-    fits = 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    answer = transformers_scores(folder, settings, batch) if fits else None
+    answer = None if memory_problem(settings) else transformers_scores(folder, settings, batch)
     if answer is None:
         return facts | {"compared_with": "lmtrain"}
     version, scores = answer
@@ -232,6 +231,14 @@ def compare_scores(
     return facts | {
         "compared_with": f"transformers {version}", "largest_difference": largest_difference(expected, scores)
     }  # fmt: skip
+
+
+def memory_problem(settings: ModelSettings) -> str:
+    """Return why this machine has no room for the model in transformers, which loads it whole; empty if it has."""
+    need, memory = 4 * settings.num_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need < memory // 2:
+        return ""
+    return f"transformers would need {format_bytes(need)}, more than half of the memory ({format_bytes(memory)})"
 
 
 def random_batch(settings: ModelSettings) -> Batch:

@@ -14,8 +14,8 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -462,6 +462,15 @@ def folder_lock(folder: Path, on_wait: Callable[[str], None] | None = None) -> I
         yield
     finally:
         os.close(fd)
+
+
+def remove_empty_folders(folders: Iterable[Path]) -> None:
+    """Remove folders, innermost first, that hold nothing but the file of `folder_lock`; stop at one that holds more."""
+    with suppress(OSError):
+        for folder in folders:
+            if os.listdir(folder) == [".lock"]:
+                (folder / ".lock").unlink()
+            folder.rmdir()
 
 
 def refuse_sparse_file(path: Path) -> None:
