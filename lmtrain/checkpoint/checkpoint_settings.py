@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
@@ -36,14 +36,17 @@ class CheckpointSettings(Settings):
         """True if checkpoints are saved before the end of the run."""
         return bool(self.interval_steps or self.saves_every_s)
 
-    def num_on_disk(self, total_steps: int) -> tuple[int, int]:
+    def num_on_disk(self, total_steps: int, kept_steps: Collection[int] = ()) -> tuple[int, int]:
         """Return the least and the greatest number of checkpoints on disk at one time, including the one being written,
-        in a run of `total_steps` steps.
+        in a run of `total_steps` steps that also saves and keeps the checkpoints of `kept_steps`.
 
         The greatest can be smaller in practice: saves by time are not known in advance.
         """
-        num_saves = -(-total_steps // self.interval_steps) if self.interval_steps else 1
-        num_permanent = total_steps // self.keep_every_steps if self.keep_every_steps else 0
+        interval, keep_every = self.interval_steps or total_steps, self.keep_every_steps
+        num_saves = -(-total_steps // interval)
+        num_saves += sum(step % interval != 0 and step != total_steps for step in kept_steps)
+        num_permanent = total_steps // keep_every if keep_every else 0
+        num_permanent += sum(not keep_every or step % keep_every != 0 for step in kept_steps)
         num_kept = self.keep_last + self.keep_best + num_permanent
         return min(num_saves, self.keep_last + 1), min(total_steps if self.interval_s else num_saves, num_kept + 1)
 

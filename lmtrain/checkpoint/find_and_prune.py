@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -280,11 +280,11 @@ def clear_leftovers(folder: Path) -> list[str]:
 
 def prune_checkpoints(
     folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None, *,
-    keep_best: int = 0, scores: Mapping[int, float] | None = None,
+    keep_best: int = 0, scores: Mapping[int, float] | None = None, keep_steps: Collection[int] = (),
 ) -> list[str]:  # fmt: skip
     """Remove old checkpoints of a folder and return their names. The `keep_last` newest (at least one) and `saved`
-    stay; so do those whose step is a multiple of `keep_every_steps`, and the `keep_best` with the highest `scores`,
-    which are by step.
+    stay; so do those whose step is a multiple of `keep_every_steps` or one of `keep_steps`, and the `keep_best` with
+    the highest `scores`, which are by step.
 
     A checkpoint whose manifest cannot be read is neither counted nor removed: it may be needed to find the cause.
     `saved` need not be the newest: a run that went back to an earlier step saves below later ones.
@@ -294,7 +294,7 @@ def prune_checkpoints(
         checkpoints = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}
         best = rank_checkpoints(checkpoints, scores or {})[:keep_best]
         for step, path in list(checkpoints.items())[: -max(1, keep_last)]:
-            for_good = keep_every_steps is not None and step % keep_every_steps == 0
+            for_good = step in keep_steps or (keep_every_steps is not None and step % keep_every_steps == 0)
             if for_good or path == saved or path in best or path.is_symlink():
                 continue  # because: a link was made by a user, and its target is not ours to remove
             # because: a kill during the removal must not leave half a checkpoint under a checkpoint's name

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,7 +102,8 @@ class SaveFacts:
 
 
 class CheckpointWriter:
-    """Writes step_XXXXXXXX folders into `folder`, one at a time. Rank 0 of `peers` owns the run's lock.
+    """Writes step_XXXXXXXX folders into `folder`, one at a time. Rank 0 of `peers` owns the run's lock. The checkpoints
+    of `keep_steps` are never removed.
 
     The writing thread communicates over `peers`, so nothing else may use their process group during a save.
     """
@@ -115,6 +116,7 @@ class CheckpointWriter:
         asynchronous: bool,
         keep_every_steps: int | None = None,
         keep_best: int = 0,
+        keep_steps: Collection[int] = (),
         verify_after_save: bool = False,
         peers: Peers = SINGLE_PROCESS,
     ) -> None:
@@ -122,6 +124,7 @@ class CheckpointWriter:
         self.last: SaveFacts | None = None  # the newest save that was committed
         self.scores: Mapping[int, float] = {}  # by step; replaced, never changed, as a thread reads it
         self._keep_last, self._keep_every_steps, self._keep_best = keep_last, keep_every_steps, keep_best
+        self._keep_steps = frozenset(keep_steps)
         self._verify, self._asynchronous = verify_after_save, asynchronous
         self._memory = HostMemory()
         self._thread: threading.Thread | None = None
@@ -197,6 +200,6 @@ class CheckpointWriter:
         if self.peers.rank == 0:
             prune_checkpoints(
                 self.folder, self._keep_last, path, self._keep_every_steps,
-                keep_best=self._keep_best, scores=self.scores,
+                keep_best=self._keep_best, scores=self.scores, keep_steps=self._keep_steps,
             )  # fmt: skip
         current_phase.saver.enter("save", -1)

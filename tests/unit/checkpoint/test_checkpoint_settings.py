@@ -1,46 +1,28 @@
-"""The checkpoint settings: sizes, defaults and refusals."""
+"""How many checkpoints a run has on the disk at once."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.config.settings_builder import build_settings
-from lmtrain.errors import SettingsError
-
-
-def test_human_sizes_and_defaults() -> None:
-    settings = build_settings(CheckpointSettings, {"interval_steps": "2k"}, "checkpoint")
-    assert settings == CheckpointSettings(interval_steps=2000, keep_last=2, asynchronous=True, resume="auto")
-    assert build_settings(CheckpointSettings, settings.to_dict()) == settings
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"interval_steps": -1}, {"keep_last": 0}, {"resume": " "}, {"keep_every_steps": 0}, {"keep_every_steps": 700}],
-)
-def test_wrong_values_are_refused_with_their_key(wrong: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"checkpoint.{next(iter(wrong))}="):
-        build_settings(CheckpointSettings, wrong, "checkpoint")
-
-
-def test_what_stays_for_good_must_be_saved_at_all() -> None:
-    with pytest.raises(SettingsError, match=r"not a multiple of interval_steps=200, .* Use 800\."):
-        CheckpointSettings(interval_steps=200, keep_every_steps=700)
-    assert CheckpointSettings(interval_steps=200, keep_every_steps=800).keep_every_steps == 800
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
+    ("interval", "every", "kept", "most"),
     [
-        ({"interval_steps": None, "keep_every_steps": 7}, "no step is saved. Add checkpoint.interval_steps=7, or"),
-        ({"interval_steps": 0, "interval_s": None, "keep_every_steps": 7}, "the last step alone is saved. Add check"),
-        ({"interval_steps": 0, "keep_every_steps": 7}, "hardly one of them is saved. Add checkpoint.interval_steps=7"),
-        ({"interval_steps": None, "verify_after_save": True}, "nothing is saved. Use checkpoint.interval_steps=0 to"),
+        (10, None, (), 3), (10, None, (35,), 4), (10, None, (30, 60), 5), (10, 20, (20, 35, 60), 9), (0, None, (), 1),
+        (0, None, (100,), 1), (0, None, (35,), 2), (0, None, (20, 35, 50, 100), 4),
     ],
-)
-def test_what_is_for_saves_needs_saves(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        CheckpointSettings(**given)
+)  # fmt: skip
+def test_checkpoints_that_stay_count_once(interval: int, every: int | None, kept: tuple[int, ...], most: int) -> None:
+    """A run of 100 steps, which saves every `interval` and the `kept` ones, never has more than is said."""
+    settings = CheckpointSettings(interval_steps=interval, interval_s=None, keep_last=2, keep_every_steps=every)
+    assert settings.num_on_disk(100, kept) == (min(3, most), most)
+    saves = sorted({*kept, 100, *(range(interval, 100, interval) if interval else ())})
+    on_disk: list[int] = []
+    largest = 0
+    for step in saves:
+        on_disk.append(step)
+        largest = max(largest, len(on_disk))
+        on_disk = [s for s in on_disk if s in kept or s in on_disk[-2:] or (every and s % every == 0)]
+    assert largest <= most

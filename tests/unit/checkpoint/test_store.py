@@ -163,6 +163,14 @@ def test_prune_keeps_every_nth_for_good(tmp_path: Path, every: int | None, left:
     assert [step_from_name(p.name) for p in list_checkpoints(tmp_path)] == left
 
 
+def test_prune_keeps_chosen_steps_for_good(tmp_path: Path) -> None:
+    save(tmp_path, 5, 10, 15, 20, 25, 30)
+    assert prune_checkpoints(tmp_path, 1, keep_every_steps=20, keep_steps=(5, 15, 99)) == [
+        "step_00000010", "step_00000025",
+    ]  # fmt: skip
+    assert prune_checkpoints(tmp_path, 1, keep_steps=[15]) == ["step_00000005", "step_00000020"]
+
+
 def test_prune_leaves_links_alone(tmp_path: Path) -> None:
     save(tmp_path / "elsewhere", 1)
     save(tmp_path / "run", 2, 3)

@@ -88,11 +88,11 @@ def test_tensors_of_many_blocks_that_begin_anywhere_in_one(tmp_path: Path) -> No
         assert torch.equal(reader.read(piece.name), block)
 
 
-def test_every_nth_stays_for_good(tmp_path: Path) -> None:
-    with CheckpointWriter(tmp_path, keep_last=1, asynchronous=True, keep_every_steps=4) as writer:
+def test_every_nth_and_chosen_steps_stay_for_good(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path, keep_last=1, asynchronous=True, keep_every_steps=4, keep_steps=(6,)) as writer:
         for step in range(2, 13, 2):
             writer.save(step, pieces(step), {"step": step}, {})
-    assert steps(tmp_path) == [4, 8, 12]
+    assert steps(tmp_path) == [4, 6, 8, 12]
 
 
 def test_what_does_not_read_back_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
