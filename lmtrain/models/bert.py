@@ -44,7 +44,7 @@ class Bert(Stack):
             Embedding(
                 s.padded_vocab_size,
                 s.width,
-                seq_len=s.seq_len,
+                num_positions=s.position_rows,
                 dropout=s.dropout,
                 num_segments=NUM_SEGMENTS,
                 norm=_build_norm(s) if post else None,

@@ -40,7 +40,7 @@ class BertSettings(TransformerSettings):
     def num_parameters(self) -> int:
         width, vocab = self.width, self.vocab_size or 0
         block = self.shape.block_matrix_params + self.ffn + 9 * width  # biases of four linears, two norms
-        embedding = (vocab + self.seq_len + NUM_SEGMENTS) * width
+        embedding = (vocab + self.position_rows + NUM_SEGMENTS) * width
         head = width * width + 3 * width + vocab
         pair = width * width + 3 * width + 2 if self.pair_head else 0
         return self.num_layers * block + embedding + 2 * width + head + pair
@@ -49,7 +49,7 @@ class BertSettings(TransformerSettings):
         shape, width, vocab, post = self.shape, self.width, self.padded_vocab_size, self.norm_order == "post"
         result: dict[str, Shape] = {
             "embedding.token.weight": (vocab, width),
-            "embedding.position.weight": (self.seq_len, width),
+            "embedding.position.weight": (self.position_rows, width),
             "embedding.segment.weight": (NUM_SEGMENTS, width),
         }
         result |= norm_shapes("embedding.norm", width) if post else {}

@@ -36,7 +36,7 @@ class GPT(Stack):
             Embedding(
                 s.padded_vocab_size,
                 s.width,
-                seq_len=s.seq_len if s.positions == "learned" else None,
+                num_positions=s.position_rows if s.positions == "learned" else None,
                 dropout=s.dropout,
             ),
             {str(layer): _build_block(s) for layer in range(s.num_layers)},

@@ -28,7 +28,9 @@ SWIGLU_MULTIPLE = 256
 @dataclass(frozen=True, kw_only=True)
 class GPTSettings(TransformerSettings):
     kind: ClassVar[str] = "gpt"
-    optional: ClassVar[tuple[str, ...]] = ("num_kv_heads", "head_width", "ffn_width", "vocab_size", "window")
+    optional: ClassVar[tuple[str, ...]] = (
+        "num_kv_heads", "head_width", "ffn_width", "vocab_size", "num_positions", "window",
+    )  # fmt: skip
     positive: ClassVar[tuple[str, ...]] = ("rotary_base", "norm_eps", "init_std")
 
     num_kv_heads: int | None = None  # fewer than heads: grouped-query attention; None: as many as heads
@@ -78,7 +80,7 @@ class GPTSettings(TransformerSettings):
         biases = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_width + shape.ffn_width * (1 + shape.gated)
         block = shape.block_matrix_params + bias * (biases + 2 * self.width) + norm * (1 if self.parallel_block else 2)
         tokens = shape.vocab_size * self.width * (1 if self.tied else 2)
-        positions = self.seq_len * self.width if self.positions == "learned" else 0
+        positions = self.position_rows * self.width if self.positions == "learned" else 0
         return self.num_layers * block + norm + tokens + positions
 
     def weights(self) -> dict[str, Shape]:
@@ -86,7 +88,7 @@ class GPTSettings(TransformerSettings):
         norm_bias = self.bias and self.norm == "layernorm"
         result: dict[str, Shape] = {"embedding.token.weight": (vocab, width)}
         if self.positions == "learned":
-            result["embedding.position.weight"] = (self.seq_len, width)
+            result["embedding.position.weight"] = (self.position_rows, width)
         for layer in range(self.num_layers):
             result |= block_shapes(
                 f"blocks.{layer}", shape, bias=self.bias, norm_bias=norm_bias, parallel=self.parallel_block
@@ -104,6 +106,10 @@ class GPTSettings(TransformerSettings):
             "has an effect only with model.positions=rotary, and positions are learned",
             f"Leave it out, which is {usual:g}.",
         )  # fmt: skip
+        yield from self.problem_if(
+            self.positions == "rotary" and self.num_positions is not None, "num_positions",
+            "has an effect only with model.positions=learned, and rotary positions have no table", "Leave it out.",
+        )
 
     def head_problems(self) -> Iterator[Problem]:
         if min(self.width, self.num_heads, self.kv_heads) < 1:

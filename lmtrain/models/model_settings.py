@@ -130,7 +130,7 @@ MAX_VOCAB_MULTIPLE = 1 << 16  # because: an imported small model must not lead t
 class TransformerSettings(ModelSettings):
     """The settings that decoders and encoders share."""
 
-    optional: ClassVar[tuple[str, ...]] = ("ffn_width", "vocab_size")  # sizes that may be null
+    optional: ClassVar[tuple[str, ...]] = ("ffn_width", "vocab_size", "num_positions")  # sizes that may be null
     positive: ClassVar[tuple[str, ...]] = ("norm_eps", "init_std")  # numbers that must be above 0
 
     num_layers: int
@@ -140,6 +140,7 @@ class TransformerSettings(ModelSettings):
     vocab_size: int | None = None  # None: the tokenizer's
     vocab_multiple: int = 128
     seq_len: int
+    num_positions: int | None = None  # rows of the learned table of positions; None: seq_len
     norm_eps: float = 1e-5
     dropout: float = 0.0
     init_std: float = 0.02
@@ -161,6 +162,11 @@ class TransformerSettings(ModelSettings):
             vocab_size=self.vocab_size or 0,
             seq_len=self.seq_len,
         )
+
+    @property
+    def position_rows(self) -> int:
+        """The number of rows of the learned table of positions. A sequence of seq_len tokens uses the first ones."""
+        return self.seq_len if self.num_positions is None else self.num_positions
 
     @property
     def padded_vocab_size(self) -> int:
@@ -189,7 +195,10 @@ class TransformerSettings(ModelSettings):
             *(self.at_least(1, key, "Use 1 or more, or null for the default.") for key in self.optional),
             self.at_most(MAX_LAYERS, "num_layers"),
             self.at_most(MAX_VOCAB_MULTIPLE, "vocab_multiple"),
-        )
+            (1 <= (self.num_positions or 0) < self.seq_len, "num_positions",
+             f"has fewer rows than a sequence has positions, seq_len={self.seq_len}",
+             f"Use {self.seq_len} or more, or null for seq_len."),
+        )  # fmt: skip
         yield from self.head_problems()
         yield from self.checked(
             *(

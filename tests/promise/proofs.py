@@ -100,7 +100,8 @@ def blend_of(key: str, share: str, number: float, *paths: str) -> dict[str, Any]
 _MODEL: dict[str, Sequence[Any]] = {
     "model.num_layers": (1, 2), "model.width": (16, 32), "model.num_heads": (2, 4), "model.ffn_width": (None, 24),
     "model.vocab_size": (None, 48), "model.vocab_multiple": (8, 64), "model.seq_len": (16, 8),
-    "model.norm_eps": (1e-5, 1e-1), "model.dropout": (0.0, 0.5), "model.init_std": (0.3, 0.1),
+    "model.num_positions": (None, 40), "model.norm_eps": (1e-5, 1e-1), "model.dropout": (0.0, 0.5),
+    "model.init_std": (0.3, 0.1),
 }  # fmt: skip
 _FITTING = {word: fitting("model", ModelSettings, word) for word in ours(ModelSettings)} | {"gpt": BASE, "bert": BERT}
 MODELS = [
@@ -371,6 +372,7 @@ REFUSALS = [
             BASE | {"observe.tensorboard": True, "observe.histograms_every_steps": 5}),
     Refusal(Key("", "parallel.auto"), BASE | {"parallel.auto": True}),
     Refusal(Key("gpt", "model.rotary_base"), BASE | {"model.rotary_base": 500.0}),
+    Refusal(Key("gpt", "model.num_positions"), BASE | {"model.positions": "rotary", "model.num_positions": 32}),
     Refusal(Key("dataset", "data.valid_path"), BASE | {"data.valid_path": B}),
     Refusal(Key("masked", "data.valid_path"), BERT | {"data.valid_path": OTHER_SENTENCES}),
     Refusal(Key("blend", "data.valid_datasets"), BLEND | {"data.valid_datasets": [{"path": B, "weight": 1}]}),

@@ -202,7 +202,7 @@ def _with_first_names(config: Config) -> Config:
 
 def _gpt2_config(s: GPTSettings) -> Config:
     return {
-        "vocab_size": s.vocab_size, "n_positions": s.seq_len, "n_embd": s.width, "n_layer": s.num_layers,
+        "vocab_size": s.vocab_size, "n_positions": s.position_rows, "n_embd": s.width, "n_layer": s.num_layers,
         "n_head": s.num_heads, "n_inner": s.ffn, "activation_function": _GELUS[s.activation],
         "layer_norm_epsilon": s.norm_eps, "initializer_range": s.init_std, "resid_pdrop": s.dropout,
         "embd_pdrop": s.dropout, "attn_pdrop": s.dropout, "tie_word_embeddings": s.tied,
@@ -227,7 +227,7 @@ def _bert_config(s: BertSettings) -> Config:
         "vocab_size": s.vocab_size, "hidden_size": s.width, "num_hidden_layers": s.num_layers,
         "num_attention_heads": s.num_heads, "intermediate_size": s.ffn, "hidden_act": _GELUS[s.activation],
         "hidden_dropout_prob": s.dropout, "attention_probs_dropout_prob": s.dropout,
-        "max_position_embeddings": s.seq_len, "type_vocab_size": NUM_SEGMENTS, "initializer_range": s.init_std,
+        "max_position_embeddings": s.position_rows, "type_vocab_size": NUM_SEGMENTS, "initializer_range": s.init_std,
         "layer_norm_eps": s.norm_eps, "tie_word_embeddings": True,
     }  # fmt: skip
 

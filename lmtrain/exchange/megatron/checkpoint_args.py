@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.settings_base import show
-from lmtrain.errors import CheckpointError, shorten
+from lmtrain.errors import CheckpointError, SettingsError, shorten
 from lmtrain.exchange.build_imported_settings import build_imported_settings
 from lmtrain.exchange.torch_files.safe_pickle import CallRecord, Global
 from lmtrain.models.bert_settings import BertSettings
@@ -75,7 +75,8 @@ def settings_from_arguments(
 ) -> ModelSettings:
     """Return lmtrain's settings of a Megatron-LM model. `get_argument` returns its arguments by name, and is None if a
     checkpoint (of 2019) has none. `facts` come from its weights, `overrides` are settings that the user gives, `where`
-    is the folder. Raise CheckpointError for a model that lmtrain does not compute.
+    is the folder. Raise CheckpointError for a model that lmtrain does not compute, and SettingsError for an override
+    without an effect.
     """
     argument: GetArgument = get_argument or (lambda name, default=None: default)
     problems = [
@@ -142,7 +143,11 @@ def settings_from_arguments(
             f"{where} does not state its kind of gelu; files before --bias-gelu-fusion never do. "
             "Set it: --set activation=gelu or --set activation=gelu_tanh."
         )
-    return build_imported_settings(values, where, "Check the file, or --set.")
+    settings = build_imported_settings(values, where, "Check the file, or --set.")
+    unused = [f"--set {problem.text()}" for problem in settings.unused() if problem.key in overrides]
+    if unused:
+        raise SettingsError(unused)
+    return settings
 
 
 def padded_rows(vocab_size: int, tp: int) -> int:
@@ -163,7 +168,7 @@ def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) ->
         "num_layers": shape.num_layers, "hidden_size": shape.width, "ffn_hidden_size": shape.ffn_width,
         "num_attention_heads": shape.num_heads, "kv_channels": shape.head_width,
         "group_query_attention": shape.num_kv_heads < shape.num_heads, "num_query_groups": shape.num_kv_heads,
-        "seq_length": shape.seq_len, "max_position_embeddings": shape.seq_len,
+        "seq_length": shape.seq_len, "max_position_embeddings": settings.position_rows,
         "position_embedding_type": "rope" if rotary else "learned_absolute", "add_position_embedding": not rotary,
         "use_rotary_position_embeddings": rotary, "rotary_base": int(gpt.rotary_base) if gpt else 10000,
         "rotary_percent": 1.0, "rotary_interleaved": False, "add_bias_linear": bias, "add_qkv_bias": bias,

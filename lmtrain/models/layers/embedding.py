@@ -9,21 +9,21 @@ from lmtrain.batch import Batch
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus learned position vectors if `seq_len` is given; rotary models have none."""
+    """Token embedding, plus a table of `num_positions` learned positions if that is given; rotary models have none."""
 
     def __init__(
         self,
         padded_vocab_size: int,
         width: int,
         *,
-        seq_len: int | None,
+        num_positions: int | None,
         dropout: float,
         num_segments: int = 0,
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.token = _table(padded_vocab_size, width)
-        self.position = _table(seq_len, width) if seq_len is not None else None
+        self.position = _table(num_positions, width) if num_positions is not None else None
         self.segment = _table(num_segments, width) if num_segments else None
         self.norm = norm
         self.dropout = nn.Dropout(dropout)

@@ -7,7 +7,7 @@ the caller reads, since no module of this room knows other programs' formats; it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from lmtrain.train.run_config import RunConfig
 _IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no output of the model
 # sizes for which null means a default that other models state explicitly
 _SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
+_POSITIONS = "embedding.position.weight"  # a table of learned positions
 
 
 @dataclass(frozen=True)
@@ -106,24 +107,41 @@ def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -
     """
     values, saved_values, typed = with_explicit_sizes(model), with_explicit_sizes(saved_model), saved_model.to_dict()
     ignored = {*_IGNORED_KEYS, *(problem.key for problem in saved_model.unused())}
-    if "embedding.position.weight" not in saved_model.weights():
-        ignored.add("seq_len")  # because: rotary positions have no table that limits the length
+    if _POSITIONS not in saved_model.weights():
+        ignored |= {"seq_len", "num_positions"}  # because: rotary positions have no table that limits the length
+    elif "num_positions" in saved_values:
+        ignored.add("seq_len")  # because: a table of as many rows serves every length up to theirs
     differing = [key for key in saved_values if key not in ignored and values.get(key) != saved_values[key]]
     if differing:
         differences = ", ".join(
             f"model.{key} is {show(values.get(key))} here and {show(saved_values[key])} there" for key in differing
         )
+        wanted = {key: typed[key] for key in differing} | _length_and_rows(model, saved_values, differing)
         settings = " ".join(
-            f"model.{key}={show(typed[key])}" for key in differing if typed[key] != model.to_dict().get(key)
+            f"model.{key}={show(value)}" for key, value in wanted.items() if value != model.to_dict().get(key)
         )
         way_out = "Choose a model of the same kind." if "kind" in differing else f"Add {settings}."
         others = "weights" if model.weights() != saved_model.weights() else "settings"
         raise SettingsError([f"checkpoint.init_from={path} has a model with other {others}: {differences}. {way_out}"])
 
 
+def _length_and_rows(model: ModelSettings, saved_values: dict[str, Any], differing: Sequence[str]) -> dict[str, Any]:
+    """Return the values of seq_len and num_positions with which `model`, of the run, has as many rows in its table of
+    positions as `saved_values`, the checkpoint's settings, state; {} if num_positions is not among the keys
+    `differing`. The run's own seq_len stays if it fits.
+    """
+    if "num_positions" not in differing:
+        return {}
+    rows, values = saved_values["num_positions"], model.to_dict()
+    length = min(values.get("seq_len", rows), rows)
+    is_default = values.get("num_positions") is None and length == rows
+    return {"seq_len": length, "num_positions": None if is_default else rows}
+
+
 def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
     """Return the model's settings as plain data; sizes given as null, such as num_kv_heads, are replaced by the number
-    they stand for.
+    they stand for. num_positions stays null in a model without a table of positions.
     """
-    values, shape = model.to_dict(), model.shape
-    return values | {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
+    values, shape, table = model.to_dict(), model.shape, model.weights().get(_POSITIONS)
+    explicit = {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
+    return values | explicit | ({"num_positions": table[0]} if "num_positions" in values and table else {})

@@ -42,6 +42,16 @@ MUTANTS = [
         only_for="swiglu with bias=true",
     ),
     Mutant(
+        name="parameters_without_the_rows_behind_the_sequence",
+        file="lmtrain/models/bert_settings.py",
+        function="BertSettings.num_parameters",
+        old="(vocab + self.position_rows + NUM_SEGMENTS)",
+        new="(vocab + self.seq_len + NUM_SEGMENTS)",
+        breaks="The number of parameters that is reported, and the room on the disk that is checked for, miss rows "
+        "of the table of positions.",
+        only_for="a BERT with model.num_positions above model.seq_len",
+    ),
+    Mutant(
         name="rotary_base_is_not_handed_on",
         file="lmtrain/models/gpt.py",
         function="GPT.__init__",

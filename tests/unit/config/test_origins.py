@@ -44,7 +44,7 @@ def test_the_last_file_or_override_counts(mine: Path) -> None:
     assert place(nearest_origin(found, "train.rampup.samples")) == ("mine.yaml", 9)
     assert nearest_origin(found, "train.rampup.start") == Origin("train.rampup.start=16")
     assert place(nearest_origin(found, "model.width")) == ("gpt_tiny.yaml", 4)
-    assert place(nearest_origin(found, "model.norm_eps")) == ("gpt_tiny.yaml", 15)
+    assert place(nearest_origin(found, "model.norm_eps")) == ("gpt_tiny.yaml", 16)
     assert place(nearest_origin(found, "train.steps"))[0] == "pretrain.yaml"  # type: ignore[index]
 
 

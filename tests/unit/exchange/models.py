@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ def bert(**changes: Any) -> BertSettings:
         "num_layers": 2, "width": 48, "num_heads": 4, "seq_len": 40, "vocab_size": VOCAB, "norm_order": "post"
     }  # fmt: skip
     return BertSettings(**(values | changes))
+
+
+def as_imported(settings: ModelSettings) -> ModelSettings:
+    """Return the settings of a model that was exported and imported: its length is that of its table of positions."""
+    assert isinstance(settings, (GPTSettings, BertSettings))
+    return replace(settings, seq_len=settings.position_rows, num_positions=None)
 
 
 def tokenizer_for(settings: ModelSettings) -> Tokenizer:

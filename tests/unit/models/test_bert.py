@@ -124,6 +124,21 @@ def test_equals_transformers_bert(act: str, ours_act: str) -> None:
     assert (scores(ours, bare)[0][..., :VOCAB] - without.prediction_logits).abs().max() < 1e-5
 
 
+def test_rows_of_positions_behind_the_sequence_change_nothing() -> None:
+    """A short model with a long table is a long model on short samples; the rest of the table gets no gradient."""
+    found = []
+    for settings in (tiny(num_positions=2 * LENGTH), tiny(seq_len=2 * LENGTH)):
+        model, batch = model_of(settings), batch_of()
+        sums = MaskedLM(settings.terms).loss_sums(model, model(batch), batch)
+        weights = dict(model.named_parameters())
+        gradients = torch.autograd.grad(sums.sum(), list(weights.values()))
+        found.append({"sums": sums} | dict(zip(weights, gradients, strict=True)))
+        assert sum(p.numel() for p in model.parameters()) - 31 * (WIDTH + 1) == settings.num_parameters
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert found[0]["embedding.position.weight"][LENGTH:].eq(0).all()
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_padding_is_not_seen(order: str) -> None:
     """Whatever stands behind the end of a row, the row's own scores are the same to the bit."""

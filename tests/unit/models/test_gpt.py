@@ -123,6 +123,21 @@ def test_equals_transformers_gpt2() -> None:
     assert (logits[..., VOCAB:] == -math.inf).all()
 
 
+def test_rows_of_positions_behind_the_sequence_change_nothing() -> None:
+    """A short model with a long table is a long model on short samples; the rest of the table gets no gradient."""
+    found = []
+    for settings in (tiny(num_positions=2 * LENGTH), tiny(seq_len=2 * LENGTH)):
+        model, batch = model_of(settings), batch_of()
+        logits = model.logits(model(batch))
+        weights = dict(model.named_parameters())
+        gradients = torch.autograd.grad(logits[..., :VOCAB].square().sum(), list(weights.values()))
+        found.append({"logits": logits} | dict(zip(weights, gradients, strict=True)))
+        assert sum(p.numel() for p in model.parameters()) - 31 * 48 == settings.num_parameters
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert found[0]["embedding.position.weight"][LENGTH:].eq(0).all()
+
+
 @pytest.mark.parametrize(("kv_heads", "base"), [(4, 10000.0), (2, 500000.0), (1, 10000.0)])
 def test_equals_transformers_llama(kv_heads: int, base: float) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM

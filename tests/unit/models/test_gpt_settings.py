@@ -62,6 +62,8 @@ def test_dropout_decides_whether_steps_are_random() -> None:
         ({"dropout": -0.1}, ["dropout=-0.1"]),
         ({"width": 0}, ["width=0"]),
         ({"seq_len": 0}, ["seq_len=0"]),
+        ({"num_positions": 15}, ["num_positions=15 has fewer rows than", "seq_len=16. Use 16 or more, or null"]),
+        ({"num_positions": 0}, ["num_positions=0 must be at least 1"]),
         ({"vocab_size": 0}, ["vocab_size=0"]),
         ({"vocab_multiple": 0}, ["vocab_multiple=0"]),
         ({"vocab_multiple": 65_537}, ["vocab_multiple=65537 must be at most 65536"]),

@@ -115,7 +115,7 @@ def test_rotation_keeps_dtype_and_its_own_precision() -> None:
 
 
 def test_positions_restart_where_the_batch_says() -> None:
-    embedding = Embedding(16, 4, seq_len=8, dropout=0.0)
+    embedding = Embedding(16, 4, num_positions=8, dropout=0.0)
     for table in embedding.parameters():
         torch.nn.init.normal_(table)
     tokens = torch.full((1, 4), 3)

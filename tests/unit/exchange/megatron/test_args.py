@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lmtrain.errors import CheckpointError
+from lmtrain.errors import CheckpointError, SettingsError
 from lmtrain.exchange.megatron.checkpoint_args import WeightFacts, settings_from_arguments
-from tests.unit.exchange.models import bert
+from tests.unit.exchange.models import bert, gpt2
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,16 @@ def test_one_dropout_is_kept_or_chosen() -> None:
         assert not list(settings.unused()), "a base of angles that the arguments hold for no reason is left there"
     with pytest.raises(CheckpointError, match=r"--attention-dropout 0\.0 would have to be .* --set dropout=SHARE"):
         settings_from_arguments((told | {"attention_dropout": 0.0}).get, found, 331, {}, "here")
+
+
+def test_a_length_and_a_table_can_be_set_and_a_setting_without_effect_is_refused() -> None:
+    found = WeightFacts(
+        num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=False, has_bias=True, norm_has_bias=True,
+        has_output=False, has_pair=False,
+    )  # fmt: skip
+    get = {"num_attention_heads": 4, "seq_length": 24, "max_position_embeddings": 40}.get
+    given: dict[str, object] = {"seq_len": 24, "num_positions": 40}
+    assert settings_from_arguments(get, found, 331, {}, "here") == gpt2(dropout=0.0)
+    assert settings_from_arguments(get, found, 331, given, "here") == gpt2(**given)
+    with pytest.raises(SettingsError, match=r"--set num_positions=40 has an effect only with model\.positions=learned"):
+        settings_from_arguments(get, replace(found, num_positions=None), 331, given, "here")
