@@ -95,11 +95,15 @@ class InverseSqrtSettings(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class WSDSettings(ScheduleSettings):
-    """Warm-up, a stable phase, and a decay in the last part: a stable run can be finished at several lengths."""
+    """Warm-up, a stable phase, and a decay in the last part: a stable run can be finished at several lengths.
+
+    The first of n decay steps has the factor 1. The last has, with min_ratio=0, 1/n if the decay is linear, about
+    1/(2n) if it is sqrt and about 2.5/n^2 if it is cosine; a step more would have 0.
+    """
 
     kind: ClassVar[str] = "wsd"
     decay_fraction: float = 0.2
-    decay: Literal["linear", "sqrt"] = "linear"
+    decay: Literal["linear", "sqrt", "cosine"] = "linear"
     min_ratio: float = 0.0
 
     def decay_start(self, total_steps: int) -> int:
@@ -109,7 +113,14 @@ class WSDSettings(ScheduleSettings):
     def after_warmup(self, step: int, total_steps: int) -> float:
         start = self.decay_start(total_steps)
         decayed = min(1.0, max(0.0, (step - start) / max(1, total_steps - start)))
-        return _interpolate_to_1(self.min_ratio, 1.0 - (math.sqrt(decayed) if self.decay == "sqrt" else decayed))
+        match self.decay:
+            case "linear":
+                share = 1.0 - decayed
+            case "sqrt":
+                share = 1.0 - math.sqrt(decayed)
+            case "cosine":
+                share = 0.5 * (1.0 + math.cos(math.pi * decayed))
+        return _interpolate_to_1(self.min_ratio, share)
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

@@ -233,7 +233,8 @@ UPDATES = [
         for proof in proofs(word, see.weights, on_schedule(word), {"schedule.min_ratio": (0.0, 0.6)})
     ),
     *proofs("wsd", see.weights, on_schedule("wsd", decay_fraction=0.5), {
-        "schedule.min_ratio": (0.0, 0.6), "schedule.decay": ("linear", "sqrt"), "schedule.decay_fraction": (0.5, 0.25),
+        "schedule.min_ratio": (0.0, 0.6), "schedule.decay": ("linear", "sqrt", "cosine"),
+        "schedule.decay_fraction": (0.5, 0.25),
     }),
     *proofs("", see.weights, BASE, {"precision.kind": PRECISIONS},
             {word: BASE | {"precision": word} for word in PRECISIONS}),

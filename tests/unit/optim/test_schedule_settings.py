@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_inverse_sqrt() -> None:
     assert InverseSqrtSettings().factor(4, 10) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("decay", "half"), [("linear", 0.5), ("sqrt", 1 - math.sqrt(0.5))])
+@pytest.mark.parametrize(("decay", "half"), [("linear", 0.5), ("sqrt", 1 - math.sqrt(0.5)), ("cosine", 0.5)])
 def test_wsd(decay: Any, half: float) -> None:
     schedule = WSDSettings(warmup_steps=10, decay_fraction=0.2, decay=decay)
     assert schedule.factor(0, 100) == pytest.approx(0.1)
@@ -65,6 +66,22 @@ def test_wsd(decay: Any, half: float) -> None:
     assert 0 < schedule.factor(99, 100) < schedule.factor(98, 100)
     assert schedule.factor(100, 100) == 0.0
     assert WSDSettings(decay_fraction=0.2, min_ratio=0.5).factor(90, 100) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("decay", "factor", "last"),
+    [
+        ("linear", lambda x: 1 - x, 1 / 20), ("sqrt", lambda x: 1 - x**0.5, 0.5 / 20),
+        ("cosine", lambda x: math.cos(math.pi * x / 2) ** 2, 2.5 / 20**2),
+    ],
+)  # fmt: skip
+def test_each_decay_by_its_formula(decay: Any, factor: Callable[[float], float], last: float) -> None:
+    """Decay step i of n lies at x = i/n, so that the first changes nothing and the last is just before the end."""
+    schedule = WSDSettings(warmup_steps=3, decay_fraction=0.2, decay=decay, min_ratio=0.3)
+    found = [schedule.factor(step, 100) for step in range(80, 101)]
+    assert found == pytest.approx([0.3 + 0.7 * factor(i / 20) for i in range(21)], abs=1e-12)
+    assert found[0] == 1.0
+    assert (found[19] - 0.3) / 0.7 == pytest.approx(last, rel=0.02)
 
 
 def test_wsd_decays_over_the_nearest_number_of_steps() -> None:
@@ -92,7 +109,7 @@ def test_what_holds_for_all(data: st.DataObject, kind: str, total: int, min_rati
     if hasattr(KINDS[kind], "min_ratio"):
         values["min_ratio"] = min_ratio
     if kind == "wsd":
-        values["decay"] = data.draw(st.sampled_from(["linear", "sqrt"]))
+        values["decay"] = data.draw(st.sampled_from(["linear", "sqrt", "cosine"]))
         values["decay_fraction"] = data.draw(st.floats(0, 0.5))
     schedule = made(values)
     factors = [schedule.factor(step, total) for step in range(total)]
