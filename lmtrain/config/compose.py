@@ -7,6 +7,7 @@ this module applies the overrides of single values and resolves `${other.key}` r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import islice, product
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from lmtrain.config.hydra_source import CompositionRequest
 
 S = TypeVar("S", bound=Settings)
+STAGE_GROUP = "stage"  # the folder of conf/ for `stages.NAME=FILE`
+STAGE_CHOICES = ("data", "recompute", "schedule")  # groups that a stage takes by name: stages.NAME.schedule=linear
 MAX_RUNS = 10_000  # because: every run's settings are checked before the first run starts, at about 10 ms each
 
 
@@ -96,15 +99,61 @@ def compose_plain(
 
     folders, request, choices, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
     tree = compose_files(folders, request, choices) | deepcopy(dict(defaults))
-    problems = [problem for override in changes if (problem := apply_override(tree, override))]
+    _name_stages(tree, [override.key_or_group for override in changes])
+    problems = list(_read_named_files(tree, folders))
+    for override in sorted(changes, key=lambda change: _group_of(change.key_or_group) is None):
+        problem = apply_override(tree, override)
+        problems += [problem] if problem else _read_named_files(tree, folders)
     for path, _ in value_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
             where = value_references.path_text(path)
             raise SettingsError([f"{where} names code, but settings are plain data. Remove it."])
     plain, unresolved = value_references.resolve_references(tree)
     if problems or unresolved:
-        raise SettingsError(problems + unresolved)
+        raise SettingsError([*dict.fromkeys(problems + unresolved)])
     return plain
+
+
+def _name_stages(tree: dict[str, Any], keys: Sequence[str]) -> None:
+    """Add an empty stage to `tree` for each new one that the dotted keys name: stages run in the order in which they
+    are first named.
+    """
+    for key in keys:
+        if key.startswith("stages.") and isinstance(tree.get("stages"), dict):
+            tree["stages"].setdefault(key.split(".")[1], {})
+
+
+def _read_named_files(node: Any, folders: Sequence[Path], path: str = "") -> Iterator[str]:
+    """Replace, in `node`, the settings below the dotted key `path`, each text that names a file of a group by the
+    settings in that file. Yield an error message for each name that no file has.
+    """
+    for name, value in list(node.items()) if isinstance(node, dict) else ():
+        key = f"{path}.{name}" if path else str(name)
+        group = _group_of(key)
+        if group is not None and isinstance(value, str):
+            file = next((file for folder in folders if (file := folder / group / f"{value}.yaml").is_file()), None)
+            if file is None:
+                names = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+                yield f"{key}={value} is not in conf/{group}/. {suggest_value(value, names)}"
+                continue
+            # because: yaml is slow to import
+            from lmtrain.config.strict_yaml import read_yaml
+
+            node[name] = read_yaml(file).data
+            if group == "schedule":
+                node[name].pop("warmup_steps", None)  # because: the files suit a run that begins, and a stage goes on
+        if key.partition(".")[0] == "stages" and key.count(".") < 2:
+            yield from _read_named_files(node[name], folders, key)
+
+
+def _group_of(key: str) -> str | None:
+    """Return the group whose files the dotted key takes by name: `stage` for stages.decay, and `schedule` for
+    stages.decay.schedule; None if it takes none.
+    """
+    match = re.fullmatch(r"stages\.[^.]+(?:\.(\w+))?", key)
+    if match is None or match[1] not in (None, *STAGE_CHOICES):
+        return None
+    return match[1] or STAGE_GROUP
 
 
 def prepare_composition(
@@ -133,6 +182,8 @@ def prepare_composition(
         group, num_before = override.key_or_group, len(problems)
         if override.is_sweep_override():
             problems.append(sweep_refusal(override))
+        elif group == STAGE_GROUP:
+            problems.append(f"{override.input_line} names no stage. Write stages.NAME={override.value()}.")
         elif group in groups:
             choices[group] = str(override.input_line)
             problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])

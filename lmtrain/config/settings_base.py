@@ -154,6 +154,8 @@ class Settings:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             plain = list(value) if isinstance(value, tuple) else value
+            if isinstance(value, dict):
+                plain = {k: v.to_dict() if isinstance(v, Settings) else v for k, v in value.items()}
             result[field.name] = value.to_dict() if isinstance(value, Settings) else plain
         return result
 

@@ -157,6 +157,8 @@ class _Builder:
         `example` is a valid value to show in the message.
         """
         origin = get_origin(hint)
+        if hint is Any:
+            return value  # because: it is checked later, as a part of other settings
         if origin in (Union, types.UnionType):
             if value is None and type(None) in get_args(hint):
                 return None
@@ -256,7 +258,7 @@ def _type_words(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a list of {_PLURAL_WORDS.get(get_args(hint)[0], 'groups of settings')}"
     if get_origin(hint) is dict:
-        return f"a mapping of names to {_PLURAL_WORDS[get_args(hint)[1]]}"
+        return f"a mapping of names to {_PLURAL_WORDS.get(get_args(hint)[1], 'settings')}"
     if get_origin(hint) is Literal:
         return " or ".join(map(str, get_args(hint)))
     return _TYPE_WORDS.get(hint, getattr(hint, "__name__", str(hint)))

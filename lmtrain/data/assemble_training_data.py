@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
-from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, ShuffledOrder
+from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, ShuffledOrder, mix
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, integer_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskingTokenizer, MaskVocabulary
@@ -26,6 +26,7 @@ from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.document_boundaries import DocumentMap, index_folder, record_path, split_documents, split_tokens
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.stream_history import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
 from lmtrain.observe.safe_text import warn
 
@@ -60,10 +61,12 @@ class DataRequirements:
     seq_len: int
     vocab_size: int
     seed: int
-    num_samples: int  # samples of the whole run
+    num_samples: int  # samples of the whole run, or of a stage
     validate: bool
     tokenizer: MaskingTokenizer | None = None  # for masked samples only
     shares: str = TOKEN_SHARES  # an entry of SHARES
+    first_position: int = 0  # samples that the run has read before the stage for which the data is built
+    history: DataHistory = NOTHING_READ  # what the run has read before; of a stage that is resumed, its own
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class TrainingData:
     validation_note: str | None = None  # sentence: which part of the training datasets validation takes
     warning: str | None = None  # warning if validation takes far more than the requested share
     datasets: tuple[IndexedDataset, ...] = ()  # every dataset that training and validation read
+    first_position: int = 0  # samples that the run has read before these
+    history: DataHistory = NOTHING_READ  # the streams that are read, and where each of them begins
 
     @property
     def content_sha256(self) -> str | None:
@@ -127,7 +132,7 @@ class TrainingData:
 
         The first samples of the run are counted exactly; the rest is extrapolated in proportion.
         """
-        ids = self.order.ids(0, min(self.num_samples, _EXACT_SAMPLES))
+        ids = self.order.ids(self.first_position, min(self.num_samples, _EXACT_SAMPLES))
         train = self.train
         if isinstance(train, BlendedDataset):
             exact = train.counts_by_dataset(ids)
@@ -142,8 +147,9 @@ class TrainingData:
     def _samples_per_dataset(self) -> list[int]:
         """Return, per dataset of a blend, the number of its samples that the run reads."""
         order = self.order.order if isinstance(self.order, OffsetOrder) else self.order
-        assert isinstance(order, (BlendOrder, MegatronBlendOrder))
-        before, after = (order.samples_before(self.first_sample + num_samples) for num_samples in (0, self.num_samples))
+        assert isinstance(order, (BlendOrder, MegatronBlendOrder, MixtureOrder))
+        start = self.first_position if isinstance(order, MixtureOrder) else self.first_sample
+        before, after = (order.samples_before(start + num_samples) for num_samples in (0, self.num_samples))
         return [last - first for first, last in zip(before, after, strict=True)]
 
 
@@ -184,7 +190,7 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
             f"{requirements.num_samples} samples of this run. Give the number of samples of Megatron-LM's whole run."
         ])
     valid = builder.build_domains(opened.valid) if requirements.validate else {}
-    held_out, validation_note, warning = 0, None, None
+    held_out, validation_note, warning, tail = 0, None, None, None
     if requirements.validate and not opened.valid:
         validation_note, warning = _describe_held_out(builder, opened.train)
     if isinstance(settings, BlendSettings):
@@ -193,9 +199,10 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
             valid = {"": _build_valid_blend(settings, builder, opened)}
     else:
         [indexed] = opened.train
-        documents = builder.split_ranges(indexed)[0]
+        documents = builder.training_range(indexed)
         tail = _hold_out_tail(builder, opened) if requirements.validate else None
-        train = builder.build_dataset(indexed, documents, run_samples, None if tail is None else tail.train_tokens)
+        tokens = builder.training_tokens(indexed, documents, None if tail is None else tail.train_tokens)
+        train = builder.build_dataset(indexed, documents, run_samples, tokens)
         order = builder.build_order(train)
         parts = [TrainingPart(indexed, documents, train, Fraction(1))]
         if tail is not None:
@@ -203,14 +210,19 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
             validation_note, warning = tail.describe(documents, indexed), _excess_warning(builder, indexed, held_out)
         elif requirements.validate and not valid:
             valid = {"": _build_valid_dataset(builder, opened)}
-    if settings.first_sample:
+    history = _continue_history(builder, parts, tail, opened.valid if requirements.validate else [])
+    if history.origin or requirements.history.streams:
+        order = MixtureOrder(history, [builder.build_order(part.dataset, history.states[key].seed)
+                                       for key, part in zip(history.streams, parts, strict=True)],
+                             [part.dataset.num_samples for part in parts])
+    elif settings.first_sample:
         order = OffsetOrder(order, settings.first_sample)
     sample_identity = _sample_identity(settings, parts, run_samples) | {"held_out_tokens": held_out}
     sample_identity |= {"shares": builder.shares} if builder.shares != ALL_SHARES else {}
     return TrainingData(
         train, order, valid, parts, sample_identity, settings.first_sample, requirements.num_samples,
         pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), validation_note=validation_note,
-        warning=warning, datasets=tuple(opened.datasets),
+        warning=warning, datasets=tuple(opened.datasets), first_position=requirements.first_position, history=history,
     )  # fmt: skip
 
 
@@ -272,13 +284,42 @@ class _DatasetBuilder:
         named = zip(paths, valid if paths else (), strict=True)
         return {name: self.build_dataset(indexed, self.full_range(indexed), None) for name, indexed in named}
 
-    def build_order(self, dataset: Dataset) -> SampleOrder:
-        """Return the order in which training reads a dataset's samples."""
+    def training_range(self, indexed: IndexedDataset) -> range:
+        """Return the documents of a dataset to train on: those of `split_ranges`, without the ones that an earlier
+        stage of the run held out. Raise SettingsError if an earlier stage validated on this dataset.
+        """
+        documents, history = self.split_ranges(indexed)[0], self.requirements.history
+        if self.settings.train_on_held_out:
+            return documents
+        content = indexed.content_digest[:KEY_DIGITS]
+        if content in history.validated:
+            raise SettingsError([
+                f"{indexed.prefix} was validated on in an earlier stage of this run, so training on it would make that "
+                "loss meaningless. Leave it out, or add data.train_on_held_out=true."
+            ])
+        return range(documents.start, min(documents.stop, history.held_out.get(content, documents.stop)))
+
+    def training_tokens(self, indexed: IndexedDataset, documents: range, tokens: range | None) -> range | None:
+        """Return the tokens of these documents to train on, None for all: `tokens`, if given, without those at the end
+        of the dataset that an earlier stage of the run held out.
+        """
+        held_out = self.requirements.history.held_out_tokens.get(indexed.content_digest[:KEY_DIGITS])
+        if held_out is None or self.settings.train_on_held_out:
+            return tokens
+        if tokens is not None:
+            return range(tokens.start, min(tokens.stop, held_out))
+        return range(DocumentMap.of(indexed, self.cache(indexed)).start(documents.start), held_out)
+
+    def build_order(self, dataset: Dataset, seed: int | None = None) -> SampleOrder:
+        """Return the order in which training reads a dataset's samples. `seed` is that of its stream, by default the
+        run's.
+        """
+        seed = self.requirements.seed if seed is None else seed
         if isinstance(dataset, MaskedDataset):
-            return dataset.order(self.requirements.seed)
+            return dataset.order(seed)
         if self.megatron:
             return SequentialOrder(dataset.num_samples)
-        return ShuffledOrder(dataset.num_samples, self.requirements.seed)
+        return ShuffledOrder(dataset.num_samples, seed)
 
     def build_dataset(
         self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
@@ -310,7 +351,7 @@ def _build_blend(
     """Return (training samples of all datasets, their order, a TrainingPart per dataset) of a blend. `run_samples` is
     the number of samples of the run, for Megatron-LM's order.
     """
-    ranges = [builder.split_ranges(indexed)[0] for indexed in opened]
+    ranges = [builder.training_range(indexed) for indexed in opened]
     if builder.megatron:
         weights = [part.weight or 0.0 for part in settings.datasets]
         counts, requested = blend_sizes(weights, run_samples)
@@ -319,7 +360,10 @@ def _build_blend(
         shares = [Fraction(weight) / total for weight in weights]
         order: SampleOrder = MegatronBlendOrder(weights, [dataset.num_samples for dataset in sets], sum(counts))
     else:
-        sets = [builder.build_dataset(*part, None) for part in zip(opened, ranges, strict=True)]
+        sets = [
+            builder.build_dataset(indexed, documents, None, builder.training_tokens(indexed, documents, None))
+            for indexed, documents in zip(opened, ranges, strict=True)
+        ]
         whole_shares = _dataset_shares(settings.datasets, sets, builder.requirements.seq_len)
         shares = [Fraction(share, sum(whole_shares)) for share in whole_shares]
         order = BlendOrder(whole_shares, [dataset.num_samples for dataset in sets], builder.requirements.seed)
@@ -336,6 +380,51 @@ def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len
         else Fraction(repr(part.epochs)) * dataset.num_samples
         for part, dataset in zip(parts, sets, strict=True)
     ])  # fmt: skip
+
+
+def _continue_history(
+    builder: _DatasetBuilder, parts: Sequence[TrainingPart], tail: _HeldOutTail | None, valid: Sequence[IndexedDataset]
+) -> DataHistory:
+    """Return the run's history with this stage begun: its streams, and what it holds out for validation."""
+    settings, requirements = builder.settings, builder.requirements
+    keys: list[str] = []
+    for part in parts:
+        key = _stream_key(builder, part, tail)
+        keys.append(f"{key} #{keys.count(key) + 1}" if key in keys else key)
+    restarts = [part.restart for part in settings.datasets] if isinstance(settings, BlendSettings) else [
+        isinstance(settings, DataSettings) and settings.restart
+    ]
+    if any(restarts) and len({key.partition(" #")[0] for key in keys}) < len(keys):
+        raise SettingsError([
+            "data.datasets lists datasets of equal content, one of them with restart=true, so it is not clear where "
+            "their common samples begin. List each content once."
+        ])
+    total = sum(part.share for part in parts)
+    shares = integer_shares([part.share / total for part in parts])
+    first_seeds = [mix(requirements.seed) + 1 + d for d in range(len(parts))] if len(parts) > 1 else [requirements.seed]
+    history = requirements.history.begin(
+        requirements.first_position, keys, shares, first_seeds, restarts, run_seed=requirements.seed,
+        skipped=0 if requirements.history.streams else settings.first_sample,
+    )  # fmt: skip
+    held_out = {
+        part.indexed.content_digest[:KEY_DIGITS]: part.documents.stop for part in parts
+        if part.documents.stop < len(builder.full_range(part.indexed))
+    }  # fmt: skip
+    tokens = {} if tail is None else {parts[0].indexed.content_digest[:KEY_DIGITS]: tail.train_tokens.stop}
+    return history.with_held_out(held_out, tokens, [indexed.content_digest[:KEY_DIGITS] for indexed in valid])
+
+
+def _stream_key(builder: _DatasetBuilder, part: TrainingPart, tail: _HeldOutTail | None) -> str:
+    """Return the key of a stream: everything that decides which samples it has."""
+    settings, documents = builder.settings, part.documents
+    kind = settings.packing if not isinstance(settings, MaskedSettings) else hashlib.sha256(
+        json.dumps(settings.sample_identity, sort_keys=True).encode()
+    ).hexdigest()[:KEY_DIGITS]
+    tokens = builder.training_tokens(part.indexed, documents, None if tail is None else tail.train_tokens)
+    words = [part.indexed.content_digest[:KEY_DIGITS], str(builder.requirements.seq_len), kind]
+    words += [f"documents {documents.start}-{documents.stop}"]
+    words += [] if tokens is None else [f"tokens {tokens.start}-{tokens.stop}"]
+    return " ".join(words)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class DataChoice(Choice):
     tokenizer: str | None = None
     valid_paths: dict[str, str] = field(default_factory=dict)
     split: tuple[float, ...] = (0.98, 0.02, 0.0)
+    train_on_held_out: bool = False
     document_mask: bool = False
     packing: Literal["concatenate", "document", "best_fit"] = "concatenate"
     order: Literal["own", "megatron"] = "own"
@@ -105,6 +106,7 @@ class DataSettings(DataChoice):
 
     path: str = required(_PATH_OR_TEXT)  # the prefix of the dataset, which is the path of its .bin without the suffix
     valid_path: str | None = None
+    restart: bool = False
     text: str | None = None
     text_key: str = "text"
     text_split: Literal["file", "blank-line", "line"] = "file"
@@ -153,6 +155,7 @@ class BlendPart(Settings):
     weight: float | None = None
     tokens: int | None = quantity("count", default=None)
     epochs: float | None = None
+    restart: bool = False
 
     def problems(self) -> Iterator[Problem]:
         shares = {key: v for key in ("weight", "tokens", "epochs") if (v := getattr(self, key)) is not None}

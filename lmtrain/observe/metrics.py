@@ -26,7 +26,7 @@ from lmtrain.runtime.files.safe_files import json_bytes, open_output, storage_er
 from lmtrain.runtime.files.system_limits import limit_reached
 
 _TAIL_BYTES = 1 << 16
-EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "memory", "stop")
+EVENTS = ("start", "stage", "step", "valid", "eval", "save", "forecast", "memory", "stop")
 
 
 class GrowingFile:

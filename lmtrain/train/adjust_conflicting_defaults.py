@@ -35,7 +35,8 @@ def adjust_defaults(tree: dict[str, Any], typed_values: Mapping[str, str]) -> It
             yield from _adjust(train, f"train.{rival}", None, f"train.{key}={value}")
     yield from _adjust_samples(tree, typed_values)
     yield from _adjust_micro_batch(tree, train, typed_values)
-    yield from _adjust_warm_up(tree, typed_values)
+    if not tree.get("stages"):
+        yield from _adjust_warm_up(tree, typed_values)
 
 
 def _adjust_samples(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:

@@ -7,7 +7,6 @@ Called by the command line with a Run, on every process of the run. Everything t
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.stop_signals import StopRequest
@@ -17,19 +16,7 @@ from lmtrain.train.record.trace_file import open_tracer, profile_steps
 from lmtrain.train.record.write_records import record, record_start, report_occasional, report_save, report_step, save
 from lmtrain.train.run_state import Run
 from lmtrain.train.step import train_step
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The result of `train`, for the summary that the command line shows."""
-    step: int
-    loss: float | None  # loss of the last step of this attempt
-    valid_loss: float | None
-    seconds: float  # duration of this attempt
-    tokens: int
-    stopped_by: str | None  # the cause if the run ended early
-    epochs: float  # passes over the training data
-    was_resumed: bool  # True if earlier attempts did some of the steps
+from lmtrain.train.summary import Summary
 
 
 def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> Summary:
@@ -37,7 +24,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     between. `stop` receives signals; `evaluation` runs the configured tasks, if there are any. All ranks take part.
     """
     config, progress, view = run.config, run.progress, run.view
-    total, began = config.total_steps, time.monotonic()
+    total, end, began = config.total_steps, config.end_step, time.monotonic()
     last_saved = progress.step if run.inputs.resume_from is not None else None
     keep = config.checkpoint.interval_steps is not None
     # because: with several ranks, the vote on a stop has its result one step later
@@ -49,13 +36,13 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             valid_loss = measure_pending(run, requests, evaluation)
             last_saved = last_saved if progress.pending else None  # because: the checkpoint lists it as pending
         run.throughput.start(progress.step, time.monotonic())
-        for batches in profile_steps(run, run.loader.steps(progress.step, total)):
+        for batches in profile_steps(run, run.loader.steps(progress.step, end)):
             if requests.stopped_by:
                 break
             fault_point("step", batches.step)
             requests.start_vote()
             run.durations.begin_step()
-            lr = config.optim.lr * config.schedule.factor(batches.step, total)
+            lr = config.learning_rate(batches.step)
             result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)
             loss = result.loss
             progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)
@@ -68,13 +55,13 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             stop.defer_to_step_end(lambda name: view.show_stop(f"{name}: stopping after {last}"))
             report_save(run)
             names = due_measurements(run, evaluation)
-            done = progress.step == total or requests.stopped_by is not None
+            done = progress.step == end or requests.stopped_by is not None
             if progress.step % config.observe.log_interval_steps == 0 or done:
                 report_step(run, batches, result, lr, now - began)
             if names:
                 valid_loss = measure(run, requests, evaluation, names) or valid_loss
                 run.throughput.start(progress.step, time.monotonic())
-            done = progress.step == total or requests.stopped_by is not None
+            done = progress.step == end or requests.stopped_by is not None
             if requests.save_requested or (keep and (is_due(progress.step, config.checkpoint.interval_steps) or done)):
                 last_saved = save(run)
                 requests.report_saved()
@@ -86,8 +73,9 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
         view.show_activity("writing the last checkpoint to disk")
         run.writer.wait()  # a failure of the last checkpoint is the run's failure
         report_save(run)
-    stopped_by = requests.stopped_by if progress.step < total or progress.pending else None
-    record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
+    stopped_by = requests.stopped_by or config.stop_at_end if progress.step < total or progress.pending else None
+    if progress.step == total or stopped_by:
+        record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
     epochs = progress.samples / run.inputs.data.train.num_samples
     seconds, went_on = time.monotonic() - began, run.inputs.resume_from is not None
     return Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)

@@ -6,11 +6,10 @@ checked itself by the time `RunConfig` exists; this module has the rules that in
 
 from __future__ import annotations
 
-import math
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, kinds, problem_if
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.data_settings import DataChoice, DataSettings
-from lmtrain.errors import spelling_hint
-from lmtrain.layout import Layout
+from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
+from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure.measure_names import validation_measure_names
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.device_and_precision_settings import (
@@ -31,54 +28,25 @@ from lmtrain.parallel.device_and_precision_settings import (
     PrecisionSettings,
     RecomputeSettings,
 )
-from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
+from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
 from lmtrain.runfolder.folder_reader import read_settings, read_working_directory
 from lmtrain.train.adjust_conflicting_defaults import adjust_defaults
+from lmtrain.train.settings_rules import (
+    label_problems,
+    length_problems,
+    rampup_problems,
+    text_dataset_prefix,
+    text_problems,
+)
+from lmtrain.train.stage_settings import StageSettings, name_problems
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
-_BEST_BY = "checkpoint.best_by"
 _PATH_KEYS = (
-    r"data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir|text|text_dir)|"
-    r"eval\.tasks\.data|checkpoint\.(?:resume|init_from)"
+    r"(?:stages\.[^.]+\.)?data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir|text|text_dir)|"
+    r"(?:stages\.[^.]+\.)?eval\.tasks\.data|checkpoint\.(?:resume|init_from)"
 )
-# Limits on quantities that code enumerates before a run begins; no real run comes near them.
-MAX_PARAMETERS = 10**15
-MAX_INCREMENTS = 10_000
-
-
-def best_by_problems(
-    checkpoint: CheckpointSettings, data: DataChoice, train: TrainSettings, evaluation: EvalSettings, total_steps: int
-) -> Iterator[Problem]:
-    """Yield a problem if checkpoint.best_by names a measure that the run never takes, takes only at its end, or never
-    takes at a step whose checkpoint is saved. `total_steps` is the number of steps of the run.
-    """
-    name, saves = checkpoint.best_by, checkpoint.interval_steps
-    if checkpoint.keep_best == 0 or not saves:
-        return
-    if name.startswith("eval/"):
-        interval, interval_key = evaluation.interval_steps, "eval.interval_steps"
-        prefixes = [f"eval/{task.measure_name}/" for task in evaluation.tasks]
-        is_known = any(name.startswith(prefix) for prefix in prefixes)
-        names_to_use = " or ".join(f"{prefix}MEASURE" for prefix in prefixes)
-        way_out = f"Use {names_to_use}." if prefixes else "Add its task to eval.tasks."
-    else:
-        interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
-        names = validation_measure_names(data.terms, data.valid_paths)
-        is_known, way_out = name in names, spelling_hint(name, names)
-    if not is_known:
-        yield Problem(_BEST_BY, name, "is not a measure of this run", way_out)
-    elif interval == 0:
-        way_out = f"Add {interval_key}={saves}, or leave checkpoint.keep_best out."
-        yield Problem(_BEST_BY, name, f"is never measured before the end of the run with {interval_key}=0", way_out)
-    elif math.lcm(saves, interval) >= total_steps:
-        yield Problem(
-            _BEST_BY, name,
-            f"is measured every {interval} steps, and checkpoint.interval_steps={saves} saves none of these steps "
-            f"before the last, {total_steps}",
-            f"Use {interval_key}={saves}, or smaller values for both in so short a run.",
-        )  # fmt: skip
+MAX_PARAMETERS = 10**15  # because: code enumerates weights before a run begins, and no real run comes near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +65,13 @@ class RunConfig(Settings):
     observe: ObserveSettings
     run: RunSettings
     hardware: Hardware | None = None  # the machine for the planner; null: the planner predicts memory alone
+    stages: dict[str, StageSettings] = field(default_factory=dict)  # in order; empty: the same settings throughout
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stages:
+            # because: the length of the run follows from its stages
+            object.__setattr__(self, "train", replace(self.train, steps=self.total_steps, tokens=None))
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problems_across({f.name: getattr(self, f.name) for f in fields(self)})
@@ -147,9 +122,9 @@ class RunConfig(Settings):
             for problem in parts["model"].unused():
                 yield replace(problem, key=f"model.{problem.key}")
         if {"model", "data"} <= parts.keys():
-            yield from _label_problems(parts["model"], parts["data"])
+            yield from label_problems(parts["model"], parts["data"])
         if {"data", "run"} <= parts.keys() and isinstance(parts["data"], DataSettings):
-            yield from _text_problems(parts["data"], parts["run"])
+            yield from text_problems(parts["data"], parts["run"])
         if {"model", "eval"} <= parts.keys():
             yield from problem_if(
                 bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
@@ -157,6 +132,8 @@ class RunConfig(Settings):
                 f"score the continuation of a text, and model={parts['model'].kind} sees both sides of a word",
                 "Leave eval.tasks out; validation measures how well masked words are predicted.",
             )  # fmt: skip
+        if "data" in parts and cls is RunConfig:
+            yield from _restart_problems(parts["data"])
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
             yield from parts["data"].problems_without_validation()
         if {"recompute", "model"} <= parts.keys():
@@ -176,21 +153,22 @@ class RunConfig(Settings):
         train: TrainSettings = parts["train"]
         layout = parts["parallel"].layout
         yield from batch_problems(layout, train.global_batch, train.micro_batch)
-        rampup_faults = list(_rampup_problems(train, layout))
+        rampup_faults = list(rampup_problems(train, layout))
         yield from rampup_faults
-        if rampup_faults or "model" not in parts:
-            return
-        steps = count_steps(train, parts["model"].shape.seq_len)
+        if not rampup_faults and "model" in parts and not parts.get("stages"):
+            yield from cls._problems_of_length(parts, count_steps(train, parts["model"].shape.seq_len))
+
+    @classmethod
+    def _problems_of_length(cls, parts: Mapping[str, Any], steps: int) -> Iterator[Problem]:
+        """Yield the problems of settings that do not fit a run of `steps` steps."""
         if "schedule" in parts:
             for problem in parts["schedule"].problems_in_run(steps):
                 yield replace(problem, key=f"schedule.{problem.key}")
-        if "observe" in parts:
-            yield from _observe_problems(parts["observe"], steps)
-        if {"checkpoint", "data", "eval"} <= parts.keys():
-            yield from best_by_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
+        yield from length_problems(parts, steps)
 
     @classmethod
     def adjust_defaults(cls, tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
+        _prepare_stages(tree, typed_values)
         adjusted = list(adjust_defaults(tree, typed_values))
         _set_path_of_text(tree, typed_values)
         return adjusted
@@ -201,22 +179,255 @@ class RunConfig(Settings):
 
     @property
     def batch_plan(self) -> BatchPlan:
+        """The samples of each step of the run, all stages together."""
+        if self.stages:
+            return self.stage_configs[-1].batch_plan
         return BatchPlan(self.train.global_batch, self.train.rampup)
 
     @property
     def total_steps(self) -> int:
+        """The number of steps of the run, all stages together."""
+        if self.stages:
+            return self.stage_configs[-1].end_step
         return count_steps(self.train, self.seq_len)
+
+    first_step = 0  # the first step of the stage that these settings are for
+    stage_name = ""  # "" if the run has no stages
+
+    @property
+    def end_step(self) -> int:
+        """The step after the last one of the stage that these settings are for; without stages, after the run's."""
+        return self.total_steps
+
+    @property
+    def stop_at_end(self) -> str | None:
+        """The setting because of which the run stops at the end of this stage; None if it goes on."""
+        return None
+
+    @cached_property
+    def stage_configs(self) -> tuple[RunConfig, ...]:
+        """The settings that hold in each stage of the run, in order; these settings themselves if it has no stages."""
+        return plan_stages(self) if self.stages else (self,)
+
+    @cached_property
+    def schedule_span(self) -> ScheduleSpan:
+        """The run's schedule over the stages that have none of their own."""
+        stages = [stage for stage in self.stage_configs if isinstance(stage, StageConfig)]
+        return ScheduleSpan(self.schedule, tuple(stage for stage in stages if not stage.has_own_schedule))
+
+    def stage_at(self, step: int) -> RunConfig:
+        """Return the settings for the step `step`; those of the last stage if the run has ended by then."""
+        return next((stage for stage in self.stage_configs if step < stage.end_step), self.stage_configs[-1])
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step, which is counted from 0 over the whole run."""
+        return self.optim.lr * self.schedule.factor(step, self.total_steps)
 
     def flops_per_token(self, model: ModelSettings) -> float:
         """Return model FLOPs per token, as MFU counts them; `model` has the tokenizer's vocabulary."""
         return model.shape.flops_per_token(self.seq_len, scored_share=self.data.scored_share(self.seq_len))
 
 
-def text_dataset_prefix(run_dir: str, text_dir: str | None) -> str:
-    """Return the prefix of the dataset that a run makes of data.text: in `text_dir`, or by default in the run's own
-    folder `run_dir`.
+@dataclass(frozen=True, kw_only=True)
+class StageConfig(RunConfig):
+    """The settings that hold in one stage of a run. Steps and samples are counted over the whole run."""
+
+    whole: RunConfig | None = None  # the run's settings; None only while a stage is being checked
+    stage_name: str = ""
+    has_own_schedule: bool = False
+    first_step: int = 0
+    batch_start: int = 0  # the step at which this batch plan began, in this stage or in one before it
+    plan: BatchPlan = field(default_factory=lambda: BatchPlan(1), compare=False)
+
+    @classmethod
+    def _problems_of_length(cls, parts: Mapping[str, Any], steps: int) -> Iterator[Problem]:
+        return iter(())  # because: `plan_stages` checks lengths, once all stages are known
+
+    @property
+    def _run_config(self) -> RunConfig:
+        assert self.whole is not None
+        return self.whole
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        return self.plan
+
+    @property
+    def total_steps(self) -> int:
+        return self._run_config.total_steps
+
+    @property
+    def stop_at_end(self) -> str | None:
+        ends = self._run_config.stages[self.stage_name].stop_after
+        return f"stages.{self.stage_name}.stop_after" if ends else None
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of this stage."""
+        return count_steps(self.train, self.seq_len)
+
+    @property
+    def end_step(self) -> int:
+        return self.first_step + self.num_steps
+
+    @property
+    def stage_configs(self) -> tuple[RunConfig, ...]:
+        return self._run_config.stage_configs
+
+    def learning_rate(self, step: int) -> float:
+        if self.has_own_schedule:
+            return self.optim.lr * self.schedule.factor(step - self.first_step, self.num_steps)
+        return self.optim.lr * self._run_config.schedule_span.factor(self, step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run's settings, as they are recorded, with the vocabulary size that is known by now."""
+        settings = self._run_config.to_dict()
+        return settings | {"model": settings["model"] | {"vocab_size": self.model.to_dict()["vocab_size"]}}
+
+
+def plan_stages(config: RunConfig) -> tuple[StageConfig, ...]:
+    """Return the settings that hold in each stage of a run with stages. Raise one error with the problems of all."""
+    settings = {key: value for key, value in config.to_dict().items() if key != "stages"}
+    problems, stages = [problem.text() for problem in name_problems(config.stages)], list[StageConfig]()
+    plan, first_step, batch_start = BatchPlan(1), 0, 0
+    for name, given in config.stages.items():
+        try:
+            stage = build_settings(StageConfig, _stage_tree(settings, given, is_first=not stages))
+            batch, rampup = stage.train.global_batch, stage.train.rampup
+            if not stages:
+                plan = BatchPlan(batch, rampup)
+            elif rampup is not None or batch != stages[-1].train.global_batch:
+                plan, batch_start = plan.continued(first_step, batch, rampup), first_step
+            steps = given.steps or plan.steps_for(given.samples or -(-(given.tokens or 1) // stage.seq_len), first_step)
+            stage = replace(
+                stage, train=replace(stage.train, steps=steps, tokens=None), whole=config, stage_name=name,
+                has_own_schedule=bool(given.schedule), first_step=first_step, batch_start=batch_start, plan=plan,
+            )  # fmt: skip
+            problems += [_in_stage(name, given, problem.text()) for problem in _problems_of_stage(stage)]
+        except (SettingsError, LayoutError) as error:
+            problems += [type(text)(_in_stage(name, given, text)) for text in error.problems]
+            continue
+        stages.append(stage)
+        first_step += steps
+    problems = problems or [problem.text() for problem in _problems_of_all_stages(config, stages)]
+    if problems:
+        raise settings_error([*dict.fromkeys(problems)])
+    return tuple(stages)
+
+
+def _stage_tree(settings: Mapping[str, Any], given: StageSettings, *, is_first: bool) -> dict[str, Any]:
+    """Return the settings of a stage as nested dicts: the run's `settings` with those that the stage gives. A ramp-up
+    of the run belongs to its first stage, and a learned position table keeps the run's size.
     """
-    return str((Path(text_dir) if text_dir else Path(run_dir) / DATA) / TEXT_PREFIX)
+    tree = given.apply(settings)
+    rampup = tree["train"]["rampup"] if is_first else given.train.get("rampup")
+    tree["train"] = tree["train"] | {"steps": 1, "tokens": None, "rampup": rampup}  # the number of steps is set later
+    if "num_positions" in tree["model"] and "seq_len" in given.model and settings["model"]["num_positions"] is None:
+        tree["model"] = tree["model"] | {"num_positions": settings["model"]["seq_len"]}
+    return tree
+
+
+def _in_stage(name: str, given: StageSettings, text: str) -> str:
+    """Return an error message about a setting of the stage `name`, with the key under which the stage gives it."""
+    key = text.partition("=")[0]
+    group, _, rest = key.partition(".")
+    is_own = rest.partition(".")[0].partition("[")[0] in given.overrides().get(group, {})
+    return f"stages.{name}.{text}" if is_own else f"In the stage {name}, {text}"
+
+
+def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
+    """Yield the problems of a stage within its run: its batch sizes, its schedule, the order of its samples."""
+    for size in stage.plan.sizes_between(stage.first_step, stage.end_step):
+        yield from batch_problems(stage.parallel.layout, size, stage.train.micro_batch)
+    if stage.has_own_schedule:
+        for problem in stage.schedule.problems_in_run(stage.num_steps):
+            yield replace(problem, key=f"schedule.{problem.key}")
+    yield from problem_if(
+        stage.data.order == "megatron", "data.order", stage.data.order,
+        "depends on the number of samples of the whole run, of which a stage is a part",
+        "Use data.order=own, or a run without stages.",
+    )  # fmt: skip
+
+
+def _restart_problems(data: DataChoice) -> Iterator[Problem]:
+    """Yield a problem if data that a run begins with is said to restart."""
+    parts = data.datasets if isinstance(data, BlendSettings) else ()
+    yield from problem_if(
+        any(part.restart for part in parts) or getattr(data, "restart", False) is True, "data.restart", True,
+        "has no effect where a run begins, as nothing was read before", "Give it in a later stage, or leave it out.",
+    )  # fmt: skip
+
+
+def _problems_of_all_stages(config: RunConfig, stages: Sequence[StageConfig]) -> Iterator[Problem]:
+    """Yield the problems of settings that hold for the run as a whole, whose stages are `stages`."""
+    span = ScheduleSpan(config.schedule, tuple(stage for stage in stages if not stage.has_own_schedule))
+    yield from _restart_problems(stages[0].data)
+    if span.stages:
+        for problem in config.schedule.problems_in_run(span.num_steps):
+            yield replace(problem, key=f"schedule.{problem.key}")
+    yield from length_problems({f.name: getattr(config, f.name) for f in fields(config)}, stages[-1].end_step)
+    yield from problem_if(
+        len(stages) > 1 and config.checkpoint.interval_steps is None, "checkpoint.interval_steps", None,
+        f"saves no checkpoint, and a run with {len(stages)} stages goes from one to the next by a checkpoint",
+        "Use checkpoint.interval_steps=0 to save at the end of each stage only.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScheduleSpan:
+    """A schedule over several stages laid end to end: those of a run that have no schedule of their own.
+
+    It is measured in steps where all stages read equally many tokens in a step, and in tokens otherwise.
+    """
+
+    schedule: ScheduleSettings
+    stages: tuple[StageConfig, ...]
+
+    @property
+    def num_steps(self) -> int:
+        return sum(stage.num_steps for stage in self.stages)
+
+    def factor(self, stage: StageConfig, step: int) -> float:
+        """Return the learning rate at a step of `stage`, one of the stages, as a share of the peak."""
+        steps_before = sum(each.num_steps for each in self.stages if each.first_step < stage.first_step)
+        steps = steps_before + step - stage.first_step
+        if len({(each.seq_len, each.batch_start) for each in self.stages}) == 1:
+            return self.schedule.factor(steps, self.num_steps)
+        warmup_tokens = self._tokens_before(self.schedule.warmup_steps)
+        if steps < self.schedule.warmup_steps:
+            return self._tokens_before(steps + 1) / warmup_tokens
+        in_tokens = replace(self.schedule, warmup_steps=warmup_tokens)
+        return in_tokens.after_warmup(self._tokens_before(steps), self._tokens_before(self.num_steps))
+
+    def _tokens_before(self, steps: int) -> int:
+        """Return the number of tokens, padding included, that the first `steps` steps of these stages read."""
+        total = 0
+        for stage in self.stages:
+            here = min(steps, stage.num_steps)
+            first, end = (stage.plan.range_of(stage.first_step + step)[0] for step in (0, here))
+            total, steps = total + (end - first) * stage.seq_len, steps - here
+        return total
+
+
+def _prepare_stages(tree: dict[str, Any], typed_values: Mapping[str, str]) -> None:
+    """Complete the settings `tree` of a run with stages: the run's length gives way to that of the stages, and its data
+    is that of the first stage if it names none. Raise SettingsError if the user typed the run's length as well.
+    """
+    stages, train, data = tree.get("stages"), tree.get("train"), tree.get("data")
+    if not stages or not isinstance(stages, dict) or not isinstance(train, dict):
+        return
+    if typed := [key for key in ("train.steps", "train.tokens") if typed_values.get(key, "null") != "null"]:
+        raise SettingsError([
+            f"{typed[0]}={typed_values[typed[0]]} is the length of the run, which is that of its stages together: "
+            f"{join_few(stages)}. Leave it out, or change a stage's length, as stages.{next(iter(stages))}.steps=1000."
+        ])
+    train |= {"steps": 1, "tokens": None}  # because: RunConfig counts the steps once all stages are known
+    first = next(iter(stages.values()))
+    given = first.get("data") if isinstance(first, dict) else None
+    if isinstance(given, dict) and isinstance(data, dict) and not ({"path", "text", "datasets"} & data.keys() - {
+        key for key in data if not data[key]
+    }):
+        tree["data"] = data | given if given.get("kind", data.get("kind")) == data.get("kind") else dict(given)
 
 
 def _set_path_of_text(tree: dict[str, Any], typed_values: Mapping[str, str]) -> None:
@@ -231,74 +442,6 @@ def _set_path_of_text(tree: dict[str, Any], typed_values: Mapping[str, str]) -> 
     text_dir, is_typed = data.get("text_dir"), "data.text" in typed_values and "data.path" not in typed_values
     if (is_typed or data.get("path") is None) and isinstance(text_dir, str | None):
         data["path"] = text_dataset_prefix(str(run.get("dir")), text_dir)
-
-
-def _text_problems(data: DataSettings, run: RunSettings) -> Iterator[Problem]:
-    """Yield a problem if data.text and data.path both name the training data."""
-    if data.text is None:
-        return
-    path = text_dataset_prefix(run.dir, data.text_dir)
-    yield from problem_if(
-        os.path.realpath(data.path) != os.path.realpath(path), "data.path", data.path,
-        f"and data.text={data.text} both name the data to train on",
-        f"Leave data.path out to train on a dataset made of the text, {path}, or leave data.text out.",
-    )  # fmt: skip
-
-
-def _observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
-    """Yield a problem if observe.profile_steps ends after the run's last step, `steps`, or if
-    observe.histograms_every_steps is greater than it.
-    """
-    window, interval = observe.profile_steps, observe.histograms_every_steps
-    yield from problem_if(
-        window is not None and window[-1] > steps, "observe.profile_steps", window and list(window),
-        f"ends after the last step, which is {steps}", f"Use observe.profile_steps=[1,{steps}], or earlier ones.",
-    )  # fmt: skip
-    yield from problem_if(
-        interval is not None and interval > steps, "observe.histograms_every_steps", interval,
-        f"is more than the {steps} steps of the run", f"Use {steps} or less.",
-    )  # fmt: skip
-
-
-def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
-    """Yield a problem if the model and the data disagree on the loss terms: next-token or masked-token prediction, and
-    the sentence-pair label.
-    """
-    model_terms, data_terms = model.terms, data.terms
-    yield from problem_if(
-        model_terms[0] != data_terms[0], "data.kind", data.kind,
-        f"makes samples that a {model.kind} model cannot learn from",
-        "Use data=masked, or a causal model." if model_terms[0] == "mlm"
-        else "Use data=dataset or data=blend, or model=bert_base.",
-    )  # fmt: skip
-    yield from problem_if(
-        model_terms[0] == data_terms[0] and model_terms != data_terms, "model.pair_head", "pair" in model_terms,
-        "needs sentence pairs, and data.pairs=none makes none" if "pair" in model_terms
-        else "does not use the sentence pairs that data.pairs makes",
-        f"Use model.pair_head={'false' if 'pair' in model_terms else 'true'}, or another data.pairs.",
-    )  # fmt: skip
-
-
-def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
-    """Yield a problem if the batch-size ramp-up starts above train.global_batch, does not reach it in whole increments,
-    takes more than MAX_INCREMENTS, or does not fit the layout. Yield nothing without a ramp-up.
-    """
-    rampup, global_batch = train.rampup, train.global_batch
-    if rampup is None:
-        return
-    yield from rampup_problems(layout, rampup, train.micro_batch)
-    num_increments, rest = divmod(global_batch - rampup.start, rampup.increment)
-    yield from problem_if(
-        num_increments > MAX_INCREMENTS, "train.rampup.increment", rampup.increment,
-        f"takes {num_increments} increments to reach train.global_batch={global_batch}; "
-        f"at most {MAX_INCREMENTS} are allowed",
-        "Use a larger increment.",
-    )  # fmt: skip
-    yield from problem_if(
-        rampup.start > global_batch or rest != 0, "train.rampup.start", rampup.start,
-        f"does not reach train.global_batch={global_batch} in increments of {rampup.increment}",
-        "Use a start that is not larger, and an increment that divides the difference.",
-    )  # fmt: skip
 
 
 def read_run_config(run_folder: Path) -> RunConfig:

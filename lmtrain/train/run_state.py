@@ -17,7 +17,7 @@ import torch
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.loader import Loader
-from lmtrain.errors import CheckpointError, LmtrainError, OutputError
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.memory import Memory
@@ -98,6 +98,7 @@ def checkpoint_state(
             "vocab_size": inputs.tokenizer.vocab_size,
         },
         "data": inputs.data.sample_identity | {"content_sha256": inputs.data.content_sha256},
+        "history": inputs.data.history.to_dict(),
         "optimizer": {"kind": config.optim.kind, "num_updates": num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
     } | ({"owed": list(progress.pending)} if progress.pending else {})
@@ -137,6 +138,12 @@ def resume(
         with collective_phase(peers):
             reader = CheckpointReader(path)
             check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
+            if inputs.follows_stage and reader.state["step"] < config.first_step:
+                raise StorageError(
+                    f"The stage {config.stage_name} cannot begin, since the checkpoint of step {config.first_step}, at "
+                    f"the end of the stage before, could not be saved; the newest is {path}. Free some space, and run "
+                    "the same command again."
+                )
         try:
             with collective_phase(peers):
                 progress = restore(reader, model, optimizer)

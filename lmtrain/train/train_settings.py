@@ -176,9 +176,4 @@ def count_steps(train: TrainSettings, seq_len: int) -> int:
     if train.steps is not None:
         return train.steps
     assert train.tokens is not None
-    plan, samples = BatchPlan(train.global_batch, train.rampup), -(-train.tokens // seq_len)
-    low, high = 1, -(-samples // min(plan.sizes))
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if plan.range_of(middle)[0] >= samples else (middle + 1, high)
-    return low
+    return BatchPlan(train.global_batch, train.rampup).steps_for(-(-train.tokens // seq_len))

@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 
 def prepare_inputs(
     config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
-) -> tuple[Inputs, list[PlannedEvaluation]]:
+) -> tuple[Inputs, list[list[PlannedEvaluation]]]:
     """Check a run's machine, data and checkpoints, prepare its evaluations, and then, unless nothing is to be trained
     (`starts_run=False`), import the other program's folder that checkpoint.init_from may name. Return the run's inputs
-    and evaluations.
+    and the evaluations of each stage that it will train.
     """
     from lmtrain.cli.pretrain.model_of_init_from import import_first_weights, read_foreign_weights
     from lmtrain.train.before.preflight import preflight
 
     checked = preflight(config, env, starts_run=starts_run, read_foreign=read_foreign_weights)
-    inputs, evaluations = prepare_eval_tasks(config, checked)
+    prepared = [prepare_eval_tasks(stage, inputs) for stage, inputs in checked.stages(config)]
+    first, *later = [inputs for inputs, _ in prepared]
+    inputs = replace(first, later_stages=tuple(later))
+    evaluations = [planned for _, planned in prepared]
     return import_first_weights(config, inputs) if starts_run else inputs, evaluations
 
 

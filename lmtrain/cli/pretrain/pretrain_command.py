@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import Attempt
     from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.train.before.preflight import Inputs
-    from lmtrain.train.loop import Summary
+    from lmtrain.train.summary import Summary
 
 
 def pretrain(
@@ -86,7 +86,10 @@ def pretrain(
     return None
 
 
-def _train(attempt: Attempt, inputs: Inputs, evaluations: list[PlannedEvaluation], console: Console) -> Summary:
+def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvaluation]], console: Console) -> Summary:
+    """Train the stages of a run that are left, one after another; a run without stages is one of them. Return the
+    summary of this start.
+    """
     from lmtrain.cli.pretrain.check_eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train
@@ -97,5 +100,13 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[PlannedEvaluation
     with attempt.join_peers() as (device, hosts):
         check_ranks_agree(config, inputs, hosts)
         mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
-        with open_run(config, inputs, console, mesh, device, hosts) as run:
-            return train(run, attempt.stop, build_evaluation(config, inputs, evaluations))
+        summary = None
+        for (stage, stage_inputs), planned in zip(inputs.stages(config), evaluations, strict=True):
+            with open_run(stage, stage_inputs, console, mesh, device, hosts) as run:
+                evaluation = build_evaluation(stage, stage_inputs, planned)
+                summary = train(run, attempt.stop, evaluation).joined_to(summary)
+            del run  # because: the model of the next stage needs the memory of this one's
+            if summary.stopped_by:
+                break
+        assert summary is not None
+        return summary

@@ -26,7 +26,8 @@ from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsE
 from lmtrain.exchange.source_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.safe_files import parse_json, read_bytes
-from lmtrain.train.run_config import RunConfig, text_dataset_prefix, with_resolved_paths
+from lmtrain.train.run_config import RunConfig, with_resolved_paths
+from lmtrain.train.settings_rules import text_dataset_prefix
 
 _CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
 

@@ -15,6 +15,8 @@ P.idx is renamed into place last, so a dataset without P.idx is unfinished. Open
 from __future__ import annotations
 
 import difflib
+import hashlib
+import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +44,7 @@ from lmtrain.runtime.files.crc32c import crc32c
 
 # the names that readers and writers of a dataset import from here
 __all__ = ["SUFFIXES", "DatasetInfo", "DatasetWriter", "IndexedDataset", "dataset_file", "dtype_for"]
+_NUM_PAGES, _PAGE_BYTES = 64, 4096  # pages of a .bin without a sidecar that its digest covers
 
 
 class IndexedDataset:
@@ -101,6 +104,21 @@ class IndexedDataset:
         crc = crc32c(self._index.bytes)
         self._index.check_intact()
         return crc
+
+    @cached_property
+    def content_digest(self) -> str:
+        """A hex digest of the content: the SHA-256 in the sidecar or, without a sidecar, a digest of the whole .idx and
+        of pages sampled from the .bin.
+        """
+        if self.info is not None:
+            return self.info.content_sha256
+        path = dataset_file(self.prefix, ".bin")
+        with safe_files.read_errors(path), open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest = hashlib.sha256(f"{self.index_crc} {size}".encode())
+            for i in range(_NUM_PAGES + 1):
+                digest.update(os.pread(file.fileno(), _PAGE_BYTES, max(size - _PAGE_BYTES, 0) * i // _NUM_PAGES))
+        return digest.hexdigest()
 
     @cached_property
     def blocks(self) -> TokenBlocks | None:

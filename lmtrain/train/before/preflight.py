@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
+from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
 from lmtrain.data.assemble_training_data import (
     TOKEN_SHARES,
@@ -25,6 +26,7 @@ from lmtrain.data.assemble_training_data import (
     open_datasets,
 )
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.stream_history import NOTHING_READ, DataHistory
 from lmtrain.errors import (
     CheckpointError,
     DataError,
@@ -55,6 +57,7 @@ from lmtrain.train.before.first_weights import (
 )
 from lmtrain.train.before.resume_checks import (
     check_resume_checkpoint,
+    history_of,
     newest_readable,
     open_resume_checkpoint,
     split_rule_of,
@@ -94,11 +97,18 @@ class Inputs:
     extra_files: Mapping[str, bytes] = field(default_factory=dict)  # by name, of the checkpoint of the first weights
     evaluations: tuple[EvaluationTask, ...] = ()
     warnings: tuple[str, ...] = ()  # messages on settings that work but may be unintended
+    config: RunConfig | None = None  # the settings of the stage that these are for; None if the run has no stages
+    follows_stage: bool = False  # True if the same start trains the stage before
+    later_stages: tuple[Inputs, ...] = ()  # of the stages that come after this one
 
-    def epochs(self, config: RunConfig) -> float:
-        """Return how often the run reads the training data."""
-        first, count = config.batch_plan.range_of(config.total_steps - 1)
-        return (first + count) / self.data.train.num_samples
+    @property
+    def epochs(self) -> float:
+        """The number of times that the run, or this stage of it, reads the training data."""
+        return self.data.num_samples / self.data.train.num_samples
+
+    def stages(self, config: RunConfig) -> list[tuple[RunConfig, Inputs]]:
+        """Return the settings and the inputs of each stage that a start trains; `config` are the run's settings."""
+        return [(stage.config or config, stage) for stage in (self, *self.later_stages)]
 
 
 def preflight(
@@ -116,14 +126,17 @@ def preflight(
     resume_from = find_resume_checkpoint(config)
     resumed = open_resume_checkpoint(config, resume_from)
     foreign = read_foreign(config) if resume_from is None else None
-    tokenizer, model, data = load_data(config, split_rule=split_rule_of(resumed), foreign=foreign)
+    first, *later = load_stages(config, resumed, foreign)
+    model, tokenizer = first.model, first.tokenizer
     check_checkpoint_size(config, model)
     if resumed is not None:
-        check_resume_checkpoint(resumed, config, model, tokenizer, data)
-    if is_here and starts_run and config.data.verify == "full":
-        for dataset in data.datasets:  # because: the processes of a node share the work, so each must check its part
+        check_resume_checkpoint(resumed, first.config or config, model, tokenizer, first.data)
+    for stage, inputs in replace(first, later_stages=tuple(later)).stages(config) if is_here and starts_run else ():
+        for dataset in inputs.data.datasets if stage.data.verify == "full" else ():
+            # because: the processes of a node share the work, so each must check its part
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
-    warnings = [*_layout_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
+    warnings = [*_layout_warnings(config.parallel.layout, env)]
+    warnings += dict.fromkeys(stage.data.warning for stage in (first, *later) if stage.data.warning)
     if is_here and env.rank == 0:
         import_bytes = foreign.num_bytes_to_write if foreign is not None else 0
         warnings += check_run_folder(
@@ -133,7 +146,9 @@ def preflight(
         check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
     weights_from = find_first_weights(config, model, tokenizer, foreign) if resume_from is None else None
-    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=tuple(warnings))
+    return replace(
+        first, resume_from=resume_from, weights_from=weights_from, warnings=tuple(warnings), later_stages=tuple(later)
+    )  # fmt: skip
 
 
 def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) -> bool:
@@ -150,22 +165,56 @@ def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
     return is_here
 
 
+def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWeights | None) -> list[Inputs]:
+    """Load the tokenizer and the data of each stage that is left to train, the one to begin with first; of the whole
+    run if it has no stages. `resumed` is the checkpoint to resume from. Raise SettingsError if the stages' tokenizers
+    or vocabularies differ.
+    """
+    step = 0 if resumed is None else resumed.manifest.step
+    history, split_rule = history_of(resumed), split_rule_of(resumed)
+    first = config.stage_at(step)
+    loaded: list[Inputs] = []
+    for stage in config.stage_configs:
+        # because: a checkpoint without a history is older than stages, and the stages behind tell what was read
+        if stage.end_step <= first.first_step and (history is not None or resumed is None):
+            continue
+        tokenizer, model, data = load_data(
+            stage, split_rule=split_rule, foreign=foreign, history=history or NOTHING_READ
+        )  # fmt: skip
+        history = data.history
+        if stage.end_step <= first.first_step:
+            continue
+        if loaded and tokenizer.fingerprint != loaded[0].tokenizer.fingerprint:
+            raise SettingsError([
+                f"The data of the stage {stage.stage_name} has another tokenizer than that of the stage "
+                f"{first.stage_name}: fingerprint {tokenizer.fingerprint[:12]} and not "
+                f"{loaded[0].tokenizer.fingerprint[:12]}. Preprocess all data of a run with one tokenizer."
+            ])
+        loaded.append(Inputs(
+            model, tokenizer, data, None, follows_stage=bool(loaded), config=stage if config.stages else None
+        ))  # fmt: skip
+    vocab_size = max(inputs.model.shape.vocab_size for inputs in loaded)
+    return [replace(inputs, model=inputs.model.with_vocab(vocab_size)) for inputs in loaded]
+
+
 def load_data(
     config: RunConfig, *, with_validation: bool = True, split_rule: str = TOKEN_SHARES,
-    foreign: ForeignWeights | None = None,
+    foreign: ForeignWeights | None = None, history: DataHistory = NOTHING_READ,
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
-    """Load the tokenizer and the datasets, and return the tokenizer, the model settings with the vocabulary size that
-    the data needs, and the training data. `with_validation` also opens the validation data if the run validates.
-    `split_rule`, an entry of SHARES, says how data.split separates training from validation data. `foreign` is another
-    program's folder that a new run starts from.
+    """Load the tokenizer and the datasets of a stage or of a run without stages, and return the tokenizer, the model
+    settings with the vocabulary size that the data needs, and the training data. `with_validation` also opens the
+    validation data if the run validates. `split_rule`, an entry of SHARES, says how data.split separates training from
+    validation data. `foreign` is another program's folder that a new run starts from. `history` is what the run has
+    read before the stage.
     """
     opened = open_datasets(config.data)
     tokenizer = _load_tokenizer(config, opened, foreign)
     model = _model_with_vocab(config, opened, tokenizer)
-    first, count = config.batch_plan.range_of(config.total_steps - 1)
+    start, end = (config.batch_plan.range_of(step)[0] for step in (config.first_step, config.end_step))
     request = DataRequirements(
-        seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
-        validate=with_validation and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=split_rule,
+        seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=end - start,
+        first_position=start, history=history, tokenizer=tokenizer, shares=split_rule,
+        validate=with_validation and config.train.valid_interval_steps > 0,
     )  # fmt: skip
     return tokenizer, model, build_training_data(config.data, opened, request)
 
@@ -174,8 +223,9 @@ def find_model(config: RunConfig) -> ModelSettings:
     """Return the model settings with the vocabulary size that the datasets and their tokenizer need. No data index is
     built.
     """
-    opened = open_datasets(config.data)
-    return _model_with_vocab(config, opened, _load_tokenizer(config, opened, None))
+    first = config.stage_configs[0]
+    opened = open_datasets(first.data)
+    return _model_with_vocab(config, opened, _load_tokenizer(first, opened, None))
 
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starts_run: bool) -> None:
@@ -329,8 +379,10 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
 
 
 def with_final_model(config: RunConfig, inputs: Inputs) -> RunConfig:
-    """Return the settings with the model that the data completed, as the run folder and checkpoints record them."""
-    return replace(config, model=inputs.model)
+    """Return the settings with the vocabulary that the data gave the model, as the run folder and checkpoints record
+    them.
+    """
+    return replace(config, model=config.model.with_vocab(inputs.model.shape.vocab_size))
 
 
 def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:

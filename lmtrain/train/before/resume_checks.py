@@ -16,7 +16,11 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerF
 from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, model_of
 from lmtrain.config.settings_base import show
+from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.assemble_training_data import ALL_SHARES, SHARES, TOKEN_SHARES, TrainingData
+from lmtrain.data.store.dataset_format import dataset_file
+from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.data.stream_history import KEY_DIGITS, NOTHING_READ, DataHistory
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import storage_errors
@@ -24,6 +28,13 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.run_config import RunConfig
 
 _MAX_CHARACTERS = 200  # characters of a value in a message
+_STAGE_MODEL_KEYS = {"seq_len", "rotary_base", "dropout", "num_positions"}
+_FACTS = {  # settings of a stage that a run which has left it must keep
+    "model": ("seq_len", "rotary_base", "dropout"),
+    "train": ("global_batch", "rampup"),
+    "optim": ("lr", "weight_decay", "clip_norm"),
+    "data": ("kind", "split", "document_mask", "packing", "order"),
+}
 _DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")
 
 
@@ -89,6 +100,22 @@ def split_rule_of(checkpoint: Contents | None) -> str:
     return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else TOKEN_SHARES
 
 
+def history_of(checkpoint: Contents | None) -> DataHistory | None:
+    """Return what the run had read of its sources when it saved `checkpoint`; None if the checkpoint does not say, as
+    older ones and imported weights do not. None as a checkpoint stands for a new run, which has read nothing.
+    """
+    if checkpoint is None:
+        return NOTHING_READ
+    saved = checkpoint.manifest.state.get("history")
+    try:
+        return None if saved is None else DataHistory.from_dict(saved)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path / MANIFEST} does not hold what the run had read of its data: {error!r}. Restore it from "
+            "a copy."
+        ) from error
+
+
 def check_resume_checkpoint(
     resumed: Contents, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
@@ -120,10 +147,14 @@ def check_same_run(
     # because: a checkpoint may be older than some settings, which then had today's default
     saved_model = model_of(state, path)
     saved_settings, unused_keys = saved_model.to_dict(), {problem.key for problem in saved_model.unused()}
+    # because: a checkpoint at a border is of the stage behind, and the stage ahead may have other data and lengths
+    is_border = state["step"] == config.first_step > 0
+    unused_keys |= _STAGE_MODEL_KEYS if is_border else set()
     pairs = [
         (f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys
     ]
-    pairs += _data_pairs(state["data"], config, data)
+    pairs += [] if is_border else _data_pairs(state["data"], config, data)
+    pairs += _past_pairs(config, state)
     pairs += [
         ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
         ("train.seed", config.train.seed, state["seed"]),
@@ -169,10 +200,48 @@ def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple
     no ramp-up and the checkpoint's batches were equal, else the samples read up to `saved_step`. `saved_samples` counts
     the samples that the checkpoint's run has read.
     """
-    if config.train.rampup is None and saved_step and saved_samples % saved_step == 0:
+    is_whole = config.train.rampup is None and not config.stage_name
+    if is_whole and saved_step and saved_samples % saved_step == 0:
         return "train.global_batch", config.train.global_batch, saved_samples // saved_step
     reached = config.batch_plan.range_of(saved_step)[0]
     return f"train.global_batch with train.rampup, as samples up to step {saved_step},", reached, saved_samples
+
+
+def _past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (name, the run's value, the checkpoint's value) for each setting of the stages behind that of `config`,
+    which a resumed run has to keep. Paths are not compared, but contents, where a dataset is still there. `state` is
+    the checkpoint's.
+    """
+    past = [stage for stage in config.stage_configs if stage.end_step <= config.first_step]
+    if not past:
+        return []
+    saved, pairs = build_settings(RunConfig, state["settings"]), list[tuple[str, Any, Any]]()
+    contents = {key.partition(" ")[0] for key in state.get("history", {}).get("states", ())}
+    for stage in past:
+        saved_stage, of = saved.stage_at(stage.first_step), f"of the stage {stage.stage_name}"
+        pairs.append((f"the last step {of}", stage.end_step, min(saved_stage.end_step, state["step"])))
+        facts, saved_facts = _stage_facts(stage), _stage_facts(saved_stage)
+        pairs += [(f"{key} {of}", value, saved_facts.get(key)) for key, value in facts.items()]
+        for path in _training_paths(stage) if contents else ():
+            if dataset_file(Path(path), ".idx").is_file():
+                content = IndexedDataset.open(path).content_digest[:KEY_DIGITS]
+                pairs.append((f"the content of {path}", content, content if content in contents else "another"))
+    return pairs
+
+
+def _stage_facts(stage: RunConfig) -> dict[str, Any]:
+    """Return the settings of a stage that decide what it trains, by key; paths are left out."""
+    settings = {group: getattr(stage, group).to_dict() for group in ("model", "train", "optim", "data")}
+    facts = {f"{group}.{key}": settings[group].get(key) for group, keys in _FACTS.items() for key in keys}
+    parts = settings["data"].get("datasets", ())
+    facts["data.datasets"] = [{key: value for key, value in part.items() if key != "path"} for part in parts]
+    return facts | ({"schedule": stage.schedule.to_dict()} if getattr(stage, "has_own_schedule", False) else {})
+
+
+def _training_paths(stage: RunConfig) -> list[str]:
+    """Return the prefixes of the datasets that a stage trains on."""
+    data = stage.data.to_dict()
+    return [data["path"]] if "path" in data else [part["path"] for part in data.get("datasets", ())]
 
 
 def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequence[str]) -> str:
@@ -232,6 +301,12 @@ def _check_steps_left(config: RunConfig, path: Path, saved_step: int) -> None:
     if saved_step <= total:
         return
     setting, key = f"train.steps={total}", "train.steps"
+    if config.stages:
+        last = [*config.stages][-1]
+        raise SettingsError([
+            f"The stages {join_few(config.stages)} end after step {total}, before step {saved_step}, which the "
+            f"checkpoint {path} has reached. Make the stage {last} longer, or choose another run.dir for a new run."
+        ])
     if config.train.steps is None:
         setting, key = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
     raise SettingsError([

@@ -139,10 +139,10 @@ def is_due(step: int, interval: int | None) -> bool:
 
 def due_measurements(run: Run, evaluation: Evaluation | None) -> list[str]:
     """Return which of "validation" and "evaluation" must run after the current step, by their intervals or at the last
-    step.
+    step of the run or of a stage.
     """
     config, step = run.config, run.progress.step
-    is_last = step == config.total_steps
+    is_last = step == config.end_step
     validates = is_due(step, config.train.valid_interval_steps) or (is_last and bool(run.inputs.data.valid))
     evaluates = evaluation is not None and (is_due(step, config.eval.interval_steps) or is_last)
     return [VALIDATION] * validates + [EVALUATION] * evaluates

@@ -186,7 +186,7 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
         **({"padding": "tokens and FLOPs here count it, metrics do not"} if inputs.data.pads else {}),
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
-        "epochs": inputs.epochs(config),
+        "epochs": inputs.epochs,
         **_measurement_facts(config, inputs),
         "model_flops": config.flops_per_token(inputs.model) * tokens,
         **_start_facts(config, inputs),

@@ -7,7 +7,6 @@ data. The cost is milliseconds, because only this package is read in full.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import re
 from dataclasses import dataclass
@@ -17,20 +16,17 @@ from pathlib import Path
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.config.settings_base import plugins, show
 from lmtrain.data.assemble_training_data import open_datasets
-from lmtrain.data.store.dataset_format import dataset_file
-from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.runfolder.settings_differences import flatten
-from lmtrain.runtime.files.safe_files import read_bytes, read_errors
+from lmtrain.runtime.files.safe_files import read_bytes
 from lmtrain.runtime.processes.process_environment import version_of
 from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.run_config import RunConfig
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
-_DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
-_TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
+_DATASET = re.compile(r"(stages\.[^.]+\.)?data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
+_TEXT = re.compile(r"(stages\.[^.]+\.)?eval\.tasks\[\d+\]\.data")
 _OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
-_PAGES, _PAGE = 64, 4096  # number and bytes of the pages read from a .bin without a sidecar
 _DIGEST_CHARACTERS = 12  # characters of a digest
 
 
@@ -51,16 +47,23 @@ def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     facts = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: training datasets are opened first
-    for key, dataset in zip(paths, open_datasets(config.data).datasets, strict=True):
-        facts[key] = _digest_fact(_dataset_digest(dataset), dataset.prefix)
-    facts |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.sample_identity.items()}
+    if not config.stages:
+        for key, dataset in zip(paths, open_datasets(config.data).datasets, strict=True):
+            facts[key] = _digest_fact(dataset.content_digest, dataset.prefix)
+    for stage, stage_inputs in inputs.stages(config):
+        name, data = f"stages.{stage.stage_name}: " if stage.stage_name else "", stage_inputs.data
+        for number, dataset in enumerate(data.datasets if config.stages else ()):
+            facts[f"{name}dataset {number}"] = _digest_fact(dataset.content_digest, dataset.prefix)
+        facts |= {f"{name}data: {key}": Fact(show(value), show(value)) for key, value in data.sample_identity.items()}
     facts["data.tokenizer"] = _digest_fact(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
     facts["checkpoint"] = checkpoint_fact(inputs.resume_from)
     facts["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
-    for task in inputs.evaluations:
-        facts[f"the text of eval.tasks, {task.name}"] = _digest_fact(
-            f"{task.text_sha256} {task.num_targets}", task.data
-        )
+    for stage, stage_inputs in inputs.stages(config):
+        name = f"stages.{stage.stage_name}: " if stage.stage_name else ""
+        for task in stage_inputs.evaluations:
+            facts[f"{name}the text of eval.tasks, {task.name}"] = _digest_fact(
+                f"{task.text_sha256} {task.num_targets}", task.data
+            )
     return facts | program_facts()
 
 
@@ -92,21 +95,6 @@ def _digest_fact(value: str, place: object = None) -> Fact:
     """
     short = value[:_DIGEST_CHARACTERS]
     return Fact(value, short if place is None else f"{short} ({place})")
-
-
-def _dataset_digest(dataset: IndexedDataset) -> str:
-    """Return the content digest stored in the dataset's sidecar file; without a sidecar, compute a digest of the whole
-    .idx file and of sampled pages of the .bin file.
-    """
-    if dataset.info is not None:
-        return dataset.info.content_sha256
-    path = dataset_file(dataset.prefix, ".bin")
-    with read_errors(path), open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        digest = hashlib.sha256(f"{dataset.index_crc} {size}".encode())
-        for i in range(_PAGES + 1):
-            digest.update(os.pread(file.fileno(), _PAGE, max(size - _PAGE, 0) * i // _PAGES))
-    return digest.hexdigest()
 
 
 def checkpoint_fact(path: Path | None) -> Fact:

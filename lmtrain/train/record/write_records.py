@@ -272,8 +272,12 @@ def _add_to_histogram(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tens
 
 def record_start(run: Run) -> None:
     """Write the "start" row of metrics (checkpoint, digest of the weights, settings, device) and show notes on where
-    the run begins. All ranks take part, since the digest needs an all-reduce.
+    the run begins; where one of its stages follows another in this start, write the row "stage" instead. All ranks take
+    part, since the digest needs an all-reduce.
     """
+    if run.inputs.follows_stage:
+        _record_stage(run)
+        return
     run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
     resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
     began_at: dict[str, Any] = {
@@ -330,6 +334,7 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": now} | values
+    row |= {"stage": run.config.stage_name} if run.config.stage_name else {}
     if run.metrics is not None:
         run.metrics.append(row)
         for sink in run.sinks:
@@ -426,6 +431,18 @@ def report_save(run: Run) -> None:
         f"({format_bytes(last.bytes_per_s)}/s), "
         f"training stood still for {last.stall_s * 1000:.0f} ms",
     )  # fmt: skip
+
+
+def _record_stage(run: Run) -> None:
+    """Write the row "stage" of metrics and say which stage begins."""
+    run.progress.attempt = start_number(run.folder) - 1 if run.metrics is not None else 1
+    record(run, "stage", {"weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256})
+    config = run.config
+    rates = " to ".join(f"{config.learning_rate(step):.3g}" for step in (config.first_step, config.end_step - 1))
+    run.view.show_note(
+        f"the stage {config.stage_name} begins after step {config.first_step} and ends after step {config.end_step}: "
+        f"{config.train.global_batch} samples of {config.seq_len} tokens in a step, learning rate {rates}"
+    )
 
 
 def save(run: Run) -> int:

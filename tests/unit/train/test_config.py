@@ -27,7 +27,9 @@ def problems(*overrides: str) -> tuple[str, ...]:
      for one in [(g, choices[0]), *wide(*((g, c) for c in choices[1:]))]],
 )  # fmt: skip
 def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
-    chosen = ["data.path=x", f"{group}={choice}"]
+    chosen = ["data.path=x", f"stages.last={choice}" if group == "stage" else f"{group}={choice}"]
+    if choice == "long_context":
+        chosen += ["model.positions=rotary", "train.micro_batch=1"]
     if group == "model" and choice.startswith("bert_"):
         chosen.append("data=masked")
     if choice == "auto":

@@ -1,0 +1,111 @@
+"""Settings of a stage of a run: its length, and the settings that differ from the run's while it lasts. Torch-free.
+
+RunConfig in run_config.py turns each stage into the settings of a whole run, which are then checked as such.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from lmtrain.config.settings_base import Problem, Settings, kinds, problem_if
+from lmtrain.config.settings_builder import quantity
+from lmtrain.data.data_settings import DataChoice
+from lmtrain.errors import join_few
+
+LENGTHS = ("steps", "tokens", "samples")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# keys of a group that a stage may set; an empty tuple stands for all of them
+_KEYS: dict[str, tuple[str, ...]] = {
+    "data": (),
+    "model": ("seq_len", "rotary_base", "dropout"),
+    "train": ("global_batch", "micro_batch", "rampup"),
+    "optim": ("lr", "weight_decay", "clip_norm"),
+    "recompute": (),
+    "schedule": (),
+    "eval": (),
+}
+# keys of `data` that belong to the run as a whole
+_RUN_DATA = (
+    "text", "text_key", "text_split", "text_limit", "text_dir", "first_sample", "megatron_samples", "tokenizer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSettings(Settings):
+    """A stage: exactly one of steps, tokens and samples, and settings by group in place of the run's."""
+
+    steps: int | None = quantity("count", default=None)
+    tokens: int | None = quantity("count", default=None)
+    samples: int | None = quantity("count", default=None)
+    stop_after: bool = False
+    data: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    recompute: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    eval: dict[str, Any] = field(default_factory=dict)
+
+    def problems(self) -> Iterator[Problem]:
+        given = [key for key in LENGTHS if getattr(self, key) is not None]
+        yield from problem_if(
+            len(given) != 1, "steps", self.steps,
+            f"and {' and '.join(given[1:]) if len(given) > 1 else 'no other length'}: a stage has exactly one of "
+            "steps, tokens and samples",
+            "Give one of them, as in steps=10k or tokens=2B.",
+        )  # fmt: skip
+        yield from self.checked(*(self.at_least(1, key, "Use 1 or more.") for key in LENGTHS))
+        for group, keys in _KEYS.items():
+            values = getattr(self, group)
+            for key in values if keys else ():
+                yield from problem_if(
+                    key not in keys, f"{group}.{key}", values[key], "cannot differ between the stages of a run",
+                    f"Set {group}.{key} for the whole run; a stage may set {join_few([f'{group}.{k}' for k in keys])}.",
+                )  # fmt: skip
+        for key in _RUN_DATA:
+            yield from problem_if(
+                key in self.data, f"data.{key}", self.data.get(key), "belongs to the run and not to one of its stages",
+                f"Set data.{key} for the whole run." if not key.startswith("text")
+                else "Make a dataset of the text with `lmtrain preprocess`, and give data.path=PREFIX.",
+            )  # fmt: skip
+
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that this stage gives, by group; groups of which it gives none are left out."""
+        return {group: values for group in _KEYS if (values := getattr(self, group))}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what this stage gives, without the keys that it leaves to the run."""
+        return {key: value for key, value in super().to_dict().items() if value not in (None, False, {})}
+
+    def apply(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a run's settings, nested dicts, with this stage's in their place. `data` of another kind keeps the
+        keys that both kinds have; `recompute` and `schedule` are replaced as a whole.
+        """
+        result = dict(settings)
+        for group, values in self.overrides().items():
+            if group in ("recompute", "schedule"):
+                result[group] = dict(values)
+            elif group == "data":
+                result[group] = _of_same_kind(settings[group], values.get("kind")) | values
+            else:
+                result[group] = settings[group] | values
+        return result
+
+
+def _of_same_kind(data: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Return data settings, without those that the other `kind` does not have; all of them if the kind stays."""
+    if kind is None or kind == data["kind"] or kind not in kinds(DataChoice):
+        return dict(data)
+    return {key: data[key] for key in ({f.name for f in fields(kinds(DataChoice)[kind])} & data.keys())}
+
+
+def name_problems(names: Mapping[str, StageSettings]) -> Iterator[Problem]:
+    """Yield a problem for each stage whose name cannot be typed in a dotted key."""
+    for name in names:
+        yield from problem_if(
+            not _NAME.fullmatch(name), "stages", name, "is not a stage's name: a letter, then letters, digits, - and _",
+            "Use a name such as decay.",
+        )  # fmt: skip
