@@ -292,7 +292,8 @@ def plan_stages(config: RunConfig) -> tuple[StageConfig, ...]:
     plan, first_step, batch_start = BatchPlan(1), 0, 0
     for name, given in config.stages.items():
         try:
-            stage = build_settings(StageConfig, _stage_tree(settings, given, is_first=not stages))
+            problems += [_in_stage(name, given, problem.text()) for problem in _position_problems(config, given)]
+            stage = build_settings(StageConfig, _stage_tree(config, settings, given, is_first=not stages))
             batch, rampup = stage.train.global_batch, stage.train.rampup
             if not stages:
                 plan = BatchPlan(batch, rampup)
@@ -315,16 +316,36 @@ def plan_stages(config: RunConfig) -> tuple[StageConfig, ...]:
     return tuple(stages)
 
 
-def _stage_tree(settings: Mapping[str, Any], given: StageSettings, *, is_first: bool) -> dict[str, Any]:
-    """Return the settings of a stage as nested dicts: the run's `settings` with those that the stage gives. A ramp-up
-    of the run belongs to its first stage, and a learned position table keeps the run's size.
+def _stage_tree(
+    config: RunConfig, settings: Mapping[str, Any], given: StageSettings, *, is_first: bool
+) -> dict[str, Any]:
+    """Return the settings of a stage as nested dicts: `settings`, the run's, with those that the stage gives. A ramp-up
+    of the run belongs to its first stage, and a table of learned positions keeps the run's number of rows.
     """
     tree = given.apply(settings)
     rampup = tree["train"]["rampup"] if is_first else given.train.get("rampup")
     tree["train"] = tree["train"] | {"steps": 1, "tokens": None, "rampup": rampup}  # the number of steps is set later
-    if "num_positions" in tree["model"] and "seq_len" in given.model and settings["model"]["num_positions"] is None:
-        tree["model"] = tree["model"] | {"num_positions": settings["model"]["seq_len"]}
+    if (rows := _num_position_rows(config)) is not None and "seq_len" in given.model:
+        tree["model"] = tree["model"] | {"num_positions": max(rows, tree["model"]["seq_len"])}
     return tree
+
+
+def _num_position_rows(config: RunConfig) -> int | None:
+    """Return the number of rows of the model's table of learned positions, None if it has none."""
+    table = config.model.weights().get("embedding.position.weight")
+    return None if table is None else table[0]
+
+
+def _position_problems(config: RunConfig, given: StageSettings) -> Iterator[Problem]:
+    """Yield a problem if a stage has longer sequences than the run's model has learned positions."""
+    rows, seq_len = _num_position_rows(config), given.model.get("seq_len")
+    if rows is not None and isinstance(seq_len, int):
+        yield from problem_if(
+            seq_len > rows, "model.seq_len", seq_len,
+            f"is longer than the model's table of {rows} learned positions, which cannot grow in a run",
+            f"Use {rows} or less, or give the model a larger table from its first step on: "
+            f"model.num_positions={seq_len}.",
+        )  # fmt: skip
 
 
 def _in_stage(name: str, given: StageSettings, text: str) -> str:
