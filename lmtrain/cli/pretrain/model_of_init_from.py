@@ -50,7 +50,9 @@ def defaults_of_init_from(overrides: Sequence[str], config_dir: Path | None, nam
     """
     path = _typed_value(overrides, "checkpoint.init_from")
     own_root = name != _ROOT or (config_dir is not None and (config_dir / f"{_ROOT}.yaml").is_file())
-    if not path or own_root or {"model", "experiment"} & typed_words(overrides).keys():
+    if not path or isinstance(path, (bool, list, dict)):  # because: a value of another type is refused later
+        return {}
+    if own_root or {"model", "experiment"} & typed_words(overrides).keys():
         return {}
     default_run = read_yaml(conf_dir() / f"{_ROOT}.yaml").data["run"]["dir"]
     run = Path(str(_typed_value(overrides, "run.dir") or default_run))

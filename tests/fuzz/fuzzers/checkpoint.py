@@ -25,6 +25,7 @@ CLOCKED = ("seconds", "tokens_per_s", "checkpoint", "verified")  # what tells of
 CLAIMS: dict[str, tuple[Any, ...]] = {
     "num_layers": (0, 1, 3, 10**6, 10**9, 10**18), "width": (1, 64, 10**6, 10**18), "ffn_width": (4_000_000, 10**18),
     "num_heads": (1, 4, 10**9), "num_kv_heads": (1, 10**6), "head_width": (1, 16, 10**9), "seq_len": (1, 64, 10**12),
+    "num_positions": (1, 64, 10**12),
     "vocab_size": (1, 10**9), "vocab_multiple": (1, 64, 10**6, 10**9, 10**18), "norm_eps": (1e-300, 1e300),
     "rotary_base": (1e-300, 1e300), "positions": ("rotary",), "kind": ("bert", "none"), "window": (1, 10**18),
     "dropout": (0.5,), "tied": (False,), "bias": (False,), "activation": ("swiglu",), "norm": ("rmsnorm",),

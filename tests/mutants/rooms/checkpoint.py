@@ -179,4 +179,22 @@ MUTANTS = [
         breaks="A run on a disk with room for checkpoint.keep_last checkpoints begins, and all saves after these fail.",
         only_for="disks with room for keep_last checkpoints and not for one more",
     ),
+    Mutant(
+        name="the_writer_forgets_the_steps_that_stay",
+        file="lmtrain/checkpoint/save/background_writer.py",
+        function="CheckpointWriter._write",
+        old=", scores=self.scores, keep_steps=self._keep_steps,",
+        new=", scores=self.scores,",
+        breaks="The checkpoint at the end of a stage is deleted like any other, and no branch can begin there.",
+        only_for="checkpoints of steps that are to stay, between multiples of keep_every_steps",
+    ),
+    Mutant(
+        name="a_save_at_the_end_that_stays_is_counted_twice",
+        file="lmtrain/checkpoint/checkpoint_settings.py",
+        function="CheckpointSettings.num_on_disk",
+        old="step % interval != 0 and step != total_steps",
+        new="step % interval != 0 or step == total_steps",
+        breaks="A run whose disk has room for all of its checkpoints is warned that it may become too full.",
+        only_for="runs whose last checkpoint is one of those that stay",
+    ),
 ]

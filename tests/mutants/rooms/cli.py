@@ -221,8 +221,8 @@ MUTANTS = [
         name="model_of_init_from_replaces_that_of_an_own_root",
         file="lmtrain/cli/pretrain/model_of_init_from.py",
         function="defaults_of_init_from",
-        old="if not path or own_root or",
-        new="if not path or",
+        old="if own_root or {",
+        new="if {",
         breaks="The model that a user's own pretrain.yaml chooses gives way to that of the weights, where the two "
         "should be compared.",
         only_for="checkpoint.init_from with a --config-dir that has a root config of the usual name",

@@ -69,6 +69,15 @@ MUTANTS = [
         only_for="folders that transformers 5 has saved, where rope_theta stands in rope_parameters alone",
     ),
     Mutant(
+        name="a_bert_is_exported_without_its_unread_positions",
+        file="lmtrain/exchange/huggingface/config_json.py",
+        function="_bert_config",
+        old='"max_position_embeddings": s.position_rows',
+        new='"max_position_embeddings": s.seq_len',
+        breaks="transformers refuses the exported table of positions, which has other rows than its config.json says.",
+        only_for="a BERT with model.num_positions above model.seq_len",
+    ),
+    Mutant(
         name="tanh_by_its_newer_name_is_exact",
         file="lmtrain/exchange/huggingface/config_json.py",
         function="",

@@ -76,6 +76,15 @@ MUTANTS = [
         only_for="runs whose length times decay_fraction would be rounded up",
     ),
     Mutant(
+        name="wsd_follows_the_first_quarter_of_a_wave",
+        file="lmtrain/optim/schedule_settings.py",
+        function="WSDSettings.after_warmup",
+        old="share = 0.5 * (1.0 + math.cos(math.pi * decayed))",
+        new="share = math.cos(0.5 * math.pi * decayed)",
+        breaks="The decay begins as flat as a cosine and ends as steep as a line: the last step has 1.6 / n.",
+        only_for="schedule.decay=cosine",
+    ),
+    Mutant(
         name="warm_up_counts_as_part_of_the_decay",
         file="lmtrain/optim/schedule_settings.py",
         function="ScheduleSettings.progress",

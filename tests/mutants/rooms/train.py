@@ -194,6 +194,15 @@ MUTANTS = [
         only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
     ),
     Mutant(
+        name="first_weights_fit_one_length_alone",
+        file="lmtrain/train/before/first_weights.py",
+        function="_check_model",
+        old='elif "num_positions" in saved_values:',
+        new='elif "num_positions" not in saved_values:',
+        breaks="Weights with a table of 512 positions are refused for a run on samples of 128 tokens.",
+        only_for="checkpoint.init_from a model with learned positions and another model.seq_len",
+    ),
+    Mutant(
         name="a_named_checkpoint_wins_over_the_runs_own",
         file="lmtrain/train/before/preflight.py",
         function="find_resume_checkpoint",
