@@ -21,9 +21,10 @@ CHANGED: dict[str, dict[str, object]] = {}
 
 
 def _flat(tree: object, path: str = "") -> dict[str, object]:
-    if not isinstance(tree, dict):
+    if not isinstance(tree, dict | list):
         return {path: tree}
-    return {key: value for name, one in tree.items() for key, value in _flat(one, f"{path}.{name}".lstrip(".")).items()}
+    entries = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {key: value for name, one in entries for key, value in _flat(one, f"{path}.{name}".lstrip(".")).items()}
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.iterdir()), ids=lambda path: path.name)

@@ -137,7 +137,8 @@ def missing_settings(text: str) -> list[str]:
     return [
         word
         for code in INLINE.findall(FENCED.sub("", text))
-        for word in code.split()
+        for typed in code.split()
+        for word in [re.sub(r"^stages\.\w+\.", "", typed)]  # a stage takes keys of the run
         if not code.startswith("lmtrain ") and not word.endswith(FILE_ENDS)
         if (match := re.fullmatch(r"([a-z_]+)((?:\.[a-z_]+)*)(?:\.\*|\.[A-Z]+)?(?:=.*)?", word))
         if "." in word.split("=")[0] and match[1] in known and match[1] + match[2] not in known

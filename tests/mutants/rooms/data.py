@@ -26,7 +26,7 @@ MUTANTS = [
     Mutant(
         name="ramp_up_divides_before_it_multiplies",
         file="lmtrain/data/batch_plan.py",
-        function="BatchPlan.__init__",
+        function="BatchPlan._add",
         old="rampup.samples * i // len(sizes) - position",
         new="rampup.samples // len(sizes) * i - position",
         breaks="The stages of a ramp-up end too early, so that every later step reads other positions than planned.",

@@ -147,10 +147,10 @@ MUTANTS = [
     ),
     Mutant(
         name="last_page_of_a_dataset_is_not_compared",
-        file="lmtrain/train/ranks/facts_equal_on_all_ranks.py",
-        function="_dataset_digest",
-        old="for i in range(_PAGES + 1):",
-        new="for i in range(_PAGES):",
+        file="lmtrain/data/store/indexed_dataset.py",
+        function="IndexedDataset.content_digest",
+        old="for i in range(_NUM_PAGES + 1):",
+        new="for i in range(_NUM_PAGES):",
         breaks="Ranks whose copies of a dataset differ at its end (a copy that was cut off and zero-filled) train "
         "together without a word.",
         only_for="several nodes with their own copies of a dataset that has no sidecar",
