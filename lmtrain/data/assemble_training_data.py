@@ -211,12 +211,15 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
         elif requirements.validate and not valid:
             valid = {"": _build_valid_dataset(builder, opened)}
     history = _continue_history(builder, parts, tail, opened.valid if requirements.validate else [])
-    if history.origin or requirements.history.streams:
-        order = MixtureOrder(history, [builder.build_order(part.dataset, history.states[key].seed)
-                                       for key, part in zip(history.streams, parts, strict=True)],
-                             [part.dataset.num_samples for part in parts])
+    if requirements.history.streams and not builder.megatron:
+        orders = [
+            builder.build_order(part.dataset, history.states[key].seed)
+            for key, part in zip(history.streams, parts, strict=True)
+        ]
+        order = MixtureOrder(history, orders, [part.dataset.num_samples for part in parts])
     elif settings.first_sample:
         order = OffsetOrder(order, settings.first_sample)
+    warning = warning or _trained_before_warning(builder, opened)
     sample_identity = _sample_identity(settings, parts, run_samples) | {"held_out_tokens": held_out}
     sample_identity |= {"shares": builder.shares} if builder.shares != ALL_SHARES else {}
     return TrainingData(
@@ -412,6 +415,26 @@ def _continue_history(
     }  # fmt: skip
     tokens = {} if tail is None else {parts[0].indexed.content_digest[:KEY_DIGITS]: tail.train_tokens.stop}
     return history.with_held_out(held_out, tokens, [indexed.content_digest[:KEY_DIGITS] for indexed in valid])
+
+
+def _trained_before_warning(builder: _DatasetBuilder, opened: OpenDatasets) -> str | None:
+    """Return a warning if validation reads documents that an earlier stage of the run trained on, else None."""
+    history = builder.requirements.history
+    if not builder.requirements.validate or not history.states:
+        return None
+    starts = [(indexed, 0) for indexed in opened.valid]
+    if not opened.valid and builder.share:
+        starts = [(indexed, builder.split_ranges(indexed)[1].start) for indexed in opened.train]
+    names = [
+        str(indexed.prefix) for indexed, start in starts
+        if history.end_of_trained_documents(indexed.content_digest[:KEY_DIGITS]) > start
+    ]  # fmt: skip
+    if not names:
+        return None
+    return (
+        f"validation reads documents of {join_few(names)} that an earlier stage of this run trained on, so its loss "
+        "says little about new text. Validate on other data, or keep data.split the same in all stages."
+    )
 
 
 def _stream_key(builder: _DatasetBuilder, part: TrainingPart, tail: _HeldOutTail | None) -> str:

@@ -8,6 +8,7 @@ epoch, and goes on where the run last left it, in whatever stage that was.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,6 +76,11 @@ class DataHistory:
             key: replace(self.states[key], samples=self.states[key].samples + count)
             for key, count in zip(self.streams, read, strict=True)
         }}  # fmt: skip
+
+    def end_of_trained_documents(self, content: str) -> int:
+        """Return the end of the documents of a source that the run has trained on, in any stage; 0 for none."""
+        ends = (re.match(rf"{content} .* documents \d+-(\d+)", key) for key in self.states)
+        return max((int(match[1]) for match in ends if match), default=0)
 
     def samples_of_streams(self, num_samples: int) -> list[int]:
         """Return how many samples of each stream are among the first `num_samples` samples of this mixture, those

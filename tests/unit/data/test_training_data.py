@@ -27,6 +27,7 @@ from lmtrain.data.samples.blend import integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset, split_sequences
 from lmtrain.data.store.block_checksums import BLOCK_BYTES
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.stream_history import DataHistory
 from lmtrain.errors import DataError, SettingsError
 from tests.marks import wide
 from tests.unit.data.conftest import Make
@@ -77,6 +78,17 @@ def load(data: TrainingData, start: int, dp: int = 1, rank: int = 0, micro_batch
     ]  # fmt: skip
     loader.close()
     return steps
+
+
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_start_has_the_same_order(kind: str, blended: bool, paths: list[str]) -> None:
+    settings = settings_of(kind, blended, paths)
+    begun = build(settings)
+    resumed = build(settings, replace(ASKED, history=DataHistory.from_dict(begun.history.to_dict())))
+    assert resumed.order.ids(0, 96).tolist() == begun.order.ids(0, 96).tolist()
+    assert (resumed.history, resumed.sample_identity) == (begun.history, begun.sample_identity)
+    assert resumed.contributions(8) == begun.contributions(8)
 
 
 @pytest.mark.parametrize(
