@@ -44,14 +44,16 @@ class BatchPlan:
         """Return the batch sizes of the steps `first_step` to `end_step` - 1 (None: all later steps), ascending. The
         parallel layout must divide each of them.
         """
+        return sorted(self.count_steps(first_step, sys.maxsize if end_step is None else end_step))
+
+    def count_steps(self, first_step: int, end_step: int) -> dict[int, int]:
+        """Return the number of steps of each batch size among the steps `first_step` to `end_step` - 1."""
         ends = [segment[0] for segment in self._segments[1:]] + [sys.maxsize]
-        stop = sys.maxsize if end_step is None else end_step
-        sizes = {
-            size
-            for (start, _, size), end in zip(self._segments, ends, strict=True)
-            if max(start, first_step) < min(end, stop)
-        }
-        return sorted(sizes)
+        counts: dict[int, int] = {}
+        for (start, _, size), end in zip(self._segments, ends, strict=True):
+            if (steps := min(end, end_step) - max(start, first_step)) > 0:
+                counts[size] = counts.get(size, 0) + steps
+        return counts
 
     @property
     def sizes(self) -> list[int]:

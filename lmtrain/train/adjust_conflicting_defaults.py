@@ -75,15 +75,27 @@ def _adjust_warm_up(tree: dict[str, Any], typed_values: Mapping[str, str]) -> It
     """Shorten the learning-rate warm-up to a tenth of the steps if the schedule's check refuses the default for so
     short a run; keep it if the user typed `schedule.warmup_steps`, a key of `typed_values`.
     """
-    schedule: ScheduleSettings | None = _build_section(ScheduleSettings, tree, "schedule")
     settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
     model: ModelSettings | None = _build_section(ModelSettings, tree, "model")
-    if schedule is None or settings is None or model is None or _is_typed("schedule.warmup_steps", typed_values):
+    if settings is None or model is None:
         return
     if settings.rampup is not None and settings.steps is None:
         return  # because: the ramp-up is not checked yet and may never reach the full batch
     steps = count_steps(settings, model.shape.seq_len)
     cause = f"train.steps={steps}" if settings.steps else f"train.tokens={settings.tokens}, {steps} steps"
+    yield from shorten_warm_up(tree, typed_values, steps, cause)
+
+
+def shorten_warm_up(
+    tree: dict[str, Any], typed_values: Mapping[str, str], steps: int, cause: str
+) -> Iterator[AdjustedDefault]:
+    """Shorten the run's warm-up in `tree` to a tenth of `steps`, the steps that its schedule spans, if its check
+    refuses the default, and yield the change. `cause` says in words why there are so few steps; the other arguments are
+    those of `adjust_defaults`.
+    """
+    schedule: ScheduleSettings | None = _build_section(ScheduleSettings, tree, "schedule")
+    if schedule is None or _is_typed("schedule.warmup_steps", typed_values):
+        return
     if any(problem.key == "warmup_steps" for problem in schedule.problems_in_run(steps)):
         yield from _adjust(tree["schedule"], "schedule.warmup_steps", steps // 10, cause)
 

@@ -18,7 +18,7 @@ from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, kin
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
-from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error
+from lmtrain.errors import LayoutError, LmtrainError, SettingsError, join_few, settings_error
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
@@ -31,7 +31,7 @@ from lmtrain.parallel.device_and_precision_settings import (
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder_reader import read_settings, read_working_directory
-from lmtrain.train.adjust_conflicting_defaults import adjust_defaults
+from lmtrain.train.adjust_conflicting_defaults import adjust_defaults, shorten_warm_up
 from lmtrain.train.settings_rules import (
     label_problems,
     length_problems,
@@ -41,6 +41,7 @@ from lmtrain.train.settings_rules import (
 )
 from lmtrain.train.stage_settings import StageSettings, name_problems
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
+from lmtrain.units import plural
 
 _PATH_KEYS = (
     r"(?:stages\.[^.]+\.)?data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir|text|text_dir)|"
@@ -171,7 +172,7 @@ class RunConfig(Settings):
         _prepare_stages(tree, typed_values)
         adjusted = list(adjust_defaults(tree, typed_values))
         _set_path_of_text(tree, typed_values)
-        return adjusted
+        return adjusted + _adjust_warm_up_of_stages(tree, typed_values)
 
     @property
     def seq_len(self) -> int:
@@ -208,6 +209,11 @@ class RunConfig(Settings):
     def stage_configs(self) -> tuple[RunConfig, ...]:
         """The settings that hold in each stage of the run, in order; these settings themselves if it has no stages."""
         return plan_stages(self) if self.stages else (self,)
+
+    @property
+    def border_steps(self) -> tuple[int, ...]:
+        """The steps after which one stage of the run gives way to the next: their checkpoints are never removed."""
+        return tuple(stage.end_step for stage in self.stage_configs[:-1])
 
     @cached_property
     def schedule_span(self) -> ScheduleSpan:
@@ -449,6 +455,22 @@ def _prepare_stages(tree: dict[str, Any], typed_values: Mapping[str, str]) -> No
         key for key in data if not data[key]
     }):
         tree["data"] = data | given if given.get("kind", data.get("kind")) == data.get("kind") else dict(given)
+
+
+def _adjust_warm_up_of_stages(tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
+    """Shorten the default warm-up of the run's schedule in `tree` if the stages that follow it are too short for it.
+    Return the changes; none if other settings are wrong, which are reported later.
+    """
+    schedule = tree.get("schedule")
+    if not tree.get("stages") or not isinstance(schedule, dict) or not schedule.get("warmup_steps"):
+        return []
+    try:
+        config = build_settings(RunConfig, tree | {"schedule": schedule | {"warmup_steps": 0}})
+    except LmtrainError:
+        return []
+    span = config.schedule_span
+    steps = f"the {plural(span.num_steps, 'step')} of {join_few([stage.stage_name for stage in span.stages])}"
+    return list(shorten_warm_up(tree, typed_values, span.num_steps, f"{steps} together")) if span.stages else []
 
 
 def _set_path_of_text(tree: dict[str, Any], typed_values: Mapping[str, str]) -> None:

@@ -80,6 +80,7 @@ def open_run(
             folder / CHECKPOINTS, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
             keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
             peers=saver_thread_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
+            keep_steps=config.border_steps,
         ))  # fmt: skip
         if config.checkpoint.saves_before_end:  # because: a save at the end can allocate buffers then
             writer.reserve(model.owned_pieces(held_pieces(model, optimizer)))

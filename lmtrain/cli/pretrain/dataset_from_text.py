@@ -93,15 +93,25 @@ class TextPreview:
             "tokenizer": f"{self.made.tokenizer_kind}, {self.made.vocab_size:,} pieces, {way}",
             "dataset": f"{self.data.path}, to be made: {about}{tokens} tokens{basis}",
         }
-        facts = {
-            key: value.replace(str(self.temporary_prefix), self.data.path) if isinstance(value, str) else value
-            for key, value in facts.items()
-        }
+        facts = {key: self._with_final_path(value) for key, value in facts.items()}
         if self.share < 1:
             facts.pop("validation", None)  # because: it counts the tokens of the beginning
-            facts["training_samples"] = round(facts["training_samples"] / self.share)
-            facts["epochs"] *= self.share
+            if "epochs" in facts:
+                facts["training_samples"] = round(facts["training_samples"] / self.share)
+                facts["epochs"] *= self.share
+            for source in (source for stage in facts.get("stages", ()) for source in stage["sources"]):
+                if source["dataset"] == self.data.path and "epochs" in source:
+                    source["epochs"] *= self.share
+                    source["epochs_in_stage"] *= self.share
         return text | facts
+
+    def _with_final_path(self, value: Any) -> Any:
+        """Return a fact of the dry run, or facts nested in it, with the run's path in place of the temporary one."""
+        if isinstance(value, dict):
+            return {key: self._with_final_path(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._with_final_path(item) for item in value]
+        return value.replace(str(self.temporary_prefix), self.data.path) if isinstance(value, str) else value
 
 
 @contextmanager

@@ -50,6 +50,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     from lmtrain.runtime.processes.fault_injection import arm_from_env
     from lmtrain.train.layouts.dry_run_estimates import dry_run_facts
     from lmtrain.train.layouts.layout_table import rank_rows
+    from lmtrain.train.layouts.stage_table import dry_run_facts_of_stages
 
     arm_from_env()
     inputs, _ = prepare_inputs(config, place_on_hardware(config, env), starts_run=False)
@@ -57,17 +58,25 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
         return None
     here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size
     shown = config if text is None else replace(config, data=text.data)
-    facts = dry_run_facts(shown, inputs, runs_here=here) | {"ranks": rank_rows(config, inputs.model)}
+    facts = (dry_run_facts_of_stages if config.stages else dry_run_facts)(shown, inputs, runs_here=here)
+    facts |= {"ranks": rank_rows(config, inputs.model)}
     facts = facts if text is None else text.complete_facts(facts)
     return print_json(facts, indent=None) if as_json else print_plan_facts(facts)
 
 
 def print_plan_facts(facts: dict[str, Any]) -> None:
-    """Print the facts of a dry run by name, and a table of the ranks if `facts` has the entry "ranks"."""
-    from lmtrain.cli.screen.console import print_pairs
+    """Print the facts of a dry run by name, and a table of the stages and one of the ranks if `facts` has the entries
+    "stages" and "ranks".
+    """
+    from lmtrain.cli.screen.console import PlainConsole, print_pairs
     from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merge_rows
+    from lmtrain.train.layouts.stage_table import stage_lines
 
-    print_pairs((key.replace("_", " "), _format_fact(key, value)) for key, value in facts.items() if key != "ranks")
+    pairs = {key: value for key, value in facts.items() if key not in ("ranks", "stages")}
+    print_pairs((key.replace("_", " "), _format_fact(key, value)) for key, value in pairs.items())
+    if rows := facts.get("stages"):
+        for line in ("", *stage_lines(rows, PlainConsole().width)):
+            echo(line)
     if (ranks := facts.get("ranks")) is None:
         return
     for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merge_rows(ranks))):

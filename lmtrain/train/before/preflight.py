@@ -454,7 +454,8 @@ def check_run_folder(
     records += import_bytes
     room = max(0, free - records) // size
     # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
-    num_needed, num_wanted = (max(1, count - num_existing) for count in settings.num_on_disk(config.total_steps))
+    counts = settings.num_on_disk(config.total_steps, config.border_steps)
+    num_needed, num_wanted = (max(1, count - num_existing) for count in counts)
     if room >= num_wanted:
         return []
     need = num_needed if room < num_needed else num_wanted
@@ -464,13 +465,16 @@ def check_run_folder(
         f"{subject} and {others} need {format_bytes(need * size + records)}, but {format_bytes(free)} are free"
     )
     if room < num_needed:
-        raise StorageError(
-            f"The disk of run.dir={config.run.dir} is too full: {needed_and_free}. Free some space, choose another "
-            "run.dir, "
-            f"{_fewer_checkpoints_hint(config, num_existing + room, num_existing)}"
-            "or set checkpoint.interval_steps=null to save none."
-        )
+        hint = _fewer_checkpoints_hint(config, num_existing + room, num_existing)
+        if config.border_steps:  # because: a run goes from one stage to the next by a checkpoint
+            ways_out = f"Free some space, {hint}or choose another run.dir."
+        else:
+            ways_out = (
+                f"Free some space, choose another run.dir, {hint}or set checkpoint.interval_steps=null to save none."
+            )
+        raise StorageError(f"The disk of run.dir={config.run.dir} is too full: {needed_and_free}. {ways_out}")
     keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.retention_keys())
+    keys += ", and the end of each stage" if config.border_steps else ""
     return [
         f"The disk of run.dir={config.run.dir} may become too full: {needed_and_free}, enough for {room}. The settings "
         f"may keep more checkpoints at once ({keys}); a checkpoint that does not fit on the disk is not saved."
@@ -497,9 +501,8 @@ def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
     except CheckpointError as error:
         if config.checkpoint.interval_steps is None:
             return 0
-        raise LayoutError(
-            f"This layout cannot save checkpoints: {error} To save none, set checkpoint.interval_steps=null."
-        ) from error
+        way_out = "" if config.border_steps else " To save none, set checkpoint.interval_steps=null."
+        raise LayoutError(f"This layout cannot save checkpoints: {error}{way_out}") from error
 
 
 def check_port(env: ProcessEnv) -> None:

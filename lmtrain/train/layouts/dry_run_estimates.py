@@ -6,7 +6,7 @@ Called by --dry-run, and by set-up, which shows the stages of a pipeline.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -92,9 +92,12 @@ def planned_run(config: RunConfig, model: ModelSettings) -> PlannedRun:
     )  # fmt: skip
 
 
-def predict_step(run: PlannedRun, hardware: Hardware, batch_sizes: Sequence[int] = ()) -> StepForecast:
-    """Predict the mean duration of a step on this hardware over steps with the given `batch_sizes`, in samples. They
-    differ if the run ramps its batch size up; without `batch_sizes`, the step has the full batch.
+def predict_step(
+    run: PlannedRun, hardware: Hardware, batch_sizes: Sequence[int] | Mapping[int, int] = ()
+) -> StepForecast:
+    """Predict the mean duration of a step on this hardware over steps with the given `batch_sizes`, in samples, or
+    batch size -> number of steps. They differ if the run ramps its batch size up; without `batch_sizes`, the step has
+    the full batch.
     """
     counts = Counter(batch_sizes or (run.global_batch,))
     prices = machine_cost_model(hardware)
@@ -117,7 +120,7 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
     config.hardware names a machine, the step time and the energy of a step. `runs_here` is True if all processes of the
     layout would run on this machine.
     """
-    run, hardware = planned_run(_with_this_machine(config, runs_here), model), config.hardware
+    run, hardware = planned_run(with_this_machine(config, runs_here), model), config.hardware
     rank = fullest_rank(run)
     bytes_by_part = count_rank_bytes(run, rank)
     total, largest = sum(bytes_by_part.values()), sorted(bytes_by_part, key=lambda name: -bytes_by_part[name])[:3]
@@ -141,7 +144,7 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
     }
 
 
-def _with_this_machine(config: RunConfig, runs_here: bool) -> RunConfig:
+def with_this_machine(config: RunConfig, runs_here: bool) -> RunConfig:
     """Return the config with compute.device=cpu if neither config.hardware nor compute.device names a device, this
     machine has no GPU, and the run would use this machine. `runs_here` is True if all its processes would.
 
@@ -187,7 +190,7 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs,
-        **_measurement_facts(config, inputs),
+        **measurement_facts(config, inputs),
         "model_flops": config.flops_per_token(inputs.model) * tokens,
         **_start_facts(config, inputs),
         "processes": config.parallel.layout.world_size,
@@ -201,7 +204,7 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
     }
 
 
-def _measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+def measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     """Return {"validation": text, "evaluation": text}: which samples validation reads, and which tasks are evaluated
     how often. A key is left out if there is nothing to say.
     """

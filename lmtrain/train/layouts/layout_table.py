@@ -145,13 +145,13 @@ def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
 def _cell_text(key: str, value: Any) -> str:
     """Format a cell of the table; `key` is the column's key in a row, such as "weights_bytes"."""
     if key.endswith("_bytes"):
-        return _short_bytes(value) if value else "-"
+        return short_bytes(value) if value else "-"
     if key == "parameters":
         return format_count(value)
     return str(value)[:_HOST_WIDTH] if key == "host" else str(value)
 
 
-def _short_bytes(value: int) -> str:
+def short_bytes(value: int) -> str:
     """Return bytes with three significant digits and no space: 341_522_022 -> "326MiB"."""
     number, unit = format_bytes(value).split()
     return f"{float(number):.3g}{unit}" if float(number) < 1000 else f"{float(number):.0f}{unit}"

@@ -139,6 +139,19 @@ def test_what_may_lack_room_later_is_told(
     assert _check(_in(config, tmp_path, interval_steps=None)) == []
 
 
+def test_the_ends_of_stages_take_room_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [f"stages.{name}.steps=100" for name in ("a", "b", "c", "d")]
+    config = compose(RunConfig, ["data.path=x", "model.vocab_size=1000", *stages])
+    size = check_checkpoint_size(config, config.model) + len(TOKENIZER.to_bytes())
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: 5 * size)
+    [told] = _check(_in(config, tmp_path, interval_steps=50, interval_s=None))
+    assert "may become too full: 6 checkpoints, " in told  # 3 ends, the last 2, and the one that is being written
+    assert "(checkpoint.keep_last=2, and the end of each stage)" in told
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: size)
+    with pytest.raises(StorageError, match=r"or choose another run\.dir\.$"):  # a run with stages has to save
+        _check(_in(config, tmp_path, interval_steps=50))
+
+
 @pytest.mark.parametrize("num_there", [1, 2, 3])
 def test_a_run_that_goes_on_needs_room_for_one_more_however_many_are_there(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_there: int
