@@ -84,6 +84,8 @@ def settings_from_arguments(
         for name, allowed in _REQUIRED_ARGUMENTS.items()
         if (value := argument(name, allowed[0])) not in allowed
     ]
+    states_positions = argument("use_rotary_position_embeddings", False) or argument("position_embedding_type")
+    problems += _positions_problems(argument, facts) if states_positions else []
     values: dict[str, Any] = {
         "num_layers": facts.num_layers, "width": facts.width, "num_heads": argument("num_attention_heads"),
         "ffn_width": facts.ffn_width, "vocab_size": vocab_size, "dropout": argument("hidden_dropout", 0.0),
@@ -138,6 +140,11 @@ def settings_from_arguments(
         raise CheckpointError(
             f"{where} does not state the number of heads; files of 2019 never do. Set it: --set num_heads=16."
         )
+    if facts.num_positions is None and not states_positions and "positions" not in overrides:
+        raise CheckpointError(
+            f"{where} does not state its kind of positions, and its weights have no table of them. If its positions "
+            "are rotary, set it: --set positions=rotary. Otherwise choose another checkpoint."
+        )
     if facts.is_encoder and argument("bias_gelu_fusion") is None and "activation" not in overrides:
         raise CheckpointError(
             f"{where} does not state its kind of gelu; files before --bias-gelu-fusion never do. "
@@ -148,6 +155,21 @@ def settings_from_arguments(
     if unused:
         raise SettingsError(unused)
     return settings
+
+
+def _positions_problems(argument: GetArgument, facts: WeightFacts) -> list[str]:
+    """Return a message if Megatron-LM gives the model other positions than lmtrain would: the learned table that the
+    weights hold, or rotary angles of a GPT without one.
+    """
+    # because: Megatron-LM lets the older flag win over the newer choice
+    is_rotary = argument("use_rotary_position_embeddings", False)
+    kind = "rope" if is_rotary else argument("position_embedding_type")
+    has_table = facts.num_positions is not None
+    allowed = "learned_absolute" if has_table or facts.is_encoder else "rope"
+    if kind == allowed:
+        return []
+    table = "a table of positions" if has_table else "no table of positions"
+    return [f"--position-embedding-type {show(kind)} would have to be {allowed}, as its weights have {table}"]
 
 
 def padded_rows(vocab_size: int, tp: int) -> int:

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
 RANK_FILE = "model_optim_rng.pt"
 _CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
-_MASTER = re.compile(r"(?:chained_0\.)?optimizer\.state\.fp32_param\.(.+)")
+# The optimizer's fp32 weights; `param` is their name in folders whose optimizer is stored as fully_reshardable.
+_MASTER = re.compile(r"(?:chained_0\.)?optimizer\.state\.(?:fp32_param|param)\.(.+)")
+_OPTIMIZER = ("optimizer.", "chained_")
+_COMMON_FILE = "common.pt"  # holds the arguments and the iteration, up to core v0.18
+_COMMON_OBJECT = "common_state/shard_0_1"  # holds them since core v0.19: an entry of the folder's list of tensors
 _MAX_LAYERS = 1 << 16
 _MAX_NODES = 1 << 18  # of the dicts that hold a stage's tensors
 _MAX_NAME = 1000
@@ -49,6 +53,7 @@ _VERSIONS = (0, 1, 2, 3)
 class WeightPart:
     """A part of a weight: that of one tensor-parallel rank, or the gate or up projection of a gated MLP's input."""
 
+    code: str  # of its number type, such as BF16
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
 
@@ -234,7 +239,8 @@ def _add_chunk(
         if name in names:
             raise CheckpointError(f"{folder}: a stage has {shorten(megatron_name)} under two names. Get it again.")
         names.add(name)
-        weights.setdefault(name, [WeightPart(tensor.shape, tensor.read) for tensor in tensors if tensor is not None])
+        parts = [WeightPart(tensor.code, tensor.shape, tensor.read) for tensor in tensors if tensor is not None]
+        weights.setdefault(name, parts)
     if layers != set(range(len(layers))):
         raise CheckpointError(
             f"{folder}: a stage has layers {sorted(layers)[:4]}..., but must number them from 0. Get all files again."
@@ -253,12 +259,24 @@ def _translate_name(megatron_name: str, folder: Path) -> tuple[str, int | None] 
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """A rectangular part of a distributed tensor, and the bytes of a file that hold it."""
-    box: Box
+class StoredObject:
+    """The bytes of a file of a distributed checkpoint that hold what torch.save wrote."""
+
     path: Path
     start: int
     num_bytes: int
+
+    def read(self) -> Any:
+        """Return the saved value, with tensors as StoredTensor."""
+        return TorchFile(self.path, self.start, self.num_bytes).value
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A rectangular part of a distributed tensor, and where it is stored."""
+
+    box: Box
+    stored: StoredObject
 
 
 @dataclass(frozen=True)
@@ -277,22 +295,24 @@ class DistributedTensor:
             common = intersect(chunk.box, box)
             if common is None:
                 continue
-            value = TorchFile(chunk.path, chunk.start, chunk.num_bytes).value
+            value = chunk.stored.read()
             if not isinstance(value, StoredTensor) or value.shape != chunk.box.shape:
-                raise CheckpointError(f"{chunk.path} does not hold the tensor that .metadata lists. Get it again.")
+                raise CheckpointError(
+                    f"{chunk.stored.path} does not hold the tensor that .metadata lists. Get it again."
+                )
             part = value.read()[common.relative_to(chunk.box.offset).slices()]
             result[common.relative_to(box.offset).slices()] = part
         return result
 
 
 def _open_distributed(folder: Path) -> MegatronCheckpoint:
-    tensors = _read_metadata(folder)
-    state = _state_dict(TorchFile(folder / "common.pt")) if (folder / "common.pt").is_file() else {}
+    tensors, common_object = _read_metadata(folder)
+    state = _read_common_state(folder, common_object)
     weights, masters = defaultdict[str, PartsByHalf](dict), defaultdict[str, PartsByHalf](dict)
     unused = set[str]()
     for megatron_name, stacked in tensors.items():
         master = _MASTER.fullmatch(megatron_name)
-        if master is None and megatron_name.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
+        if master is None and megatron_name.startswith((*_OPTIMIZER, "rng_state", "rerun_state")):
             continue
         translated = _translate_name(master[1] if master else megatron_name, folder)
         if translated is None:
@@ -300,7 +320,7 @@ def _open_distributed(folder: Path) -> MegatronCheckpoint:
         else:
             for name, part in _split_layers(translated[0], stacked):
                 (masters if master else weights)[name][translated[1]] = part
-    paths = {chunk.path for stacked in tensors.values() for chunk in stacked.chunks}
+    paths = {chunk.stored.path for stacked in tensors.values() for chunk in stacked.chunks}
     return MegatronCheckpoint(
         path=folder,
         args=_args(state),
@@ -309,10 +329,28 @@ def _open_distributed(folder: Path) -> MegatronCheckpoint:
         weights=_order_parts(weights),
         halves=frozenset(name for name, parts in weights.items() if None not in parts),
         masters=_order_parts(masters),
-        has_optimizer=any(".state." in name for name in tensors),
+        has_optimizer=any(name.startswith(_OPTIMIZER) for name in tensors),
         num_bytes=sum(path.stat().st_size for path in paths if path.is_file()),
         unused=frozenset(unused),
     )
+
+
+def _read_common_state(folder: Path, common_object: StoredObject | None) -> dict[str, Any]:
+    """Return what a distributed checkpoint stores once for all ranks, such as the arguments. Raise CheckpointError if
+    there are no arguments: without them, another model of the same shapes would be taken for this one.
+    """
+    if (folder / _COMMON_FILE).is_file():
+        state = TorchFile(folder / _COMMON_FILE).value
+    else:
+        # because: the object is saved as the list of the parts of all ranks, and this one has a single part
+        parts = common_object.read() if common_object is not None else None
+        state = parts[0] if isinstance(parts, list) and parts else None
+    if not isinstance(state, dict) or _args(state) is None:
+        raise CheckpointError(
+            f"{folder} does not hold the arguments of its model, which Megatron-LM writes to {_COMMON_FILE} or, since "
+            f"core v0.19, to {_COMMON_OBJECT} in {METADATA}. Get the whole folder again."
+        )
+    return state
 
 
 def _order_parts(parts_by_half: Mapping[str, PartsByHalf]) -> dict[str, list[WeightPart]]:
@@ -331,17 +369,19 @@ def _split_layers(name: str, tensor: DistributedTensor) -> Iterator[tuple[str, W
     """
     if LAYER_PLACEHOLDER not in name:
         box = Box((0,) * len(tensor.shape), tensor.shape)
-        yield name, WeightPart(tensor.shape, lambda: tensor.read(box))
+        yield name, WeightPart(tensor.code, tensor.shape, lambda: tensor.read(box))
         return
     shape = tensor.shape[1:]
     for layer in range(tensor.shape[0]):
         box = Box((layer, *(0 for _ in shape)), (1, *shape))
-        yield name.replace(LAYER_PLACEHOLDER, str(layer)), WeightPart(shape, lambda box=box: tensor.read(box)[0])  # type: ignore[misc]
+        part = WeightPart(tensor.code, shape, lambda box=box: tensor.read(box)[0])  # type: ignore[misc]
+        yield name.replace(LAYER_PLACEHOLDER, str(layer)), part
 
 
-def _read_metadata(folder: Path) -> dict[str, DistributedTensor]:
-    """Read .metadata, torch's pickled list of the tensors of a distributed checkpoint, as data. Return tensor name ->
-    where its chunks lie; raise CheckpointError if the list is malformed.
+def _read_metadata(folder: Path) -> tuple[dict[str, DistributedTensor], StoredObject | None]:
+    """Read .metadata, torch's pickled list of what a distributed checkpoint holds, as data. Return tensor name -> where
+    its chunks lie, and where the object with the arguments lies, if there is one. Raise CheckpointError if the list is
+    malformed.
     """
     path = folder / METADATA
     value = read_pickle(io.BytesIO(read_bytes(path, MAX_PICKLE_BYTES)), path)
@@ -350,11 +390,13 @@ def _read_metadata(folder: Path) -> dict[str, DistributedTensor]:
             (require_text(index.get("fqn"), "a name"), _parse_sizes(index.get("offset") or ())): info
             for index, info in value.get("storage_data").items()
         }
-        return {
+        tensors = {
             name: _parse_tensor(require_text(name, "a name"), entry, places, folder)
             for name, entry in value.get("state_dict_metadata").items()
             if isinstance(entry, CallRecord) and entry.path.endswith(".TensorStorageMetadata")
         }
+        common_place = places.get((_COMMON_OBJECT, ()))
+        return tensors, None if common_place is None else _parse_place(_COMMON_OBJECT, common_place, folder)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(
             f"{path} is not a valid list of tensors ({shorten(error)}). Get the folder again."
@@ -372,20 +414,25 @@ def _parse_tensor(name: str, entry: CallRecord, places: Mapping[Any, CallRecord]
     chunks = []
     for chunk in entry.get("chunks"):
         box = Box(_parse_sizes(chunk.get("offsets")), _parse_sizes(chunk.get("sizes")))
-        info = places[name, box.offset]
-        file, start, num_bytes = info.get("relative_path"), info.get("offset"), info.get("length")
-        if not is_safe_name(file) or info.get("transform_descriptors"):
-            raise ValueError(f"the tensor {name} is in a file that is transformed or has an unsafe name")
-        if not all(type(n) is int and n >= 0 for n in (start, num_bytes)):
-            raise ValueError(f"the tensor {name} has no valid offset or length")
-        if box.volume * ITEM_BYTES[code] > num_bytes:
-            raise ValueError(f"the tensor {name} has {num_bytes} bytes, too few for its {box.volume} elements")
-        chunks.append(Chunk(box, folder / file, start, num_bytes))
+        stored = _parse_place(name, places[name, box.offset], folder)
+        if box.volume * ITEM_BYTES[code] > stored.num_bytes:
+            raise ValueError(f"the tensor {name} has {stored.num_bytes} bytes, too few for its {box.volume} elements")
+        chunks.append(Chunk(box, stored))
     if (problem := cover_problem(shape, [chunk.box for chunk in chunks])) is not None:
         raise ValueError(f"the tensor {name} is incomplete: {problem}")
     if ".layers." in f".{name}" and shape and shape[0] > _MAX_LAYERS and not re.search(r"layers\.\d", name):
         raise ValueError(f"the tensor {name} has {shape[0]} layers; at most {_MAX_LAYERS} are allowed")
     return DistributedTensor(code, shape, tuple(chunks))
+
+
+def _parse_place(name: str, info: CallRecord, folder: Path) -> StoredObject:
+    """Return where the entry `name` of the list is stored. Raise ValueError if that is no plain part of a file."""
+    file, start, num_bytes = info.get("relative_path"), info.get("offset"), info.get("length")
+    if not is_safe_name(file) or info.get("transform_descriptors"):
+        raise ValueError(f"{name} is in a file that is transformed or has an unsafe name")
+    if not all(type(n) is int and n >= 0 for n in (start, num_bytes)):
+        raise ValueError(f"{name} has no valid offset or length")
+    return StoredObject(folder / file, start, num_bytes)
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:

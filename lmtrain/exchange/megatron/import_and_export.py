@@ -186,8 +186,8 @@ def import_megatron(
         output, settings, parts, loaded_tokenizer, origin, source=folder, step=source.iteration, files=files,
         report=report,
     ) | {
-        "tensors_read": len(model.masters or model.weights), "left_out": model.left_out(),
-        "ignored": model.ignored_arguments(),
+        "weights_from": model.weights_from(), "tensors_read": len(model.masters or model.weights),
+        "left_out": model.left_out(), "ignored": model.ignored_arguments(),
     }  # fmt: skip
 
 

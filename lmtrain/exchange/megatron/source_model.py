@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.disk.checkpoint_format import DTYPES
 from lmtrain.errors import CheckpointError, join_few, shorten
 from lmtrain.exchange.megatron.checkpoint_args import WeightFacts, argument_getter, settings_from_arguments
 from lmtrain.exchange.megatron.checkpoint_folder import MegatronCheckpoint, WeightPart, open_megatron
@@ -21,6 +22,10 @@ _POSITIONS = "embedding.position.weight"
 _NO_OPTIMIZER = (
     "a run goes on from its data's order, schedule and loss scale as well, which are not taken from Megatron-LM; begin "
     "a new run with checkpoint.init_from"
+)
+_NO_MASTERS = (
+    "the optimizer's float32 weights are missing or stored in a form that lmtrain does not read; Megatron-LM saves "
+    "them readably with --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"
 )
 
 
@@ -45,6 +50,14 @@ class MegatronModel:
             | ({f"{padding} rows of the embedding": "they pad the vocabulary"} if padding else {})
             | dict.fromkeys(sorted(self.source.unused), "it is no weight, or one under a second name")
         )
+
+    def weights_from(self) -> str:
+        """Return which of the checkpoint's weights the import takes: the optimizer's in fp32, or else the model's."""
+        if self.masters:
+            return "the optimizer, in float32"
+        types = sorted({DTYPES[part.code] for parts in self.weights.values() for part in parts})
+        is_exact = types == ["float32"] or not self.source.has_optimizer
+        return f"the model, in {' and '.join(types)}" + ("" if is_exact else f": {_NO_MASTERS}")
 
     def ignored_arguments(self) -> dict[str, str]:
         """Return the checkpoint's arguments that decide no setting of lmtrain's model, each with the reason."""
@@ -172,6 +185,7 @@ def _complete_masters(source: MegatronCheckpoint, settings: ModelSettings) -> di
     shapes, cuts = unpadded_shapes(settings), settings.cuts()
     is_complete = all(
         (parts := source.masters.get(name)) is not None
+        and all(part.code == "F32" for part in parts)
         and _has_joined_shape(parts, shape, cuts[name], by_half=len(parts) == 2)
         for name, shape in shapes.items()
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.models.gpt_settings import GPTSettings
@@ -104,6 +108,23 @@ def stacked_state(weights: dict[str, Tensor], s: GPTSettings) -> dict[str, Tenso
         values = [fused_by_hand(v, s, 3, 0, 1) for v in values] if ours == "attention.qkv" else values
         result[f"decoder.layers.{theirs}"] = torch.stack(values)
     return result
+
+
+def write_distributed(folder: Path, tensors: dict[str, Tensor], common: dict[str, Any], *, in_file: bool) -> None:
+    """Write a torch_dist folder. `common` is in a file of its own, or since core v0.19 an object beside the tensors."""
+    saved = io.BytesIO()
+    torch.save([common], saved)
+    objects = {} if in_file else {"common_state/shard_0_1": saved}
+    save_distributed({**tensors, **objects}, checkpoint_id=folder, planner=_SavedObjects(), no_dist=True)
+    if in_file:
+        torch.save(common, folder / "common.pt")
+
+
+class _SavedObjects(DefaultSavePlanner):
+    """Writes the bytes of an object that is saved already, as Megatron-LM's planner does; torch's saves it again."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        return object
 
 
 def write_rank(folder: Path, name: str, state: dict[str, Any], *, legacy: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def test_distributed_tensors_in_pieces(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(
         pickle.dumps(Metadata({"embedding.word_embeddings.weight": entry}, storage_data=places))
     )
+    torch.save({"args": argparse.Namespace()}, tmp_path / "common.pt")
     (part,) = open_megatron(tmp_path).weights["embedding.token.weight"]
     assert torch.equal(part.read(), value)
     entry.chunks.pop()

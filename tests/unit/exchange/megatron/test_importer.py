@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.megatron.import_and_export import import_megatron
+from lmtrain.exchange.megatron.source_model import read_megatron_model
 from tests.unit.exchange.megatron.folders import (
     arguments,
     assert_same,
@@ -20,6 +21,7 @@ from tests.unit.exchange.megatron.folders import (
     old_state,
     stacked_state,
     tokenizer_file,
+    write_distributed,
     write_rank,
 )
 from tests.unit.exchange.models import gpt2, llama, random_weights
@@ -83,11 +85,14 @@ def test_grouped_queries_and_virtual_stages(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("halves", [False, True])
-def test_distributed_folders_and_the_optimizers_weights(halves: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("halves", "master", "in_file"), [(False, "fp32_param", True), (True, "param", False)])
+def test_distributed_folders_and_the_optimizers_weights(
+    halves: bool, master: str, in_file: bool, tmp_path: Path
+) -> None:
+    """The optimizer's fp32 weights are called fp32_param or, in the form fully_reshardable, param."""
     settings = llama()
-    parts = {kind: random_weights(settings, seed) for seed, kind in enumerate(("fp32_param", "exp_avg", "exp_avg_sq"))}
-    weights = {name: value.bfloat16() for name, value in parts["fp32_param"].items()}
+    parts = {kind: random_weights(settings, seed) for seed, kind in enumerate((master, "exp_avg", "exp_avg_sq"))}
+    weights = {name: value.bfloat16() for name, value in parts[master].items()}
     state = stacked_state({name: value.float() for name, value in weights.items()}, settings)
     state = {name: value.bfloat16() for name, value in state.items()}
     for kind, values in parts.items():
@@ -101,22 +106,55 @@ def test_distributed_folders_and_the_optimizers_weights(halves: bool, tmp_path: 
                     gate, up = value.chunk(2)
                     both = {"_w": gate.clone(), "_v": up.clone()}
                 state |= {f"{before}decoder.layers.{layer}.{after}{end}": v for end, v in both.items()}
-    save_distributed(state, checkpoint_id=tmp_path / "dist", no_dist=True)
-    common = {"args": llama_arguments(settings, untie_embeddings_and_output_weights=True), "iteration": 12}
-    torch.save(common | {"checkpoint_version": 3.0}, tmp_path / "dist" / "common.pt")
+    args = llama_arguments(settings, untie_embeddings_and_output_weights=True, rotary_base=500)
+    common = {"args": args, "iteration": 12, "checkpoint_version": 3.0}
+    write_distributed(tmp_path / "dist", state, common, in_file=in_file)
     found = import_megatron(tmp_path / "dist", tmp_path / "out", tokenizer=tokenizer_file(tmp_path, settings))
     reader = CheckpointReader(found["checkpoint"])
-    for name, value in parts["fp32_param"].items():
+    assert found["weights_from"] == "the optimizer, in float32"
+    assert reader.state["model"]["rotary_base"] == 500
+    for name, value in parts[master].items():
         assert torch.equal(reader.read(f"model.{name}"), value), name
     assert reader.manifest.tensors.keys() == {f"model.{name}" for name in weights}
     assert found["left_out"]["optimizer"].startswith("a run goes on from its data's order")
     assert reader.step == 12
     if halves:
         state = {name: value for name, value in state.items() if not name.endswith("layers.0.mlp.linear_fc1.weight_v")}
-        save_distributed(state, checkpoint_id=tmp_path / "torn", no_dist=True)
-        torch.save(common, tmp_path / "torn" / "common.pt")
+        write_distributed(tmp_path / "torn", state, common, in_file=in_file)
         with pytest.raises(CheckpointError, match=r"blocks\.0\.mlp\.up\.weight has 1 parts of shape .* which do not"):
             import_megatron(tmp_path / "torn", tmp_path / "none", tokenizer=tokenizer_file(tmp_path, settings))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("prefix", "dtype", "taken"),
+    [
+        ("optimizer.state.param", torch.bfloat16, r"the model, in bfloat16: .*--dist-ckpt-optim-fully-reshardable"),
+        ("optimizer.distributed.bucket_0", torch.float32, r"the model, in bfloat16: the optimizer's float32 weights"),
+        (None, None, "the model, in bfloat16$"),
+    ],
+)
+def test_weights_of_less_precision_are_never_taken_silently(
+    prefix: str | None, dtype: torch.dtype, taken: str, tmp_path: Path
+) -> None:
+    settings = llama()
+    state = {k: v.bfloat16() for k, v in stacked_state(random_weights(settings), settings).items()}
+    state |= {f"{prefix}.{name}": value.to(dtype) for name, value in state.items()} if prefix else {}
+    args = llama_arguments(settings, untie_embeddings_and_output_weights=True)
+    write_distributed(tmp_path / "dist", state, {"args": args}, in_file=True)
+    model = read_megatron_model(tmp_path / "dist", None, {})
+    assert re.match(taken, model.weights_from())
+    assert ("optimizer" in model.left_out()) == (prefix is not None)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_distributed_folder_without_arguments_is_refused(in_file: bool, tmp_path: Path) -> None:
+    """The shapes of a model do not tell its base of angles, its norm and its activation."""
+    state = stacked_state(random_weights(llama()), llama())
+    write_distributed(tmp_path / "dist", state, {"iteration": 3}, in_file=in_file)
+    with pytest.raises(CheckpointError, match=r"does not hold the arguments of its model.* or, since core v0\.19"):
+        read_megatron_model(tmp_path / "dist", None, {"num_heads": 4, "num_kv_heads": 2, "vocab_size": 331})
 
 
 @pytest.mark.parametrize(
