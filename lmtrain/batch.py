@@ -42,6 +42,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class SourceCounts:
+    """The part of one dataset of a blend in the global batch of a step: the rows of its samples, and totals."""
+
+    number: int  # of the dataset, in the order of the settings
+    rows_S: Any  # int64, the indices of its samples in `StepBatches.sample_ids`
+    labels: int
+    tokens: int  # without padding
+
+
+@dataclass(frozen=True)
 class StepBatches:
     """The micro-batches that a rank reads for a step, and totals over the step's global batch."""
 
@@ -51,3 +61,4 @@ class StepBatches:
     counts: tuple[int, ...]  # labels in the global batch per loss term: equal on every rank
     sample_ids: Any  # int64, sample ids of the global batch, in order
     num_tokens: int  # tokens of the global batch, without padding
+    by_source: tuple[SourceCounts, ...] = ()  # of a blend: each dataset with samples in this step; else empty

@@ -16,7 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
+from lmtrain.data.data_settings import (
+    BlendPart,
+    BlendSettings,
+    DataChoice,
+    DataSettings,
+    MaskedSettings,
+    source_names,
+)
 from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, ShuffledOrder, mix
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, integer_shares
 from lmtrain.data.samples.causal import CausalDataset
@@ -77,6 +84,21 @@ class TrainingPart:
     documents: range
     dataset: Dataset
     share: Fraction  # share of the blend's samples; 1 for a single dataset
+    name: str  # the name of its loss
+    num_tokens: int  # tokens of the documents that are trained on
+
+    @property
+    def key(self) -> str:
+        """The key of its tokens in a checkpoint: a digest of its content."""
+        return self.indexed.content_digest
+
+
+@dataclass(frozen=True)
+class ValidationSource:
+    """A dataset of the blend that validation reads."""
+
+    name: str  # the name of its loss
+    share: Fraction  # its part of the samples, in proportion to the other datasets
 
 
 @dataclass(frozen=True)
@@ -96,6 +118,7 @@ class TrainingData:
     datasets: tuple[IndexedDataset, ...] = ()  # every dataset that training and validation read
     first_position: int = 0  # samples that the run has read before these
     history: DataHistory = NOTHING_READ  # the streams that are read, and where each of them begins
+    valid_sources: tuple[ValidationSource, ...] = ()  # the datasets of a blend to validate on, in its order
 
     @property
     def content_sha256(self) -> str | None:
@@ -111,7 +134,7 @@ class TrainingData:
         """Return one dict per training dataset: its size, and how many of its samples, tokens and epochs the run reads.
         `seq_len` is the number of tokens in a sample.
         """
-        counts = [self.num_samples] if len(self.parts) == 1 else self._samples_per_dataset()
+        counts = self.samples_per_dataset(self.num_samples)
         tokens = self._tokens_per_dataset(counts) if self.pads else [count * seq_len for count in counts]
         return [
             {
@@ -135,7 +158,8 @@ class TrainingData:
         ids = self.order.ids(self.first_position, min(self.num_samples, _EXACT_SAMPLES))
         train = self.train
         if isinstance(train, BlendedDataset):
-            exact = train.counts_by_dataset(ids)
+            counts = {part.number: (len(part.rows_S), part.tokens) for part in train.counts_by_dataset(ids)}
+            exact = [counts.get(number, (0, 0)) for number in range(len(self.parts))]
         else:
             exact = [(len(ids), train.counts(ids).tokens)]
         mean = sum(tokens for _, tokens in exact) / len(ids)
@@ -144,12 +168,16 @@ class TrainingData:
             for count, (samples, tokens) in zip(run_samples, exact, strict=True)
         ]
 
-    def _samples_per_dataset(self) -> list[int]:
-        """Return, per dataset of a blend, the number of its samples that the run reads."""
+    def samples_per_dataset(self, num_samples: int) -> list[int]:
+        """Return, per training dataset, how many of the first `num_samples` samples of the run are its own; of a stage,
+        of the samples that it begins with.
+        """
+        if len(self.parts) == 1:
+            return [num_samples]
         order = self.order.order if isinstance(self.order, OffsetOrder) else self.order
         assert isinstance(order, (BlendOrder, MegatronBlendOrder, MixtureOrder))
         start = self.first_position if isinstance(order, MixtureOrder) else self.first_sample
-        before, after = (order.samples_before(start + num_samples) for num_samples in (0, self.num_samples))
+        before, after = (order.samples_before(start + count) for count in (0, num_samples))
         return [last - first for first, last in zip(before, after, strict=True)]
 
 
@@ -191,12 +219,14 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
         ])
     valid = builder.build_domains(opened.valid) if requirements.validate else {}
     held_out, validation_note, warning, tail = 0, None, None, None
+    valid_sources: tuple[ValidationSource, ...] = ()
     if requirements.validate and not opened.valid:
         validation_note, warning = _describe_held_out(builder, opened.train)
     if isinstance(settings, BlendSettings):
         train, order, parts = _build_blend(settings, builder, opened.train, run_samples)
         if requirements.validate and not valid:
-            valid = {"": _build_valid_blend(settings, builder, opened)}
+            valid_blend, valid_sources = _build_valid_blend(settings, builder, opened)
+            valid = {"": valid_blend}
     else:
         [indexed] = opened.train
         documents = builder.training_range(indexed)
@@ -204,7 +234,8 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
         tokens = builder.training_tokens(indexed, documents, None if tail is None else tail.train_tokens)
         train = builder.build_dataset(indexed, documents, run_samples, tokens)
         order = builder.build_order(train)
-        parts = [TrainingPart(indexed, documents, train, Fraction(1))]
+        num_tokens = builder.count_tokens(indexed, documents) if tokens is None else len(tokens)
+        parts = [TrainingPart(indexed, documents, train, Fraction(1), Path(indexed.prefix).name, num_tokens)]
         if tail is not None:
             valid, held_out = {"": builder.build_dataset(indexed, documents, None, tail.tokens)}, len(tail.tokens)
             validation_note, warning = tail.describe(documents, indexed), _excess_warning(builder, indexed, held_out)
@@ -226,6 +257,7 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
         train, order, valid, parts, sample_identity, settings.first_sample, requirements.num_samples,
         pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), validation_note=validation_note,
         warning=warning, datasets=tuple(opened.datasets), first_position=requirements.first_position, history=history,
+        valid_sources=valid_sources,
     )  # fmt: skip
 
 
@@ -274,6 +306,8 @@ class _DatasetBuilder:
 
     def count_tokens(self, indexed: IndexedDataset, documents: range) -> int:
         """Return the number of tokens in a range of documents (of sequences for Megatron-LM's concatenated text)."""
+        if documents == self.full_range(indexed):
+            return indexed.num_tokens
         if self.by_sequence:
             return int(indexed.lengths[documents.start : documents.stop].sum())
         map_ = DocumentMap.of(indexed, self.cache(indexed))
@@ -302,7 +336,7 @@ class _DatasetBuilder:
             ])
         return range(documents.start, min(documents.stop, history.held_out.get(content, documents.stop)))
 
-    def training_tokens(self, indexed: IndexedDataset, documents: range, tokens: range | None) -> range | None:
+    def training_tokens(self, indexed: IndexedDataset, documents: range, tokens: range | None = None) -> range | None:
         """Return the tokens of these documents to train on, None for all: `tokens`, if given, without those at the end
         of the dataset that an earlier stage of the run held out.
         """
@@ -355,6 +389,7 @@ def _build_blend(
     the number of samples of the run, for Megatron-LM's order.
     """
     ranges = [builder.training_range(indexed) for indexed in opened]
+    tokens = list(map(builder.training_tokens, opened, ranges))
     if builder.megatron:
         weights = [part.weight or 0.0 for part in settings.datasets]
         counts, requested = blend_sizes(weights, run_samples)
@@ -364,13 +399,19 @@ def _build_blend(
         order: SampleOrder = MegatronBlendOrder(weights, [dataset.num_samples for dataset in sets], sum(counts))
     else:
         sets = [
-            builder.build_dataset(indexed, documents, None, builder.training_tokens(indexed, documents, None))
-            for indexed, documents in zip(opened, ranges, strict=True)
+            builder.build_dataset(indexed, documents, None, part)
+            for indexed, documents, part in zip(opened, ranges, tokens, strict=True)
         ]
         whole_shares = _dataset_shares(settings.datasets, sets, builder.requirements.seq_len)
         shares = [Fraction(share, sum(whole_shares)) for share in whole_shares]
         order = BlendOrder(whole_shares, [dataset.num_samples for dataset in sets], builder.requirements.seed)
-    return BlendedDataset(sets), order, [TrainingPart(*part) for part in zip(opened, ranges, sets, shares, strict=True)]
+    num_tokens = [
+        builder.count_tokens(indexed, documents) if part is None else len(part)
+        for indexed, documents, part in zip(opened, ranges, tokens, strict=True)
+    ]
+    names = source_names(settings.datasets)
+    parts = [TrainingPart(*part) for part in zip(opened, ranges, sets, shares, names, num_tokens, strict=True)]
+    return BlendedDataset(sets), order, parts
 
 
 def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
@@ -535,9 +576,12 @@ def _build_valid_dataset(builder: _DatasetBuilder, opened: OpenDatasets) -> Data
     return builder.build_dataset(opened.train[0], documents, None)
 
 
-def _build_valid_blend(settings: BlendSettings, builder: _DatasetBuilder, opened: OpenDatasets) -> Dataset:
+def _build_valid_blend(
+    settings: BlendSettings, builder: _DatasetBuilder, opened: OpenDatasets
+) -> tuple[Dataset, tuple[ValidationSource, ...]]:
     """Return validation samples of several datasets, mixed in the blend's proportions until the first dataset runs out:
-    of data.valid_datasets if set, else of the training datasets' validation documents.
+    of data.valid_datasets if set, else of the training datasets' validation documents. Return also the name and the
+    share of each dataset, in the order of the blend.
     """
     if opened.valid:
         parts = settings.valid_datasets
@@ -545,17 +589,19 @@ def _build_valid_blend(settings: BlendSettings, builder: _DatasetBuilder, opened
     else:
         parts = settings.datasets
         documents_of = [(indexed, builder.split_ranges(indexed)[1]) for indexed in opened.train]
-    sets, kept_parts = [], []
-    for part, (indexed, documents) in zip(parts, documents_of, strict=True):
+    sets, kept_parts, names = [], [], []
+    for part, name, (indexed, documents) in zip(parts, source_names(parts), documents_of, strict=True):
         if opened.valid or _has_sample(builder, indexed, documents):  # a small dataset may give no sample
             sets.append(builder.build_dataset(indexed, documents, None))
             kept_parts.append(part)
+            names.append(name)
     if not sets:
         raise _no_validation_error(builder, opened, alternative="data.valid_datasets=[...]")
     shares = _dataset_shares(kept_parts, sets, builder.requirements.seq_len)
     num_samples = min(dataset.num_samples * sum(shares) // share for dataset, share in zip(sets, shares, strict=True))
     order = BlendOrder(shares, [dataset.num_samples for dataset in sets], builder.requirements.seed, shuffled=False)
-    return OrderedDataset(BlendedDataset(sets), order, max(num_samples, 1))
+    sources = (ValidationSource(*source) for source in zip(names, map(Fraction, shares), strict=True))
+    return OrderedDataset(BlendedDataset(sets), order, max(num_samples, 1)), tuple(sources)
 
 
 def _has_sample(builder: _DatasetBuilder, indexed: IndexedDataset, documents: range) -> bool:

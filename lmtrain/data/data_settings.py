@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal
 
 from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
@@ -14,6 +15,8 @@ from lmtrain.config.settings_builder import quantity, required
 from lmtrain.observe.measure.measure_names import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+REST = "rest"  # the name of all sources together that are not shown by themselves
+_RESERVED_SOURCES = (*RESERVED_DOMAINS, REST)
 _UNUSED = "is never read with train.valid_interval_steps=0, which means no validation"
 _PREFIX_HINT = "Give a .bin's path without the suffix."
 _VALIDATION_HINT = "Leave it out, or add train.valid_interval_steps=200."
@@ -46,6 +49,7 @@ class DataChoice(Choice):
     first_sample: int = quantity("count", default=0)
     index_dir: str | None = None
     verify: Literal["read", "full", "none"] = "read"
+    max_epochs: float | None = None
     prefetch_steps: int = 2
 
     def problems_without_validation(self) -> Iterator[Problem]:
@@ -76,6 +80,7 @@ class DataChoice(Choice):
              "has no meaning with data.order=own", "Leave it out, or add data.order=megatron."),
             self.at_least(1, "megatron_samples", "Use null."),
             self.at_least(0, "first_sample", "Use 0 to begin with the first sample."),
+            self.above_0("max_epochs", "Use data.max_epochs=4, or null for no limit."),
         )  # fmt: skip
         for name, path in self.valid_paths.items():
             yield from self.checked(
@@ -149,9 +154,10 @@ class DataSettings(DataChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class BlendPart(Settings):
-    """Settings of one dataset in a blend: its path and exactly one of weight, tokens and epochs."""
+    """Settings of one dataset in a blend: its path, exactly one of weight, tokens and epochs, and its name."""
 
     path: str  # the prefix of a dataset, which is the path of its .bin without the suffix
+    name: str | None = None  # the name of its loss; null for the last part of the path
     weight: float | None = None
     tokens: int | None = quantity("count", default=None)
     epochs: float | None = None
@@ -162,11 +168,39 @@ class BlendPart(Settings):
         yield from self.checked(
             (not self.path, "path", "names no dataset", _PREFIX_HINT),
             (len(shares) != 1, "path", f"has {len(shares)} of weight, tokens and epochs", "Give it exactly one."),
+            (self.name is not None and (not _NAME.fullmatch(self.name) or self.name in _RESERVED_SOURCES), "name",
+             f"is not a valid name for {self.path}; a name is letters, digits, - and _, but "
+             f"not {', '.join(_RESERVED_SOURCES)}",
+             "Use another name, as in {path: data/wiki, weight: 1, name: wiki}, or leave it out."),
             *(
                 (not 0 < value < float("inf"), key, f"is not a valid share for {self.path}", "Use a number above 0.")
                 for key, value in shares.items()
             ),
-        )
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        # because: a run recorded before these keys existed must not look changed when it is resumed
+        unset = {"name": None, "restart": False}
+        return {key: value for key, value in super().to_dict().items() if key not in unset or value != unset[key]}
+
+
+def source_names(parts: Sequence[BlendPart]) -> list[str]:
+    """Return a unique name for each dataset of a blend: the name of its settings, or else the last part of its path, in
+    which other characters than letters, digits, - and _ become _, with a suffix such as -2 if the name is taken.
+    """
+    taken = {*_RESERVED_SOURCES, *(part.name for part in parts if part.name is not None)}
+    names = []
+    for part in parts:
+        name = part.name
+        if name is None:
+            base = re.sub(r"[^A-Za-z0-9_-]", "_", PurePath(part.path).name) or "_"
+            name, number = base, 1
+            while name in taken:
+                number += 1
+                name = f"{base}-{number}"
+            taken.add(name)
+        names.append(name)
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +229,11 @@ class BlendSettings(DataChoice):
             yield from problem_if(
                 len(duplicates) > 0, key, ", ".join(duplicates), "is listed twice", "Add its shares up in one entry."
             )
+            repeated = [name for name, times in Counter(part.name for part in parts if part.name).items() if times > 1]
+            yield from problem_if(
+                len(repeated) > 0, key, ", ".join(repeated), "is the name of several datasets",
+                "Give each dataset a name of its own, or leave the names out.",
+            )  # fmt: skip
         yield from self.validation_key_conflict("valid_datasets")
         yield from self.problem_if(
             self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",

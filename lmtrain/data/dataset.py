@@ -155,12 +155,12 @@ class OrderedDataset:
     num_samples: int
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        return self.dataset.counts(self._ids(sample_ids))
+        return self.dataset.counts(self.ids(sample_ids))
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        return self.dataset.batch(self._ids(sample_ids))
+        return self.dataset.batch(self.ids(sample_ids))
 
-    def _ids(self, positions: Int64s) -> Int64s:
+    def ids(self, positions: Int64s) -> Int64s:
         """Return the sample id of the underlying dataset at each of these positions of the order."""
         if len(positions) == 0:
             return positions

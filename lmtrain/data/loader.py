@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from lmtrain.batch import StepBatches
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset, SampleOrder, labels_per_term
+from lmtrain.data.samples.blend import counts_by_source, total_counts
 from lmtrain.errors import SettingsError
 from lmtrain.observe.measure import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
@@ -61,9 +62,10 @@ class Loader:
         ids = self.order.ids(first, num_samples)
         own_ids = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
         microbatches = [self.dataset.batch(row).map(self._to_torch) for row in own_ids]
-        labels, tokens = self.dataset.counts(ids)
+        by_source = counts_by_source(self.dataset, ids)
+        labels, tokens = total_counts(by_source) if by_source else self.dataset.counts(ids)
         counts = labels_per_term(labels, num_samples, microbatches[0])
-        return StepBatches(step, microbatches, num_samples, counts, ids, tokens)
+        return StepBatches(step, microbatches, num_samples, counts, ids, tokens, by_source)
 
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
         """Yield this rank's batches of training steps start to stop - 1. With `prefetch_steps`, a thread reads them

@@ -17,49 +17,75 @@ from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_chunks
 from lmtrain.kernels.kernel_support import uses_fused_kernels
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
     """Return the sum of -log p(label) in fp32 over labels that are not IGNORED. `logits` is [..., V] with `labels`
     [...]; columns of -inf, such as vocabulary padding, are allowed.
 
+    With `num_samples`, return [1 + num_samples]: that sum, then the part of each sample, which gets no gradient.
     On a GPU backward overwrites the logits with their gradient.
     """
     kind = _OverLogits if uses_fused_kernels(logits.device) else _CrossEntropySum
-    total: Tensor = kind.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
+    total: Tensor = kind.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, -2), labels.flatten(), num_samples
+    )
     return total
 
 
-def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of -log p(label) in fp32 over labels that are not IGNORED, written as a single expression for
-    torch.compile, which fuses it without an fp32 copy of the logits.
+def cross_entropy_plain(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
+    """Return the same as `cross_entropy_sum`, written as a single expression for torch.compile, which fuses it without
+    an fp32 copy of the logits.
     """
-    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    logits_NV, labels_N = logits.flatten(0, -2).float(), labels.flatten()
+    total = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+    if not num_samples:
+        return total
+    # because: the compiler computes the softmax of both losses once
+    losses_N = F.cross_entropy(logits_NV.detach(), labels_N, ignore_index=IGNORED, reduction="none")
+    return with_sample_sums(total, losses_N, num_samples)
 
 
 @torch.no_grad()
-def count_hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return an fp32 scalar: the number of labels, IGNORED ones excluded, whose logit is the highest of its row."""
+def count_hits(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
+    """Return an fp32 scalar: the number of labels, IGNORED ones excluded, whose logit is the highest of its row. With
+    `num_samples`, return [1 + num_samples]: that number, then the part of each sample.
+    """
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     label_N = logits_NV.gather(-1, labels_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return ((label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)).sum().to(torch.float32)
+    hits_N = (label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)
+    return with_sample_sums(hits_N.sum().to(torch.float32), hits_N, num_samples)
+
+
+def with_sample_sums(total: Tensor, values_N: Tensor, num_samples: int) -> Tensor:
+    """Return [1 + num_samples]: `total`, then the sum of `values_N` over the rows of each sample, which are equally
+    many and follow each other. Return `total` alone if `num_samples` is 0.
+    """
+    if not num_samples:
+        return total
+    sums_B = values_N.view(num_samples, -1).sum(1, dtype=torch.float64).to(total.dtype)
+    return torch.cat([total.view(1), sums_B])
 
 
 class _CrossEntropySum(torch.autograd.Function):
     """The loss in torch operations, a chunk of rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int) -> Tensor:
         ctx.save_for_backward(logits_NV, labels_N)
         total = torch.zeros((), dtype=sum_dtype(logits_NV), device=logits_NV.device)
+        losses_N = torch.empty(len(labels_N) if num_samples else 0, dtype=total.dtype, device=total.device)
         for rows in row_chunks(logits_NV):
             log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
-        return total
+            if num_samples:
+                losses_N[rows] = F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="none")
+        return with_sample_sums(total, losses_N, num_samples)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the logits, (softmax - onehot(label)) * grad, and None for the labels. The gradient is
-        0 in rows of IGNORED labels.
+        0 in rows of IGNORED labels; `grad` is that of the total.
         """
+        grad = grads[0].flatten()[0]
         logits_NV, labels_N = ctx.saved_tensors
         grad_NV, dtype = torch.empty_like(logits_NV), sum_dtype(logits_NV)
         for rows in row_chunks(logits_NV):
@@ -69,24 +95,26 @@ class _CrossEntropySum(torch.autograd.Function):
             in_place = grad_rows if grad_rows.dtype is dtype else None
             p_NV = torch.softmax(logits_NV[rows], -1, dtype=dtype, out=in_place)
             p_NV[torch.arange(len(label_N), device=label_N.device), label_N.clamp(min=0)] -= counts_N.to(dtype)
-            p_NV.mul_((grads[0] * counts_N).unsqueeze(-1))
+            p_NV.mul_((grad * counts_N).unsqueeze(-1))
             if in_place is None:
                 grad_rows.copy_(p_NV)
-        return grad_NV, None
+        return grad_NV, None, None
 
 
 class _OverLogits(torch.autograd.Function):
     """The loss in two fused kernels; the second overwrites the logits with their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int) -> Tensor:
         column_N = labels_N.masked_fill(labels_N == IGNORED, NO_COLUMN)
         top_N, sum_N, label_N = row_statistics(logits_NV, column_N).unbind()
         ctx.save_for_backward(logits_NV, column_N, top_N, sum_N)
         # because: 0 times NaN is NaN, so ignored rows are masked out rather than multiplied by 0
-        return (sum_N.log() + (top_N - label_N)).masked_fill(column_N == NO_COLUMN, 0.0).sum()
+        losses_N = (sum_N.log() + (top_N - label_N)).masked_fill(column_N == NO_COLUMN, 0.0)
+        return with_sample_sums(losses_N.sum(), losses_N, num_samples)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         logits_NV, column_N, top_N, sum_N = ctx.saved_tensors
-        return logits_gradient(logits_NV, column_N, top_N, sum_N, grads[0] * (column_N != NO_COLUMN)), None
+        weight_N = grads[0].flatten()[0] * (column_N != NO_COLUMN)
+        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None

@@ -38,21 +38,25 @@ class CausalLM:
         """Return the hidden states that need logits, and their labels: here those of all positions."""
         return hidden_BTD, batch.labels_BT
 
-    def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
         """Return [terms] in fp32: each term's sum over its valid labels, to be divided by the term's global count.
 
-        `model` is the last pipeline stage, which computed the hidden states.
+        `model` is the last pipeline stage, which computed the hidden states. With `num_samples`, the batch's number of
+        samples, the part of each sample follows, which gets no gradient; this objective alone supports it.
         """
         hidden, labels = self.select_scored(hidden_BTD, batch)
-        return self.cross_entropy(model.logits(hidden), labels).unsqueeze(0)
+        return self.cross_entropy(model.logits(hidden), labels, num_samples=num_samples).view(-1)
 
-    def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
         """Return [2, loss terms] for a batch: row 0 is the summed loss of each term, row 1 the number of labels with
         the highest logit. `model` is the last pipeline stage, which computed the hidden states.
+
+        With `num_samples`, the batch's number of samples, the part of each sample follows as further columns.
         """
         hidden, labels = self.select_scored(hidden_BTD, batch)
         logits = model.logits(hidden)
-        return torch.stack([function(logits, labels) for function in (self.cross_entropy, self.hits)]).unsqueeze(1)
+        scores = [function(logits, labels, num_samples=num_samples) for function in (self.cross_entropy, self.hits)]
+        return torch.stack([score.view(-1) for score in scores])
 
 
 class MaskedLM(CausalLM):
@@ -94,14 +98,16 @@ class MaskedLM(CausalLM):
         hidden_KD = hidden_BTD.flatten(0, 1).index_select(0, batch.scored_positions_K)
         return hidden_KD.unsqueeze(0), batch.scored_labels_K.unsqueeze(0)
 
-    def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
+        assert not num_samples, "masked samples are never blended"
         sums = super().loss_sums(model, hidden_BTD, batch)
         if "pair" not in self.terms:
             return sums
         pair = cross_entropy_plain(cast(PairModel, model).pair_logits(hidden_BTD), batch.pair_labels_B)
         return torch.cat([sums, pair.unsqueeze(0)])
 
-    def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
+        assert not num_samples, "masked samples are never blended"
         sums = super().validation_sums(model, hidden_BTD, batch)
         if "pair" not in self.terms:
             return sums

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch, StepBatches
@@ -50,31 +51,20 @@ class ParallelModel(Inference):
     compiled: bool
     one_pass_optimizer: OnePassAdamW | None = None  # an optimizer that clips and rounds within its update
 
-    @property
-    def model(self) -> LanguageModel:
-        """The model of a run without a pipeline."""
-        (model,) = self.stages.values()
-        return model
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The fp32 weights that the optimizer updates, or this rank's shards of them, by name; tied weights once."""
-        return self.masters.master
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """The loss terms, in the order of every tensor of shares and sums."""
-        return self.objective.terms
-
     def forward_backward(self, batches: StepBatches) -> Tensor:
         """Run forward and backward of a step's micro-batches, which leaves the gradients of the mean loss in the
         weights. Return [micro-batches, loss terms]: the amount that each micro-batch adds to the mean of each term. The
         division by the global counts happens here, before backward, so that gradients need no rescaling.
+
+        With `batches.by_source`, further columns hold the summed loss of each sample of the micro-batch, over all
+        data-parallel ranks: flattened, they are in the order of `batches.sample_ids`.
         """
         self.set_training_mode(True)
         self.tied_sums.wait()  # because: the previous step may have ended without finish_gradients
         num_microbatches = len(batches.microbatches)
         self.masters.clear_gradients(num_microbatches)
+        num_samples = batches.microbatches[0].num_samples if batches.by_source else 0
+        sample_sums: dict[int, Tensor] = {}
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
             self.dropout_seeds.seed_forward(batches.step, index, stage)
@@ -82,7 +72,9 @@ class ParallelModel(Inference):
             hidden_BTD = self.stages[stage](batch, hidden_BTD)
             if stage < self.last_stage:
                 return hidden_BTD
-            sums = self.objective.loss_sums(self.stages[stage], hidden_BTD, batch)
+            sums = self.objective.loss_sums(self.stages[stage], hidden_BTD, batch, num_samples)
+            if num_samples:
+                sums, sample_sums[index] = sums[: len(self.terms)], sums[len(self.terms) :].detach()
             # because: dividing by Python numbers needs no copy to the device
             return torch.stack([total / count for total, count in zip(sums.unbind(), batches.counts, strict=True)])
 
@@ -90,7 +82,8 @@ class ParallelModel(Inference):
         observer = TrainingObserver(self.masters, num_microbatches)
         shares = self.runner.train(num_microbatches, compute, shape, self.loss_scale.value, observer)
         self.masters.collect_gradients()
-        return self._share_results(shares, num_microbatches, (len(self.terms),))
+        totals = self._share_results(shares, num_microbatches, (len(self.terms),))
+        return self._with_sample_sums(totals, sample_sums, num_samples)
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
         """Complete the gradients after a step's last backward: sum partial gradients over ranks, undo the loss scale
@@ -108,6 +101,22 @@ class ParallelModel(Inference):
         else:
             self.one_pass_optimizer.gradient_factor = clip_factor(norm, clip_norm, self.loss_scale.value)
         return norm / self.loss_scale.value
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model of a run without a pipeline."""
+        (model,) = self.stages.values()
+        return model
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The fp32 weights that the optimizer updates, or this rank's shards of them, by name; tied weights once."""
+        return self.masters.master
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The loss terms, in the order of every tensor of shares and sums."""
+        return self.objective.terms
 
     @property
     def num_parameters(self) -> int:
@@ -139,9 +148,12 @@ class ParallelModel(Inference):
         self.masters.publish()
 
     @torch.no_grad()
-    def validation_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    def validation_sums(self, batches: Iterable[Batch], num_samples: int = 0) -> Iterator[Tensor]:
         """Yield [2, loss terms] for each batch, without gradients: row 0 is the summed loss of each term, row 1 the
         number of labels with the highest logit. Both are sums over all data-parallel ranks.
+
+        With `num_samples`, the most samples of a batch, further columns hold the part of each sample: `num_samples` of
+        the first data-parallel rank, then those of the next. Columns beyond a smaller batch are 0.
         """
         self.set_training_mode(False)
         for chunk in split_into_chunks(batches, self.runner.batches_at_once):
@@ -151,10 +163,15 @@ class ParallelModel(Inference):
                 hidden_BTD = self.stages[stage](batch, hidden_BTD)
                 if stage < self.last_stage:
                     return hidden_BTD
-                return self.objective.validation_sums(self.stages[stage], hidden_BTD, batch)
+                batch_samples = batch.num_samples if num_samples else 0
+                return self.objective.validation_sums(self.stages[stage], hidden_BTD, batch, batch_samples)
 
-            sums = self.runner.forward(compute, [self.hidden_shape(batch) for batch in chunk])
-            yield from self._share_results(sums, len(chunk), (2, len(self.terms)))
+            results = self.runner.forward(compute, [self.hidden_shape(batch) for batch in chunk])
+            num_terms = len(self.terms)
+            sums = {index: result[:, :num_terms] for index, result in results.items()}
+            sample_sums = {index: result[:, num_terms:] for index, result in results.items()}
+            totals = self._share_results(sums, len(chunk), (2, num_terms))
+            yield from self._with_sample_sums(totals, sample_sums, num_samples)
         self.set_training_mode(True)
 
     def pieces(self) -> list[Piece]:
@@ -180,6 +197,20 @@ class ParallelModel(Inference):
         # because: a copy from unpinned memory waits for the device; for memory pinned by the loader this does nothing
         pinned = array.pin_memory() if self.device.type == "cuda" and array.device.type == "cpu" else array
         return pinned.to(self.device, non_blocking=True)
+
+    def _with_sample_sums(self, totals: Tensor, sample_sums: Mapping[int, Tensor], num_samples: int) -> Tensor:
+        """Return the shared results `totals` with further columns: `num_samples` for each data-parallel rank. This
+        rank's are `sample_sums`, by index of the result, followed by zeros if they are fewer. Return `totals` alone if
+        `num_samples` is 0.
+        """
+        if not num_samples:
+            return totals
+        dp = self.mesh.dp
+        first, end = dp.index * num_samples, dp.size * num_samples
+        # because: in a sum over ranks the other ranks' zeros leave a value exact
+        padded = {i: F.pad(sums, (first, end - first - sums.shape[-1])) for i, sums in sample_sums.items()}
+        # because: in one tensor with `totals`, the ranks' totals could be added in another order
+        return torch.cat([totals, self._share_results(padded, len(totals), (*totals.shape[1:-1], end))], -1)
 
     def _share_results(self, results: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
         """Return [count, *shape] on every rank: entry i is the sum over data-parallel ranks of result i, which only

@@ -29,6 +29,7 @@ from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statis
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
+from lmtrain.objectives.cross_entropy import with_sample_sums
 from lmtrain.parallel.collectives import (
     all_reduce,
     broadcast_from_first,
@@ -214,23 +215,24 @@ def heads_take_whole_sequences(model: nn.Module) -> Iterator[None]:
             head.sequence_parallel = True
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis, num_samples: int = 0) -> Tensor:
     """Return the sum of -log p(label) in fp32 over labels that are not IGNORED, equal on every rank of the axis, which
-    splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary.
+    splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary. With
+    `num_samples`, return [1 + num_samples]: that sum, then the part of each sample, which gets no gradient.
 
     Works eagerly (chunks of rows, no fp32 copy of all logits) and compiled (a single fused chunk).
     """
     total: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
-        logits.flatten(0, -2), labels.flatten(), axis
+        logits.flatten(0, -2), labels.flatten(), num_samples, axis
     )
     return total
 
 
 @torch.no_grad()
-def count_hits(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
+def count_hits(logits: Tensor, labels: Tensor, axis: Axis, num_samples: int = 0) -> Tensor:
     """Return an fp32 scalar, equal on every rank of the axis, which splits the vocabulary: the number of labels,
     IGNORED ones excluded, that have the highest logit. `logits` are this rank's columns, `labels` are ids of the whole
-    vocabulary.
+    vocabulary. With `num_samples`, return [1 + num_samples]: that number, then the part of each sample.
     """
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     column_N, mine_N = _local_rows(labels_N, logits_NV.shape[-1], axis)
@@ -238,7 +240,8 @@ def count_hits(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
     best_2N = torch.stack((logits_NV.amax(-1), label_N)).float()
     # collective: the maximum logit of each row, and the label's logit, over tp
     all_reduce(best_2N, axis, dist.ReduceOp.MAX)
-    return ((best_2N[0] == best_2N[1]) & (labels_N != IGNORED)).sum().to(torch.float32)
+    hits_N = (best_2N[0] == best_2N[1]) & (labels_N != IGNORED)
+    return with_sample_sums(hits_N.sum().to(torch.float32), hits_N, num_samples)
 
 
 @torch.no_grad()
@@ -272,7 +275,7 @@ def label_scores(compute_logits: Callable[[Tensor], Tensor], hidden_KD: Tensor, 
 
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int, axis: Axis) -> Tensor:
         column_N = _local_column(labels_N, logits_NV.shape[-1], axis)
         # collective: gathers three fp32 numbers per row from every tp rank; each rank then combines them
         top_RN, sum_RN, label_RN = gather_stack(row_statistics(logits_NV, column_N), axis).unbind(1)
@@ -280,16 +283,18 @@ class _CrossEntropySum(torch.autograd.Function):
         sum_N = (sum_RN * (top_RN - top_N).exp()).sum(0)
         ctx.save_for_backward(logits_NV, labels_N, column_N, top_N, sum_N)
         # because: 0 times NaN is NaN, so ignored rows are masked out rather than multiplied by 0
-        return (sum_N.log() + (top_N - label_RN.sum(0))).masked_fill(labels_N == IGNORED, 0.0).sum()
+        losses_N = (sum_N.log() + (top_N - label_RN.sum(0))).masked_fill(labels_N == IGNORED, 0.0)
+        return with_sample_sums(losses_N.sum(), losses_N, num_samples)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient of the logits, (softmax - onehot(label)) * grad, for this rank's vocabulary columns, and
-        None for the other arguments. It is 0 in rows of IGNORED labels and needs no communication.
+        None for the other arguments. It is 0 in rows of IGNORED labels and needs no communication; `grad` is that of
+        the total.
         """
         logits_NV, labels_N, column_N, top_N, sum_N = ctx.saved_tensors
-        weight_N = grads[0] * (labels_N != IGNORED)
-        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
+        weight_N = grads[0].flatten()[0] * (labels_N != IGNORED)
+        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None, None
 
 
 def _local_column(labels_N: Tensor, rows_per_rank: int, axis: Axis) -> Tensor:

@@ -12,6 +12,7 @@ from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train.in_loop.save_and_stop_requests import open_requests
 from lmtrain.train.in_loop.validate_and_evaluate import Evaluation, due_measurements, is_due, measure, measure_pending
+from lmtrain.train.record.source_rows import count_sources
 from lmtrain.train.record.trace_file import open_tracer, profile_steps
 from lmtrain.train.record.write_records import record, record_start, report_occasional, report_save, report_step, save
 from lmtrain.train.run_state import Run
@@ -46,6 +47,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)
             loss = result.loss
             progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)
+            count_sources(run, batches, result)
             now = time.monotonic()
             run.throughput.step_done(progress.step, now, batches.num_tokens)
             run.durations.end_step(run.loader.data_wait_s)

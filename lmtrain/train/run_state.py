@@ -7,7 +7,7 @@ pure functions of the seed, the step and the micro-batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -17,6 +17,7 @@ import torch
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.loader import Loader
+from lmtrain.data.sources import tokens_of_order
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import current_phase
@@ -49,6 +50,9 @@ class Progress:
     attempt: int = 1  # number of this start of the run, from 1; correct on rank 0, which alone writes it
     skipped: int = 0
     pending: tuple[str, ...] = ()  # pending measurements of this step
+    source_tokens: dict[str, int] = field(default_factory=dict)  # tokens read of each dataset, by its key
+    # by the name of a blend's dataset: (summed loss, number of labels) of its samples since the last row
+    source_losses: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def is_over(self, total_steps: int) -> bool:
         """Return whether no step and no measurement is left to do."""
@@ -88,6 +92,7 @@ def checkpoint_state(
         "tokens": progress.tokens,
         "attempt": progress.attempt,
         "skipped": progress.skipped,
+        "sources": dict(progress.source_tokens),
         "seq_len": config.seq_len,
         "seed": config.train.seed,
         "settings": config.to_dict(),
@@ -101,7 +106,11 @@ def checkpoint_state(
         "history": inputs.data.history.to_dict(),
         "optimizer": {"kind": config.optim.kind, "num_updates": num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
-    } | ({"owed": list(progress.pending)} if progress.pending else {})
+    } | {
+        key: value
+        for key, value in (("owed", list(progress.pending)), ("source_losses", dict(progress.source_losses)))
+        if value
+    }  # fmt: skip
 
 
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
@@ -117,7 +126,8 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     model.loss_scale.load(state["precision"])
     return Progress(
         state["step"], state["samples"], state["tokens"], attempt=state["attempt"] + 1, skipped=state["skipped"],
-        pending=tuple(state.get("owed", ())),
+        pending=tuple(state.get("owed", ())), source_tokens=dict(state.get("sources", {})),
+        source_losses={name: (loss, labels) for name, (loss, labels) in state.get("source_losses", {}).items()},
     )  # fmt: skip
 
 
@@ -147,6 +157,10 @@ def resume(
         try:
             with collective_phase(peers):
                 progress = restore(reader, model, optimizer)
+                has_same_data = reader.state["data"].get("content_sha256") == inputs.data.content_sha256
+                # because: older versions, without stages, did not count them
+                if "sources" not in reader.state and has_same_data and not inputs.data.first_position:
+                    progress.source_tokens = tokens_of_order(inputs.data, progress.samples, progress.tokens)
                 return with_extra_files(inputs, reader, peers), progress
         except LmtrainError as error:
             if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:

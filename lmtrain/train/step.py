@@ -6,6 +6,7 @@ Called by the loop. This module does not depend on the axes of the layout, which
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class StepResult:
     grad_norm: float  # before clipping
     skipped: bool  # an fp16 overflow: the scale was halved and no weight changed
     terms: dict[str, float] = field(default_factory=dict)  # each term's mean
+    sample_losses: Sequence[float] = ()  # with `batches.by_source`: summed over each sample's labels, by `sample_ids`
 
 
 def train_step(
@@ -44,9 +46,10 @@ def train_step(
     norm = model.finish_gradients(clip_norm)
     with current_phase.within("collective", current_phase.DEVICE_WAIT):
         *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
-    num_terms = len(model.terms)
-    losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), num_terms)]
-    terms = {name: math.fsum(numbers[i::num_terms]) for i, name in enumerate(model.terms)}
+    num_terms, width = len(model.terms), shares.shape[1]
+    losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), width)]
+    terms = {name: math.fsum(numbers[i::width]) for i, name in enumerate(model.terms)}
+    sample_losses = [loss for i in range(num_terms, len(numbers), width) for loss in numbers[i : i + width - num_terms]]
     for index, loss in enumerate(losses):
         if not math.isfinite(loss):
             samples = _sample_text(batches, index, len(losses))
@@ -67,7 +70,7 @@ def train_step(
         model.update(optimizer)
     model.loss_scale.update(overflow)
     current_phase.leave()
-    return StepResult(math.fsum(losses), grad_norm, overflow, terms)
+    return StepResult(math.fsum(losses), grad_norm, overflow, terms, sample_losses)
 
 
 def _sample_text(batches: StepBatches, microbatch: int, num_microbatches: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,25 @@ def test_stats(toy: Toy) -> None:
     assert "█" in drawn
 
 
+def check_sources(rows: list[dict[str, Any]]) -> None:
+    """Losses by source add up to a step's, tokens to the run's, and epochs grow with tokens."""
+    for row in rows:
+        parts = row["sources"].values()
+        check_weighted(row, [part for part in parts if part["labels"]], "labels")
+        assert sum(part["tokens"] for part in parts) == row["tokens"]
+        assert row["sources"].keys() == {"a", "b"}
+        assert row["sources"]["a"]["tokens"] > 2 * row["sources"]["b"]["tokens"]
+    for name in "ab":
+        ends = [row["sources"][name] for row in (rows[0], rows[-1])]
+        assert ends[1]["tokens"] * ends[0]["epochs"] == pytest.approx(ends[0]["tokens"] * ends[1]["epochs"])
+
+
+def check_weighted(row: dict[str, Any], parts: Iterable[dict[str, Any]], weight: str) -> None:
+    """The mean of the parts' losses, weighted by their labels, is the loss of the row."""
+    total = sum(part[weight] for part in parts)
+    assert sum(part["loss"] * part[weight] for part in parts) / total == pytest.approx(row["loss"], rel=1e-6)
+
+
 @pytest.fixture
 def blended(toy: Toy, tmp_path: Path) -> list[str]:
     outputs = ["--output", tmp_path / "a", "--output", tmp_path / "b"]
@@ -122,8 +143,13 @@ def test_a_run_on_a_blend_stops_and_goes_on(blended: list[str], tmp_path: Path, 
     checkpoint = tmp_path / "whole" / "checkpoints" / "step_00000004"
     lmtrain("pretrain", *settings, f"run.dir={tmp_path / 'half'}", f"checkpoint.resume={checkpoint}", "--json")
     after = [json.loads(line) for line in (tmp_path / "half" / "metrics.jsonl").read_text().splitlines()]
-    want = [(row["loss"], row["samples_hash"]) for row in rows if row["event"] == "step" and row["step"] > 4]
-    assert [(row["loss"], row["samples_hash"]) for row in after if row["event"] == "step"] == want
+    want = [
+        (row["loss"], row["samples_hash"], row["sources"]) for row in rows if row["event"] == "step" and row["step"] > 4
+    ]
+    assert [(row["loss"], row["samples_hash"], row["sources"]) for row in after if row["event"] == "step"] == want
+    check_sources([row for row in rows if row["event"] == "step"])
+    (valid,) = (row for row in rows if row["event"] == "valid" and row["step"] == 6)
+    check_weighted(valid, valid["domains"].values(), "tokens")
     other = [one.replace("weight: 3", "weight: 2") if "weight: 3" in one else one for one in settings]
     refused = lmtrain("pretrain", *other, f"run.dir={tmp_path / 'half'}", code=65)
     assert "data: blend is" in refused

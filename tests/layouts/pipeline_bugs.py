@@ -48,9 +48,9 @@ def _tied_weight_counted_twice() -> Iterator[Patch]:
 def _labels_shifted_at_the_last_stage() -> Iterator[Patch]:
     right = CausalLM.loss_sums
 
-    def loss_sums(self: CausalLM, model: Any, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    def loss_sums(self: CausalLM, model: Any, hidden_BTD: Tensor, batch: Batch, *rest: Any) -> Tensor:
         labels_BT = batch.labels_BT.roll(1, dims=1) if model.embedding is None else batch.labels_BT
-        return right(self, model, hidden_BTD, replace(batch, labels_BT=labels_BT))
+        return right(self, model, hidden_BTD, replace(batch, labels_BT=labels_BT), *rest)
 
     yield CausalLM, "loss_sums", loss_sums
 

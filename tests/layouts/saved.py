@@ -47,9 +47,9 @@ def measure(name: str) -> dict[str, int]:
         saved[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    def note_logits(scores: Tensor, labels: Tensor) -> Any:
+    def note_logits(scores: Tensor, labels: Tensor, **options: Any) -> Any:
         logits.update(sizes_of([scores]))
-        return entropy(scores, labels)
+        return entropy(scores, labels, **options)
 
     def note_shared(self: Stack, batch: Any) -> BlockContext:
         around = surroundings(self, batch)

@@ -31,6 +31,7 @@ from lmtrain.config.compose import compose
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.samples import masked_language_samples, megatron_sample_order, packing
+from lmtrain.data.sources import epoch_warnings
 from lmtrain.data.store import document_boundaries
 from lmtrain.errors import DataError, LmtrainError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
@@ -92,6 +93,14 @@ def samples(bench: Bench, settings: Settings) -> Any:
     for name, valid in data.valid.items():
         seen[f"valid {name}"] = _arrays(valid.batch(np.arange(min(_MANY, valid.num_samples))))
     return seen
+
+
+def sources(bench: Bench, settings: Settings) -> Any:
+    """The names of the sources of training and validation, and the warnings on their epochs."""
+    config = config_of(settings)
+    _, _, data = load_data(config)
+    names = [[source.name for source in sources] for sources in (data.parts, data.valid_sources)]
+    return {"names": names, "warnings": list(epoch_warnings([(config.data, data, config.seq_len)], {}))}
 
 
 def made_of_text(bench: Bench, settings: Settings) -> Any:

@@ -134,6 +134,7 @@ _RUN_SAMPLES = {"data.megatron_samples": (None, 4000)}
 _INDEX_DIR = {"data.index_dir": (None, "kept")}
 _VERIFY = {"data.verify": ("read", "full", "none")}
 _PREFETCH = {"data.prefetch_steps": (0, 2)}
+_MAX_EPOCHS = {"data.max_epochs": (None, 0.001, 0.002)}
 _OF_TEXT: dict[str, Sequence[Any]] = {
     "data.text": (NOTES, KEYED), "data.text_split": ("file", "blank-line", "line"), "data.text_limit": ("1GiB", 10),
     "data.text_dir": (None, "shared"),
@@ -178,6 +179,12 @@ DATA = [
     ),
     *proofs("blend", see.samples, blend_of("data.valid_datasets", "weight", 1, A, B),
             {"data.valid_datasets.weight": (1, 3)}),
+    *proofs("blend", see.sources, blend_of("data.datasets", "weight", 1, A), {"data.datasets.name": (None, "x", "y")}),
+    *proofs("blend", see.sources, blend_of("data.valid_datasets", "weight", 1, A),
+            {"data.valid_datasets.name": (None, "x", "y")}),
+    *proofs("dataset", see.sources, BASE, _MAX_EPOCHS),
+    *proofs("blend", see.sources, BLEND, _MAX_EPOCHS),
+    *proofs("masked", see.sources, BERT, _MAX_EPOCHS),
     *proofs("blend", see.indexes, BLEND, _INDEX_DIR),
     *proofs("blend", see.verified, BLEND, _VERIFY),
     *proofs("blend", see.threads, BLEND, _PREFETCH),

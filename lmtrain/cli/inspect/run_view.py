@@ -17,6 +17,7 @@ from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
     format_domains,
     format_percent,
+    format_sources,
     format_terms,
     smoothed_loss,
     sparkline,
@@ -165,7 +166,7 @@ def _describe_validation(row: dict[str, Any]) -> str:
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {format_percent(row['accuracy'])}" if "accuracy" in row else ""
-    return f"{loss}{format_terms(row)}{format_domains(row)} at step {row['step']:,}{quality}"
+    return f"{loss}{format_terms(row)}{format_sources(row)}{format_domains(row)} at step {row['step']:,}{quality}"
 
 
 def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> str:

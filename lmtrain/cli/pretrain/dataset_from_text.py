@@ -18,6 +18,7 @@ from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_lines_and_json import print_notice, progress
 from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
+from lmtrain.data.sources import excess_warnings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runfolder.file_names import TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.train.before.preflight import check_machine
@@ -96,6 +97,7 @@ class TextPreview:
         facts = {key: self._with_final_path(value) for key, value in facts.items()}
         if self.share < 1:
             facts.pop("validation", None)  # because: it counts the tokens of the beginning
+            epochs = [facts["epochs"] * self.share] if "epochs" in facts else []
             if "epochs" in facts:
                 facts["training_samples"] = round(facts["training_samples"] / self.share)
                 facts["epochs"] *= self.share
@@ -103,6 +105,11 @@ class TextPreview:
                 if source["dataset"] == self.data.path and "epochs" in source:
                     source["epochs"] *= self.share
                     source["epochs_in_stage"] *= self.share
+                    epochs.append(source["epochs"])
+            if self.data.max_epochs is not None:
+                excess = excess_warnings({Path(self.data.path).name: max(epochs, default=0.0)}, self.data.max_epochs)
+                warnings = [*([facts["warning"]] if "warning" in facts else []), *excess]
+                facts |= {"warning": " ".join(warnings)} if warnings else {}
         return text | facts
 
     def _with_final_path(self, value: Any) -> Any:
@@ -142,6 +149,7 @@ def preview_data_of_text(
         made = _text_folder(prefix).make(sample, lambda *step: None, print_notice)
         share = 1.0 if is_whole else min(made.num_bytes / num_bytes, 1.0)
         changed: dict[str, Any] = {key: entry.default for key, entry in data.text_fields().items()}
+        changed |= {"max_epochs": data.max_epochs if is_whole else None}  # because: a part would be read more often
         checked = replace(data, **changed | {"path": str(prefix), "index_dir": None})
         yield replace(config, data=checked), TextPreview(data, prefix, num_files, made, share)
 

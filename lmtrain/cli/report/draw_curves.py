@@ -15,7 +15,7 @@ import numpy as np
 from lmtrain.observe.history.read_metrics_columns import Numbers, Record, extreme_indices, part_means
 from lmtrain.observe.measure.measure_names import row_measures
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
-from lmtrain.units import format_bytes, format_measure, format_seconds
+from lmtrain.units import format_bytes, format_count, format_measure, format_seconds
 
 _MAX_LOSS_POINTS = 3000  # points of the loss, over all runs; the other figures have fewer
 _MAX_POINTS = 1200
@@ -47,6 +47,7 @@ _RECIPE_COLUMNS = {
     "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
     "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
 }  # fmt: skip
+_SOURCE_LOSS = "loss/train/"  # before a source's name
 _NORMAL_EXIT_CODES = (0, 75, 79)  # exit codes of a run that finished, or stopped on request
 Event = tuple[str, int, str]  # kind of mark, step, text
 
@@ -64,9 +65,13 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
         *_measurement_curves(records, "valid", "validation", "loss/valid"),
     ]
     yield Figure("loss", "Loss", "number", losses, "Mean over the labels of a step, in nats.", wide=True)
-    terms = dict.fromkeys(key for record in records for key in record.columns if key.startswith("loss/"))
-    term_curves = [curve for key in terms for curve in _step_curves(records, key, key[5:])]
+    keys = dict.fromkeys(key for record in records for key in record.columns if key.startswith("loss/"))
+    source_keys = [key for key in keys if key.startswith(_SOURCE_LOSS)]
+    term_curves = [curve for key in keys if key not in source_keys for curve in _step_curves(records, key, key[5:])]
     yield Figure("terms", "Terms of the loss", "number", term_curves)
+    sources = [curve for key in source_keys for curve in _step_curves(records, key, key.removeprefix(_SOURCE_LOSS))]
+    note = "Mean over the labels of each dataset of the blend since the row before."
+    yield Figure("sources", "Training loss by source", "number", sources, note)
     yield from _measure_figures(records)
     for figure in _STEP_FIGURES:
         name = _CURVE_NAMES.get(figure.key, figure.key)
@@ -211,6 +216,27 @@ def _thin_out(rows: Sequence[Any]) -> Iterable[Any]:
     """Return at most _MAX_MARKS rows, evenly spaced; the last row is always one of them."""
     stride = math.ceil(len(rows) / _MAX_MARKS) or 1
     return [row for index, row in enumerate(reversed(rows)) if index % stride == 0][::-1]
+
+
+def source_table(records: Sequence[Record], names: Sequence[str]) -> list[dict[str, str]]:
+    """Return a table about the sources of the runs that trained on a blend, as rows of column -> text: the newest
+    training and validation loss of each source, its tokens and its epochs.
+    """
+    table = []
+    for name, record in zip(names, records, strict=True):
+        measures: dict[str, float] = {}
+        for row in record.rows.get("valid", []):
+            measures |= row_measures(row)
+        for source in (key.removeprefix("tokens/") for key in record.columns if key.startswith("tokens/")):
+            newest = {key: record.column(f"{key}/{source}")[1][-1:] for key in ("loss/train", "tokens", "epochs")}
+            cells = {"training loss": [f"{value:.4f}" for value in newest["loss/train"]]}
+            valid = measures.get(f"loss/valid/{source}")
+            cells["validation loss"] = [f"{valid:.4f}"] if valid is not None else []
+            cells["tokens"] = [format_count(value) for value in newest["tokens"]]
+            cells["epochs"] = [f"{value:.3g}" for value in newest["epochs"]]
+            labels = ({"<run": name} if len(names) > 1 else {}) | {"<source": source}
+            table.append(labels | {title: "".join(texts) or "-" for title, texts in cells.items()})
+    return table
 
 
 def evaluation_tables(

@@ -12,7 +12,13 @@ import numpy as np
 import typer
 
 from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, settings_facts
-from lmtrain.cli.report.draw_curves import MAX_EVAL_FIGURES, build_charts, evaluation_tables, headline_titles
+from lmtrain.cli.report.draw_curves import (
+    MAX_EVAL_FIGURES,
+    build_charts,
+    evaluation_tables,
+    headline_titles,
+    source_table,
+)
 from lmtrain.cli.report.rank_sections import kernel_parts, layout_parts, memory_parts, trace_parts
 from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.cli.shared_options import check_output_folder, parse_output_file
@@ -127,6 +133,9 @@ def page_parts(runs: Sequence[RunFolder], records: Sequence[Record], charts: Cha
         yield from details
     for run in runs[:1] if _share_group(runs, "parallel") and _share_group(runs, "model") else runs:
         yield from layout_parts(run, f" of {run.name}" if len(runs) > 1 else "")
+    if sources := source_table(records, [run.name for run in runs]):
+        yield section_heading("Sources", "The newest numbers of each dataset of the blend.", "sources")
+        yield html_table(sources)
     yield from _evaluation_section(runs, records)
     yield from _settings_section(runs, records)
     yield from _environment_section(runs)

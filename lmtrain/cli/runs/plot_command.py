@@ -77,11 +77,11 @@ def draw_curves(
     if low == high:
         low, high = low - (abs(low) / 20 or 1), high + (abs(high) / 20 or 1)
         low = max(low, high / 2) if log else low
-    form = _KEY_FORMS.get(key, "number")
+    form = "count" if key.startswith("tokens/") else _KEY_FORMS.get(key, "number")
     row_ticks = log_ticks(low, high, height // 3) if log else ticks(low, high, height // 3, form)
     row_ticks = row_ticks or [low, high]  # because: in a low picture there may be no round number
     row_labels = {}
-    for value, label in zip(row_ticks, tick_labels(row_ticks, _KEY_FORMS.get(key, "number")), strict=True):
+    for value, label in zip(row_ticks, tick_labels(row_ticks, form), strict=True):
         share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
         row_labels[round((1 - share) * (height - 1))] = label
     margin = max(map(len, row_labels.values())) + 2

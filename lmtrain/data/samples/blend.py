@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.batch import Batch
-from lmtrain.data.dataset import Counts, Dataset, Int64s, SampleOrder, ShuffledOrder, mix
+from lmtrain.batch import Batch, SourceCounts
+from lmtrain.data.dataset import Counts, Dataset, Int64s, OrderedDataset, SampleOrder, ShuffledOrder, mix
 from lmtrain.data.samples.megatron_sample_order import blend_index
 from lmtrain.errors import DataError
 
@@ -157,17 +157,15 @@ class BlendedDataset:
         return int(self.offsets[-1])
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        counts = [dataset.counts(ids) for dataset, ids, _ in self._split_by_dataset(sample_ids)]
-        return Counts(sum(part.labels for part in counts), sum(part.tokens for part in counts))
+        return total_counts(self.counts_by_dataset(sample_ids))
 
-    def counts_by_dataset(self, sample_ids: Int64s) -> list[tuple[int, int]]:
-        """Return (number of samples, number of tokens) for each dataset of the blend, counted over these sample ids."""
-        parts = self._split_by_dataset(sample_ids)
-        counts = {id(dataset): (len(ids), dataset.counts(ids).tokens) for dataset, ids, _ in parts}
-        return [counts.get(id(dataset), (0, 0)) for dataset in self.datasets]
+    def counts_by_dataset(self, sample_ids: Int64s) -> tuple[SourceCounts, ...]:
+        """Return the counts of each dataset that has any of these samples, in the order of the datasets."""
+        parts = ((d, rows, self.datasets[d].counts(ids)) for d, ids, rows in self._split_by_dataset(sample_ids))
+        return tuple(SourceCounts(d, rows, counts.labels, counts.tokens) for d, rows, counts in parts)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        parts = [(dataset.batch(ids), rows) for dataset, ids, rows in self._split_by_dataset(sample_ids)]
+        parts = [(self.datasets[d].batch(ids), rows) for d, ids, rows in self._split_by_dataset(sample_ids)]
         if len(parts) == 1:
             return parts[0][0]
         arrays = {}
@@ -180,10 +178,27 @@ class BlendedDataset:
                 arrays[field.name] = joined
         return Batch(**arrays)
 
-    def _split_by_dataset(self, sample_ids: Int64s) -> Iterator[tuple[Dataset, Int64s, Int64s]]:
-        """Yield (dataset, sample ids within the dataset, their rows in the batch) per dataset that has any sample."""
+    def _split_by_dataset(self, sample_ids: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """Yield (dataset number, sample ids within the dataset, their rows in the batch) per dataset that has any
+        sample.
+        """
         for d, rows in rows_by_dataset(np.searchsorted(self.offsets, sample_ids, side="right") - 1):
-            yield self.datasets[d], sample_ids[rows] - self.offsets[d], rows
+            yield d, sample_ids[rows] - self.offsets[d], rows
+
+
+def counts_by_source(dataset: Dataset, sample_ids: Int64s) -> tuple[SourceCounts, ...]:
+    """Return the counts of each dataset of a blend that has any of these samples; empty if `dataset` is not a blend of
+    several datasets.
+    """
+    if isinstance(dataset, OrderedDataset):
+        return counts_by_source(dataset.dataset, dataset.ids(sample_ids))
+    if not isinstance(dataset, BlendedDataset) or len(dataset.datasets) == 1:
+        return ()
+    return dataset.counts_by_dataset(sample_ids)
+
+
+def total_counts(parts: Sequence[SourceCounts]) -> Counts:
+    return Counts(sum(part.labels for part in parts), sum(part.tokens for part in parts))
 
 
 def rows_by_dataset(datasets: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.observe.measure.measure_names import source_measures
 from lmtrain.runfolder.metrics_rows import (
     NON_FINITE_TEXTS,
     ROW_BYTES,
@@ -155,7 +156,7 @@ class _Reader:
 
     def _add_step(self, row: Row) -> None:
         columns = self._columns
-        for key, value in row.items():
+        for key, value in [*row.items(), *source_measures(row).items()] if "sources" in row else row.items():
             kind = type(value)
             if kind is str:
                 if value not in NON_FINITE_TEXTS:

@@ -59,6 +59,19 @@ def row_measures(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in measures.items() if type(value) in (int, float)}
 
 
+def source_measures(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return measure name -> value for the sources of a step row of metrics.jsonl: `loss/train/NAME`, `tokens/NAME` and
+    `epochs/NAME`, NAME being a dataset of the blend, or "rest". Values that are not numbers are left out.
+    """
+    names = {"loss": "loss/train", "tokens": "tokens", "epochs": "epochs"}
+    return {
+        f"{names[key]}/{source}": float(value)
+        for source, values in _items(row.get("sources"))
+        for key, value in _items(values)
+        if key in names and type(value) in (int, float)
+    }
+
+
 def _items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, Mapping) else []
 

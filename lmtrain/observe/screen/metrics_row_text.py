@@ -14,6 +14,7 @@ from lmtrain.units import format_bytes, format_count, format_measure, format_sec
 
 Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
+_SOURCES_IN_A_LINE = 4
 _DECAY = 0.9  # factor by which the weight of older losses falls with each row
 
 
@@ -22,7 +23,7 @@ def step_line(row: Row, total_steps: int) -> str:
     parts = [
         f"step {row['step']:>{len(str(total_steps))}}/{total_steps}",
         *(
-            f"{word} {row[key]:{spec}}" + (format_terms(row) if key == "loss" else "")
+            f"{word} {row[key]:{spec}}" + (format_terms(row) + format_sources(row) if key == "loss" else "")
             for key, spec, word in (("loss", ".4f", "loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad"))
             if row.get(key) is not None
         ),
@@ -65,6 +66,15 @@ def format_domains(row: Row) -> str:
     return f" [{', '.join(losses)}]" if losses else ""
 
 
+def format_sources(row: Row) -> str:
+    """Return ` [wiki 3.2101, code 2.0942]`, the losses by source of a step row, or an empty string if it has none. The
+    rest of many is only counted.
+    """
+    losses = [f"{name} {values['loss']:.4f}" for name, values in row.get("sources", {}).items() if "loss" in values]
+    more = [f"{len(losses) - _SOURCES_IN_A_LINE} more"] * (len(losses) > _SOURCES_IN_A_LINE)
+    return f" [{', '.join([*losses[:_SOURCES_IN_A_LINE], *more])}]" if losses else ""
+
+
 def eval_line(row: Row) -> str:
     """Format an evaluation row with the headline measure first."""
     return f"eval at step {row['step']}  {row['name']}  {', '.join(eval_figures(row))}"
@@ -87,7 +97,7 @@ def loss_figures(row: Row, valid: Row) -> tuple[str, str]:
     """
     loss, validation = row.get("loss"), valid.get("loss")
     return (
-        "-" if loss is None else f"{loss:.4f}",
+        "-" if loss is None else f"{loss:.4f}{format_sources(row)}",
         "-" if validation is None else f"{validation:.4f} at step {valid['step']}{format_domains(valid)}",
     )
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lmtrain.observe.measure.measure_names import Histogram, row_measures
+from lmtrain.observe.measure.measure_names import Histogram, row_measures, source_measures
 from lmtrain.observe.safe_text import warn
 
 Histograms = Mapping[str, Histogram]
@@ -28,7 +28,8 @@ _KEY_PREFIXES = ("loss/", "straggler_")  # prefixes of keys: terms of the loss, 
 
 # pages of related curves, for a sink that supports a layout: page -> chart -> patterns of names
 CHARTS = {
-    "loss": {"train and validation": ["loss/train", "loss/valid.*"], "terms": ["loss/(?!train|valid).*"]},
+    "loss": {"train and validation": ["loss/train$", "loss/valid.*"], "terms": ["loss/(?!train|valid).*"],
+             "by source": ["loss/train/.*"]},
     "quality": {"validation": ["valid/.*"], "evaluation": ["eval/.*"]},
     "optimizer": {"learning rate": ["optim/lr"], "gradient norm": ["optim/grad_norm"], "scale": ["optim/loss_scale"]},
     "machine": {"tokens per second": ["speed/tokens_per_s"], "MFU": ["speed/mfu"],
@@ -46,6 +47,7 @@ def row_scalars(row: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, Any] = {name: row.get(key) for key, name in names.items()}
     if row["event"] == "step":
         numbers |= {key.replace("straggler_", "straggler/"): row[key] for key in row if key.startswith(_KEY_PREFIXES)}
+        numbers |= source_measures(row)
     return {name: float(value) for name, value in numbers.items() if type(value) in (int, float)}
 
 

@@ -25,6 +25,7 @@ from lmtrain.data.assemble_training_data import (
     build_training_data,
     open_datasets,
 )
+from lmtrain.data.sources import epoch_warnings
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.stream_history import NOTHING_READ, DataHistory
 from lmtrain.errors import (
@@ -61,6 +62,7 @@ from lmtrain.train.before.resume_checks import (
     newest_readable,
     open_resume_checkpoint,
     split_rule_of,
+    tokens_at_checkpoint,
 )
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
@@ -131,12 +133,17 @@ def preflight(
     check_checkpoint_size(config, model)
     if resumed is not None:
         check_resume_checkpoint(resumed, first.config or config, model, tokenizer, first.data)
-    for stage, inputs in replace(first, later_stages=tuple(later)).stages(config) if is_here and starts_run else ():
+    stages = replace(first, later_stages=tuple(later)).stages(config)
+    for stage, inputs in stages if is_here and starts_run else ():
         for dataset in inputs.data.datasets if stage.data.verify == "full" else ():
             # because: the processes of a node share the work, so each must check its part
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
     warnings = [*_layout_warnings(config.parallel.layout, env)]
     warnings += dict.fromkeys(stage.data.warning for stage in (first, *later) if stage.data.warning)
+    warnings += epoch_warnings(
+        [(stage.data, inputs.data, stage.seq_len) for stage, inputs in stages],
+        *tokens_at_checkpoint(resumed, first.data),
+    )
     if is_here and env.rank == 0:
         import_bytes = foreign.num_bytes_to_write if foreign is not None else 0
         warnings += check_run_folder(

@@ -8,7 +8,7 @@ checkpoint that is then read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,23 @@ def history_of(checkpoint: Contents | None) -> DataHistory | None:
             f"{checkpoint.path / MANIFEST} does not hold what the run had read of its data: {error!r}. Restore it from "
             "a copy."
         ) from error
+
+
+def tokens_at_checkpoint(checkpoint: Contents | None, data: TrainingData) -> tuple[dict[str, int], int]:
+    """Return source key -> tokens that the run had read when it saved `checkpoint`, and how many samples of the stage
+    whose data is `data` are among them: ({}, 0) for a new run, and for a checkpoint of an older version, which does not
+    say. Raise CheckpointError if the entry is damaged.
+    """
+    state: Mapping[str, Any] = {} if checkpoint is None else checkpoint.manifest.state
+    saved, samples = state.get("sources"), state.get("samples", 0)
+    if checkpoint is None or saved is None:
+        return {}, 0
+    if not isinstance(saved, dict) or not all(type(count) is int for count in (*saved.values(), samples)):
+        raise CheckpointError(
+            f"{checkpoint.path / MANIFEST} does not hold how many tokens of each source the run had read. Restore it "
+            "from a copy."
+        )
+    return saved, max(samples - data.first_position, 0)
 
 
 def check_resume_checkpoint(

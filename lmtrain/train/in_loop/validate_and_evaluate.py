@@ -15,9 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_per_term
+from lmtrain.data.samples.blend import counts_by_source
+from lmtrain.data.sources import shown_sources
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.measure_names import term_measure_names
 from lmtrain.parallel.parallel_model import ParallelModel
@@ -29,6 +32,7 @@ from lmtrain.train.step_durations import EVALUATION, VALIDATION
 
 _MAX_NATS = 700.0  # because: a double cannot hold the exponential of more
 Sums = list[list[float]]  # row 0: loss sum of each term; row 1: number of correct predictions of each term
+Part = tuple[Sums, Sequence[int], int]  # sums, number of labels per term, number of samples
 
 
 class Evaluation(Protocol):
@@ -65,39 +69,70 @@ def validate(run: Run, requests: Requests) -> float | None:
     """Return the mean loss over the first train.valid_samples validation samples and write a metrics row. Return None
     if a request to stop the run interrupted the validation.
 
-    The samples are always the same. With several validation datasets, this many samples of each are read, and the loss
-    is the mean over all their tokens together. All ranks take part.
+    The samples are always the same. With data.valid_paths, this many samples of each are read, and the loss is the mean
+    over all their tokens together. Of a blend, each dataset also has a loss of its own. All ranks take part.
     """
     terms = run.model.terms
     began = time.monotonic()
     try:
         with current_phase.within("validation"):
-            parts = {name: _sum_losses(run, name, dataset, requests) for name, dataset in run.inputs.data.valid.items()}
+            datasets = run.inputs.data.valid
+            results = {name: _sum_losses(run, name, dataset, requests) for name, dataset in datasets.items()}
     except MeasurementCutOff:
         return None
+    parts = {name: part for name, (part, _) in results.items()}
     sums = np.sum([sums for sums, _, _ in parts.values()], axis=0).tolist()
     counts = np.sum([counts for _, counts, _ in parts.values()], axis=0).tolist()
     values = _row_values(terms, sums, counts, sum(samples for _, _, samples in parts.values()))
     if run.config.data.valid_paths:
         values["domains"] = {name: _row_values(terms, *part) for name, part in parts.items()}
+    elif by_source := _sums_by_source(run, *results[""]):
+        values["domains"] = {name: _row_values(terms, *part) for name, part in by_source.items()}
     row = record(run, "valid", values | {"seconds": time.monotonic() - began})
     run.view.show_validation(row)
     report_measures(run, row)
     return float(row["loss"])
 
 
-def _sum_losses(run: Run, domain: str, dataset: Dataset, requests: Requests) -> tuple[Sums, Sequence[int], int]:
-    """Score the first validation samples of one dataset, and return loss sums and correct predictions per loss term,
-    the number of labels per term, and the number of samples. `domain` is the dataset's name for messages, "" if there
-    is only one.
+def _sum_losses(run: Run, domain: str, dataset: Dataset, requests: Requests) -> tuple[Part, Sums]:
+    """Score the first validation samples of one dataset, and return the sums over them and, if it is a blend, the
+    summed loss (row 0) and the correct predictions (row 1) of each sample. `domain` is the dataset's name for messages,
+    "" if there is only one.
     """
-    dp = run.mesh.dp
+    dp, num_terms, micro_batch = run.mesh.dp, len(run.model.terms), run.config.train.micro_batch
     ids = np.arange(min(run.config.train.valid_samples, dataset.num_samples))
     run.view.show_activity(f"validating on {len(ids)} samples" + (f" of {domain}" if domain else ""))
-    batches = valid_batches(dataset, ids, run.config.train.micro_batch, dp.index, dp.size)
-    loss_sums = list(run.model.validation_sums(requests.batches_until_stop(batches)))
-    sums: Sums = torch.stack(loss_sums).sum(0).tolist()  # sync: validation ends
-    return sums, labels_per_term(dataset.counts(ids).labels, len(ids), dataset.batch(ids[:1])), len(ids)
+    batches = valid_batches(dataset, ids, micro_batch, dp.index, dp.size)
+    num_samples = micro_batch if len(run.inputs.data.valid_sources) > 1 else 0
+    loss_sums = torch.stack(list(run.model.validation_sums(requests.batches_until_stop(batches), num_samples)))
+    sums: Sums = loss_sums[..., :num_terms].contiguous().sum(0).tolist()  # sync: validation ends
+    counts = labels_per_term(dataset.counts(ids).labels, len(ids), dataset.batch(ids[:1]))
+    return (sums, counts, len(ids)), sums_of_samples(loss_sums[..., num_terms:], len(ids))
+
+
+def sums_of_samples(sample_sums: Tensor, num_samples: int) -> Sums:
+    """Return the summed loss (row 0) and the correct predictions (row 1) of each of the first `num_samples` validation
+    samples. `sample_sums` are the further columns of ParallelModel.validation_sums, [batches of a rank, 2, samples].
+    """
+    sums: Sums = sample_sums.transpose(0, 1).flatten(1)[:, :num_samples].tolist()
+    return sums
+
+
+def _sums_by_source(run: Run, part: Part, sample_sums: Sums) -> dict[str, Part]:
+    """Return the sums of each dataset of the blend that validation reads, by its name; empty if it is not a blend.
+    `part` are the sums over all samples and `sample_sums` those of each sample, as `_sum_losses` returns them. Of many
+    datasets, those with small shares are summed up as "rest"; a dataset without a sample is left out.
+    """
+    data, (_, _, num_samples) = run.inputs.data, part
+    by_number = {counts.number: counts for counts in counts_by_source(data.valid[""], np.arange(num_samples))}
+    parts: dict[str, Part] = {}
+    for name, numbers in shown_sources(data.valid_sources).items():
+        counts = [by_number[number] for number in numbers if number in by_number]
+        rows = [row for source in counts for row in source.rows_S.tolist()]
+        if rows:
+            sums = [[math.fsum(values[row] for row in rows)] for values in sample_sums]
+            parts[name] = (sums, (sum(source.labels for source in counts),), len(rows))
+    return parts
 
 
 def _row_values(terms: Sequence[str], sums: Sums, label_counts: Sequence[int], num_samples: int) -> dict[str, Any]:

@@ -27,8 +27,8 @@ MUTANTS = [
         name="ignored_labels_can_be_hits",
         file="lmtrain/objectives/cross_entropy.py",
         function="count_hits",
-        old="((label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)).sum()",
-        new="(label_N == logits_NV.amax(-1)).sum()",
+        old="hits_N = (label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)",
+        new="hits_N = label_N == logits_NV.amax(-1)",
         breaks="Where token 0 is the most likely one a position without a label counts as a hit, so the accuracy of "
         "validation is too high.",
         only_for="batches with ignored labels at positions where token 0 scores highest, without tensor parallelism",
@@ -38,21 +38,24 @@ MUTANTS = [
         file="lmtrain/objectives/cross_entropy.py",
         function="_CrossEntropySum.forward",
         old="""\
-        total = torch.zeros((), dtype=sum_dtype(logits_NV), device=logits_NV.device)
-        for rows in row_chunks(logits_NV):
-            log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
-        return total
 """,
         new="""\
-        total = torch.zeros((), dtype=logits_NV.dtype, device=logits_NV.device)
-        for rows in row_chunks(logits_NV):
-            log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
-            total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
-        return total.to(sum_dtype(logits_NV))
+            total = total + F.nll_loss(
+                log_p.to(logits_NV.dtype), labels_N[rows], ignore_index=IGNORED, reduction="sum"
+            ).to(total.dtype)
 """,
         breaks="The loss that is logged is a sum in bf16 or fp16, right to two or three digits, or inf in fp16; the "
         "gradients are right.",
         only_for="half precision where no kernel makes the loss, on one tensor-parallel rank (CPU)",
+    ),
+    Mutant(
+        name="losses_by_sample_reach_the_gradient",
+        file="lmtrain/objectives/cross_entropy.py",
+        function="cross_entropy_plain",
+        old="F.cross_entropy(logits_NV.detach(), labels_N",
+        new="F.cross_entropy(logits_NV, labels_N",
+        breaks="A gradient that reaches the losses by sample, which are only recorded, changes the weights.",
+        only_for="code that uses the losses by sample of the loss for a compiler in a backward pass",
     ),
 ]

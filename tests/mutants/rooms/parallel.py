@@ -151,6 +151,16 @@ MUTANTS = [
         only_for="tp > 1 with a vocabulary that is padded",
     ),
     Mutant(
+        name="ranks_write_the_losses_of_samples_in_one_place",
+        file="lmtrain/parallel/parallel_model.py",
+        function="ParallelModel._with_sample_sums",
+        old="first, end = dp.index * num_samples, dp.size * num_samples",
+        new="first, end = 0, dp.size * num_samples",
+        breaks="The losses of all ranks' samples are added up as if they were the first rank's, so each source gets a "
+        "part of the others' losses.",
+        only_for="blends with several data-parallel ranks; the loss of the step is right",
+    ),
+    Mutant(
         name="dropout_stays_off_after_an_evaluation",
         file="lmtrain/parallel/parallel_model.py",
         function="ParallelModel.forward_backward",
