@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import resource
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -241,7 +243,10 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
             validation_note, warning = tail.describe(documents, indexed), _excess_warning(builder, indexed, held_out)
         elif requirements.validate and not valid:
             valid = {"": _build_valid_dataset(builder, opened)}
-    history = _continue_history(builder, parts, tail, opened.valid if requirements.validate else [])
+    # because: Megatron-LM's order is of a whole run, which has no stages and so no history
+    history = NOTHING_READ if builder.megatron else _continue_history(
+        builder, parts, tail, opened.valid if requirements.validate else []
+    )  # fmt: skip
     if requirements.history.streams and not builder.megatron:
         orders = [
             builder.build_order(part.dataset, history.states[key].seed)
@@ -334,7 +339,20 @@ class _DatasetBuilder:
                 f"{indexed.prefix} was validated on in an earlier stage of this run, so training on it would make that "
                 "loss meaningless. Leave it out, or add data.train_on_held_out=true."
             ])
-        return range(documents.start, min(documents.stop, history.held_out.get(content, documents.stop)))
+        stop = min(documents.stop, history.held_out.get(content, documents.stop))
+        held_out_token = history.held_out_tokens.get(content)
+        if held_out_token is not None and not self.is_concatenated:
+            # because: other samples are of whole documents, so the one that was cut is left out
+            start_of = DocumentMap.of(indexed, self.cache(indexed)).start
+            stop = documents.start - 1 + bisect_right(
+                range(documents.start, stop + 1), held_out_token, key=start_of
+            )  # fmt: skip
+        if documents and stop <= documents.start:
+            raise SettingsError([
+                f"All of {indexed.prefix} that this stage would train on was held out for validation by an earlier "
+                "stage of this run. Leave it out, or add data.train_on_held_out=true."
+            ])
+        return range(documents.start, stop)
 
     def training_tokens(self, indexed: IndexedDataset, documents: range, tokens: range | None = None) -> range | None:
         """Return the tokens of these documents to train on, None for all: `tokens`, if given, without those at the end
@@ -435,19 +453,18 @@ def _continue_history(
     for part in parts:
         key = _stream_key(builder, part, tail)
         keys.append(f"{key} #{keys.count(key) + 1}" if key in keys else key)
-    restarts = [part.restart for part in settings.datasets] if isinstance(settings, BlendSettings) else [
-        isinstance(settings, DataSettings) and settings.restart
-    ]
+    restarts = _restarts(settings)
     if any(restarts) and len({key.partition(" #")[0] for key in keys}) < len(keys):
         raise SettingsError([
             "data.datasets lists datasets of equal content, one of them with restart=true, so it is not clear where "
             "their common samples begin. List each content once."
         ])
-    total = sum(part.share for part in parts)
-    shares = integer_shares([part.share / total for part in parts])
-    first_seeds = [mix(requirements.seed) + 1 + d for d in range(len(parts))] if len(parts) > 1 else [requirements.seed]
+    unit = math.lcm(*(part.share.denominator for part in parts))
+    shares = [int(part.share * unit) for part in parts]  # because: exactly those by which a run's first mixture is read
+    seed, is_blend = requirements.seed, isinstance(settings, BlendSettings)
+    first_seeds = [mix(seed) + 1 + d for d in range(len(parts))] if is_blend else [seed]
     history = requirements.history.begin(
-        requirements.first_position, keys, shares, first_seeds, restarts, run_seed=requirements.seed,
+        requirements.first_position, keys, shares, first_seeds, restarts, run_seed=seed,
         skipped=0 if requirements.history.streams else settings.first_sample,
     )  # fmt: skip
     held_out = {
@@ -455,7 +472,16 @@ def _continue_history(
         if part.documents.stop < len(builder.full_range(part.indexed))
     }  # fmt: skip
     tokens = {} if tail is None else {parts[0].indexed.content_digest[:KEY_DIGITS]: tail.train_tokens.stop}
-    return history.with_held_out(held_out, tokens, [indexed.content_digest[:KEY_DIGITS] for indexed in valid])
+    trained = {part.indexed.content_digest for part in parts}  # may also be validated on, if the settings say so
+    validated = [indexed.content_digest[:KEY_DIGITS] for indexed in valid if indexed.content_digest not in trained]
+    return history.with_held_out(held_out, tokens, validated)
+
+
+def _restarts(settings: DataChoice) -> list[bool]:
+    """Return, for each training dataset, whether the settings say that it begins at its first sample again."""
+    if isinstance(settings, BlendSettings):
+        return [part.restart for part in settings.datasets]
+    return [isinstance(settings, DataSettings) and settings.restart]
 
 
 def _trained_before_warning(builder: _DatasetBuilder, opened: OpenDatasets) -> str | None:
@@ -642,6 +668,7 @@ def _sample_identity(settings: DataChoice, parts: Sequence[TrainingPart], run_sa
         "order": settings.order if settings.order == "own" else f"megatron for {run_samples} samples",
         "first_sample": settings.first_sample,
         "blend": None,
+        "restart": restarts if any(restarts := _restarts(settings)) else None,
     }
     if isinstance(settings, MaskedSettings):
         facts |= settings.sample_identity

@@ -55,11 +55,6 @@ class BatchPlan:
                 counts[size] = counts.get(size, 0) + steps
         return counts
 
-    @property
-    def sizes(self) -> list[int]:
-        """The batch sizes of the whole plan, ascending."""
-        return self.sizes_between(0)
-
     def range_of(self, step: int) -> tuple[int, int]:
         """Return (first position, number of samples) of a step; steps are counted from 0."""
         first_step, first_position, size = self._segments[bisect_right(self._segments, (step, sys.maxsize)) - 1]

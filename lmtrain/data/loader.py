@@ -30,7 +30,8 @@ class Loader:
     """Iterator over training steps for one data-parallel rank, number `dp_index` of `dp_size`.
 
     `prefetch_steps`: steps that a thread reads ahead, 0 for none. `pin`: put batches into page-locked memory.
-    Raises SettingsError unless every batch size of the plan is a multiple of micro_batch * dp_size.
+    Raises SettingsError unless every batch size of the plan from `first_step` on is a multiple of micro_batch *
+    dp_size.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Loader:
         dp_size: int = 1,
         prefetch_steps: int = 2,
         pin: bool = False,
+        first_step: int = 0,
     ) -> None:
-        for size in plan.sizes:
+        for size in plan.sizes_between(first_step):
             if size % (micro_batch * dp_size):
                 raise SettingsError([
                     f"A global batch of {size} samples is not a multiple of micro_batch={micro_batch} x dp={dp_size}. "

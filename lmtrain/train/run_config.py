@@ -303,7 +303,7 @@ def plan_stages(config: RunConfig) -> tuple[StageConfig, ...]:
             batch, rampup = stage.train.global_batch, stage.train.rampup
             if not stages:
                 plan = BatchPlan(batch, rampup)
-            elif rampup is not None or batch != stages[-1].train.global_batch:
+            elif "rampup" in given.train or batch != stages[-1].train.global_batch:
                 plan, batch_start = plan.continued(first_step, batch, rampup), first_step
             steps = given.steps or plan.steps_for(given.samples or -(-(given.tokens or 1) // stage.seq_len), first_step)
             stage = replace(

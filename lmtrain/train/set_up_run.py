@@ -74,6 +74,7 @@ def open_run(
         loader = Loader(
             inputs.data.train, inputs.data.order, config.batch_plan, config.train.micro_batch,
             mesh.dp.index, mesh.dp.size, prefetch_steps=config.data.prefetch_steps, pin=device.type == "cuda",
+            first_step=config.first_step,
         )  # fmt: skip
         stack.callback(loader.close)
         writer = stack.enter_context(CheckpointWriter(

@@ -137,12 +137,16 @@ def missing_settings(text: str) -> list[str]:
     return [
         word
         for code in INLINE.findall(FENCED.sub("", text))
-        for typed in code.split()
-        for word in [re.sub(r"^stages\.\w+\.", "", typed)]  # a stage takes keys of the run
+        for word in _without_stages(code).split()
         if not code.startswith("lmtrain ") and not word.endswith(FILE_ENDS)
         if (match := re.fullmatch(r"([a-z_]+)((?:\.[a-z_]+)*)(?:\.\*|\.[A-Z]+)?(?:=.*)?", word))
         if "." in word.split("=")[0] and match[1] in known and match[1] + match[2] not in known
     ]
+
+
+def _without_stages(code: str) -> str:
+    """The keys of stages as those of a run, whose settings they replace; a stage's own keys are left out."""
+    return re.sub(r"\bstages\.[\w-]+\.(?:(?:steps|tokens|samples|stop_after)\b)?", "", code)
 
 
 def missing_targets(text: str) -> list[str]:

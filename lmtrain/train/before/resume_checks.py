@@ -33,8 +33,9 @@ _FACTS = {  # settings of a stage that a run which has left it must keep
     "model": ("seq_len", "rotary_base", "dropout"),
     "train": ("global_batch", "rampup"),
     "optim": ("lr", "weight_decay", "clip_norm"),
-    "data": ("kind", "split", "document_mask", "packing", "order"),
+    "data": ("kind", "split", "document_mask", "packing", "order", "restart", "train_on_held_out"),
 }
+_SHARE_KEYS = ("weight", "tokens", "epochs", "restart")  # keys of a blend's entry that decide what is read of it
 _DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")
 
 
@@ -170,7 +171,7 @@ def check_same_run(
     pairs = [
         (f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys
     ]
-    pairs += [] if is_border else _data_pairs(state["data"], config, data)
+    pairs += [] if is_border else _data_pairs(state["data"], state.get("history"), config, data)
     pairs += _past_pairs(config, state)
     pairs += [
         ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
@@ -189,9 +190,11 @@ def check_same_run(
         )
 
 
-def _data_pairs(saved_data: dict[str, Any], config: RunConfig, data: TrainingData) -> list[tuple[str, Any, Any]]:
+def _data_pairs(
+    saved_data: dict[str, Any], saved_history: Any, config: RunConfig, data: TrainingData
+) -> list[tuple[str, Any, Any]]:
     """Return (name, the run's value, the checkpoint's value) for each setting and dataset property that decides which
-    samples are read in which order. `saved_data` is the `data` entry of the checkpoint's state.
+    samples are read in which order. `saved_data` and `saved_history` are entries of the checkpoint's state.
 
     If the dataset itself differs, return a single entry that says so.
     """
@@ -209,7 +212,16 @@ def _data_pairs(saved_data: dict[str, Any], config: RunConfig, data: TrainingDat
         return [
             (f"data.path={path}", f"a dataset of {num_tokens:,} tokens", f"another one, of {saved_num_tokens or 0:,}")
         ]
+    if saved_history is not None and all(current == saved_value for _, current, saved_value in pairs):
+        # because: a stage that trains on what was held out, or data that got or lost its sidecar, is another stream
+        history = DataHistory.from_dict(saved_history)
+        pairs.append(("data: streams", _describe_mixture(data.history), _describe_mixture(history)))
     return pairs
+
+
+def _describe_mixture(history: DataHistory) -> str:
+    """Return which streams a run reads, and from which of its samples on."""
+    return f"{join_few(history.streams)} from sample {history.origin} of the run" if history.streams else "none yet"
 
 
 def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple[str, Any, Any]:
@@ -251,8 +263,9 @@ def _stage_facts(stage: RunConfig) -> dict[str, Any]:
     settings = {group: getattr(stage, group).to_dict() for group in ("model", "train", "optim", "data")}
     facts = {f"{group}.{key}": settings[group].get(key) for group, keys in _FACTS.items() for key in keys}
     parts = settings["data"].get("datasets", ())
-    facts["data.datasets"] = [{key: value for key, value in part.items() if key != "path"} for part in parts]
-    return facts | ({"schedule": stage.schedule.to_dict()} if getattr(stage, "has_own_schedule", False) else {})
+    facts["data.datasets"] = [{key: part[key] for key in _SHARE_KEYS if part.get(key)} for part in parts]
+    is_own = getattr(stage, "has_own_schedule", False)
+    return facts | {"schedule": stage.schedule.to_dict() if is_own else "that of the run"}
 
 
 def _training_paths(stage: RunConfig) -> list[str]:

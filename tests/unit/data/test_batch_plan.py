@@ -31,7 +31,7 @@ def test_steps_follow_without_gaps(start: int, increment: int, times: int, sampl
     assert all(first + count == after for (first, count), (after, _) in pairwise(ranges))
     for first, count in ranges:
         assert count == _slow_size(first, full, Growth(start, increment, samples), times)
-    assert {count for _, count in ranges} <= set(plan.sizes)
+    assert {count for _, count in ranges} <= set(plan.sizes_between(0))
 
 
 def _slow_size(consumed: int, full: int, growth: Growth, times: int) -> int:
@@ -42,7 +42,7 @@ def _slow_size(consumed: int, full: int, growth: Growth, times: int) -> int:
 
 def test_a_constant_batch() -> None:
     plan = BatchPlan(8)
-    assert (plan.range_of(0), plan.range_of(10**12), plan.sizes) == ((0, 8), (8 * 10**12, 8), [8])
+    assert (plan.range_of(0), plan.range_of(10**12), plan.sizes_between(0)) == ((0, 8), (8 * 10**12, 8), [8])
 
 
 @pytest.mark.parametrize("growth", [Growth(3, 4, 10), Growth(12, 4, 10), Growth(0, 4, 10), Growth(4, 0, 10)])

@@ -111,3 +111,10 @@ def test_the_wait_is_measured(dataset: CausalDataset) -> None:
 def test_a_batch_that_does_not_divide(dataset: CausalDataset) -> None:
     with pytest.raises(SettingsError, match=r"not a multiple of micro_batch=3 x dp=1\. Use a multiple of 3"):
         build(dataset, micro_batch=3)
+
+
+def test_only_the_batches_that_are_left_must_fit_the_layout(dataset: CausalDataset) -> None:
+    plan = BatchPlan(2).continued(3, 8)
+    Loader(dataset, ShuffledOrder(dataset.num_samples, 1), plan, micro_batch=4, dp_size=2, first_step=3)
+    with pytest.raises(SettingsError, match="A global batch of 2 samples is not a multiple of micro_batch=4 x dp=2"):
+        Loader(dataset, ShuffledOrder(dataset.num_samples, 1), plan, micro_batch=4, dp_size=2, first_step=2)
