@@ -36,8 +36,8 @@ class Metrics(Mapping[str, NDArray[Any]]):
     is NaN where a step has no such number.
 
     `step` holds the steps, as integers. Names of steps' numbers are those of metrics.jsonl, such as `loss`, `lr` and
-    `tokens_per_s`; `seconds` is the time spent in training. Validations are `loss/valid` and `valid/ppl`, evaluations
-    `eval/NAME/MEASURE`.
+    `tokens_per_s`, and on a blend `loss/train/NAME`, `tokens/NAME` and `epochs/NAME` of each dataset; `seconds` is the
+    time spent in training. Validations are `loss/valid` and `valid/ppl`, evaluations `eval/NAME/MEASURE`.
     """
 
     def __init__(self, run: Path, record: Record) -> None:

@@ -38,6 +38,11 @@ class DataChoice(Choice):
         """Return the mean share (0 to 1) of a sample's tokens that are scored; 1 if every token has a label."""
         return 1.0
 
+    @property
+    def valid_sources(self) -> Sequence[str]:
+        """Names of the datasets of the blend that validation reads; empty if it reads no blend."""
+        return ()
+
     tokenizer: str | None = None
     valid_paths: dict[str, str] = field(default_factory=dict)
     split: tuple[float, ...] = (0.98, 0.02, 0.0)
@@ -239,6 +244,10 @@ class BlendSettings(DataChoice):
             self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
             "blends by weights only", "Give every dataset a weight, or use data.order=own.",
         )  # fmt: skip
+
+    @property
+    def valid_sources(self) -> Sequence[str]:
+        return () if self.valid_paths else source_names(self.valid_datasets or self.datasets)
 
     def problems_without_validation(self) -> Iterator[Problem]:
         yield from super().problems_without_validation()

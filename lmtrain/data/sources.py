@@ -30,7 +30,7 @@ def shown_sources(sources: Sequence[NamedShare]) -> dict[str, list[int]]:
     """Return name -> indices in `sources` for the values that are shown: the sources with the largest shares, each by
     itself, and all others together under the name "rest". Names are in the order of the settings.
     """
-    by_share = sorted(range(len(sources)), key=lambda index: -sources[index].share)
+    by_share = sorted(range(len(sources)), key=lambda index: -float(sources[index].share))
     shown = sorted(by_share[:MAX_SHOWN] if len(sources) > MAX_SHOWN + 1 else by_share)
     rest = sorted(set(by_share) - set(shown))
     return {sources[index].name: [index] for index in shown} | ({REST: rest} if rest else {})

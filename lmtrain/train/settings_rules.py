@@ -111,7 +111,10 @@ def best_by_problems(
         interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
         names = validation_measure_names(data.terms, data.valid_paths)
         is_known, way_out = name in names, spelling_hint(name, names)
-    if not is_known:
+    if name in validation_measure_names(data.terms, data.valid_sources) and not is_known:
+        rule = "is a measure of a dataset of the blend, of which a validation may read no sample"
+        yield Problem(_BEST_BY, name, rule, "Give that dataset in data.valid_paths, as in {wiki: PREFIX}.")
+    elif not is_known:
         yield Problem(_BEST_BY, name, "is not a measure of this run", way_out)
     elif interval == 0:
         way_out = f"Add {interval_key}={saves}, or leave checkpoint.keep_best out."

@@ -124,6 +124,16 @@ def test_blend_and_index(blended: list[str]) -> None:
     assert facts["samples"] == samples
 
 
+def test_a_source_that_is_read_too_often_is_named(blended: list[str]) -> None:
+    epochs = {row["dataset"]: row["epochs"] for row in json.loads(lmtrain("data", "blend", *blended, "--json"))}
+    less, more = sorted(epochs, key=lambda path: epochs[path])
+    limit = (epochs[less] + epochs[more]) / 2
+    words = [*blended, f"data.max_epochs={limit}", "--dry-run", "--json"]
+    warning = json.loads(lmtrain("pretrain", *words).splitlines()[-1])["warning"]
+    assert f"The run reads {Path(more).name} for" in warning
+    assert f" {Path(less).name} for" not in warning
+
+
 @pytest.mark.parametrize(
     "extra",
     [

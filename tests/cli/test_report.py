@@ -174,6 +174,29 @@ def test_overflows_of_fp16_are_skips_and_no_faults(tmp_path: Path, scaled: bool)
 
 
 @pytest.mark.wide
+def test_sources_of_a_blend_have_a_chart_and_a_table(tmp_path: Path) -> None:
+    folder = tmp_path / "blended"
+    folder.mkdir()
+    rows: list[dict[str, Any]] = [
+        {"event": "step", "step": step, "attempt": 1, "loss": 4.0, "tokens": 96 * step, "sources": {
+            "wiki": {"loss": 5.0 - step, "labels": 64, "tokens": 64 * step, "epochs": 0.25 * step},
+            "code": {"labels": 0, "tokens": 32 * step, "epochs": 0.125 * step},
+        }}
+        for step in (1, 2)
+    ]  # fmt: skip
+    rows.append({"event": "valid", "step": 2, "attempt": 1, "loss": 4.0, "domains": {"code": {"loss": 4.25}}})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = tmp_path / "page.html"
+    lmtrain("report", folder, "--output", page)
+    (figure,) = (figure for figure in figures(page)["figures"] if figure["title"] == "Training loss by source")
+    assert [(curve["name"], curve["value"]) for curve in figure["curves"]] == [("wiki", [4.0, 3.0])]
+    words = said(page).split("Sources", 1)[1].split()
+    start = words.index("wiki")
+    assert words[start : start + 10] == ["wiki", "3.0000", "-", "128", "0.5", "code", "-", "4.2500", "64", "0.25"]
+    plotted = lmtrain("runs", "plot", folder, "--key", "tokens/wiki")
+    assert "tokens/wiki" in plotted
+
+
 def test_two_runs_and_what_differs(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "b<script>alert(1)<"
     write_run(tmp_path / "b", steps=2000, every=10)

@@ -146,7 +146,10 @@ def test_a_dry_run_makes_nothing_and_says_what_a_start_would(
     exact = plan(*words)
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr("lmtrain.cli.pretrain.dataset_from_text._PREVIEW_BYTES", notes.stat().st_size // 3)
-    estimated = plan(*words)
+    limit = 0.9 * exact["epochs"]  # because: the beginning of the text alone would be read three times as often
+    estimated = plan(*words, f"data.max_epochs={3 * limit}")
+    assert "epochs" not in estimated.get("warning", "")
+    assert "which is more than data.max_epochs=" in plan(*words, f"data.max_epochs={limit / 2}")["warning"]
     assert " about " in estimated["text"]
     assert estimated["vocabulary"] == exact["vocabulary"]
     assert abs(estimated["training_samples"] / exact["training_samples"] - 1) < 0.2

@@ -43,9 +43,10 @@ def take_source_values(run: Run) -> dict[str, Any]:
         group = [parts[index] for index in indices]
         sums = [progress.source_losses.get(part.name, (0.0, 0)) for part in group]
         labels = sum(count for _, count in sums)
-        tokens = sum(progress.source_tokens.get(part.key, 0) for part in group)
+        contents = {part.key: part.num_tokens for part in group}  # because: datasets of equal content have one count
+        tokens = sum(progress.source_tokens.get(key, 0) for key in contents)
         values[name] = {"loss": math.fsum(loss for loss, _ in sums) / labels} if labels else {}
-        values[name] |= {"tokens": tokens, "epochs": tokens / max(sum(part.num_tokens for part in group), 1)}
+        values[name] |= {"tokens": tokens, "epochs": tokens / max(sum(contents.values()), 1)}
         values[name] |= {"labels": labels} | ({"sources": len(group)} if name == REST else {})
     progress.source_losses = {}
     return {"sources": values}

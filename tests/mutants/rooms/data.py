@@ -55,7 +55,7 @@ MUTANTS = [
         name="shares_are_shown_in_the_order_of_the_list",
         file="lmtrain/data/sources.py",
         function="shown_sources",
-        old="key=lambda index: -sources[index].share",
+        old="key=lambda index: -float(sources[index].share)",
         new="key=lambda index: index",
         breaks="Of many datasets those that stand first are shown, however small, and the largest are in the rest.",
         only_for="blends of more than nine datasets",

@@ -36,6 +36,13 @@ def test_a_full_row_is_one_line() -> None:
     )
 
 
+def test_losses_of_few_sources_are_shown_and_others_counted() -> None:
+    row = {"step": 8, "loss": 3.25, "sources": {"wiki": {"loss": 3.0, "tokens": 4}, "code": {"tokens": 0}}}
+    assert "loss 3.2500 [wiki 3.0000]" in step_line(row, 10)
+    many = row | {"sources": {f"s{i}": {"loss": float(i)} for i in range(9)}}
+    assert "[s0 0.0000, s1 1.0000, s2 2.0000, s3 3.0000, 5 more]" in step_line(many, 10)
+
+
 def test_a_row_without_figures_is_only_its_step() -> None:
     assert step_line({"step": 7, "loss": None}, 10) == "step  7/10"
 

@@ -33,6 +33,10 @@ def test_what_can_be_told(words: list[str]) -> None:
         (["train.valid_interval_steps=0"], "best_by=loss/valid is never measured before the end of the run with"),
         (["checkpoint.best_by=loss/vlaid"], "is not a measure of this run. Did you mean loss/valid?"),
         (["checkpoint.best_by=loss/valid/wiki"], "is not a measure of this run. Did you mean loss/valid?"),
+        (
+            ["data=blend", "data.datasets=[{path: a, weight: 1}]", "data.path", "checkpoint.best_by=loss/valid/a"],
+            "is a measure of a dataset of the blend, of which a validation may read no sample. Give that dataset in",
+        ),
         (["checkpoint.best_by=eval/prose/x"], "is not a measure of this run. Add its task to eval.tasks."),
         ([TASK, "checkpoint.best_by=eval/pros/x"], "is not a measure of this run. Use eval/prose/MEASURE."),
         ([TASK, "checkpoint.best_by=eval/prose/x"], "with eval.interval_steps=0. Add eval.interval_steps=50"),
@@ -44,6 +48,7 @@ def test_what_can_be_told(words: list[str]) -> None:
 )  # fmt: skip
 def test_what_cannot_be_told(words: list[str], said: str) -> None:
     keys = [word.partition("=")[0] for word in words]
+    typed = [word for word in BASE if word.partition("=")[0] not in keys] + [word for word in words if "=" in word]
     with pytest.raises(SettingsError) as error:
-        compose(RunConfig, [word for word in BASE if word.partition("=")[0] not in keys] + words)
+        compose(RunConfig, typed)
     assert said in str(error.value)

@@ -42,6 +42,7 @@ def test_a_run_that_skipped_steps_goes_on_as_if_it_had_not_stopped(tmp_path: Pat
     progress = run_state.Progress()
     go_on(model, optimizer, progress, 24)
     assert 0 < progress.skipped < 22
+    progress.source_tokens, progress.source_losses = {"a": 64, "b": 32}, {"wiki": (2.5, 7)}
     facts = run_state.checkpoint_state(CONFIG, inputs_of(tmp_path), model, optimizer, progress)
     with CheckpointWriter(tmp_path, keep_last=1, asynchronous=False) as writer:
         writer.save(progress.step, model.owned_pieces(run_state.held_pieces(model, optimizer)), facts, {})
@@ -49,6 +50,8 @@ def test_a_run_that_skipped_steps_goes_on_as_if_it_had_not_stopped(tmp_path: Pat
     again, its_optimizer = make()
     found = run_state.restore(CheckpointReader(tmp_path / "step_00000024"), again, its_optimizer)
     assert (found.step, found.skipped, found.attempt) == (24, progress.skipped, 2)
+    sums = (found.source_tokens, found.source_losses)
+    assert sums == (progress.source_tokens, progress.source_losses), "those since the last row too"
     assert go_on(again, its_optimizer, found, 27) == expected
     assert (found.samples, found.tokens) == (progress.samples, progress.tokens)
     assert num_updates(its_optimizer) == num_updates(optimizer) == 27 - progress.skipped

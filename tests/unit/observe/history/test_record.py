@@ -46,6 +46,14 @@ def test_what_counts_is_what_read_metrics_says(tmp_path: Path) -> None:
     assert record.problems == []
 
 
+def test_sources_are_columns_of_their_own(tmp_path: Path) -> None:
+    sources = [{"wiki": {"loss": 2.5, "tokens": 64}}, {"wiki": {"tokens": 96}, "code": {"loss": 3.0, "tokens": 8}}]
+    record = read_record(written(tmp_path, *(row("step", i + 1, loss=2.0, sources=s) for i, s in enumerate(sources))))
+    assert record.column("loss/train/wiki")[1].tolist() == [2.5]
+    assert record.column("tokens/wiki")[1].tolist() == [64, 96]
+    assert [values.tolist() for values in record.column("loss/train/code")] == [[2], [3.0]]
+
+
 def test_a_later_start_undoes_what_an_earlier_one_had_left(tmp_path: Path) -> None:
     record = read_record(written(
         tmp_path, row("start", 0), row("valid", 2, loss=9.0), row("valid", 6, loss=8.0), row("start", 8, 2),

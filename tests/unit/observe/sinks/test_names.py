@@ -25,6 +25,16 @@ def test_numbers_have_names_and_what_is_unknown_has_none() -> None:
     assert not {"straggler/host", "samples_hash", "memory_rank"} & found.keys()
 
 
+def test_each_source_of_a_blend_has_curves_of_its_own() -> None:
+    sources = {"wiki": {"loss": 2.5, "labels": 32, "tokens": 64, "epochs": 0.25}, "rest": {"tokens": 32, "sources": 9}}
+    found = row_scalars(ROW | {"sources": sources})
+    assert {name: found[name] for name in found.keys() - row_scalars(ROW).keys()} == {
+        "loss/train/wiki": 2.5, "tokens/wiki": 64.0, "epochs/wiki": 0.25, "tokens/rest": 32.0,
+    }  # fmt: skip
+    assert row_scalars(ROW | {"sources": {"wiki": {"loss": "2", "tokens": True}, "x": 3}}) == row_scalars(ROW)
+    assert row_scalars(ROW | {"sources": [1]}) == row_scalars(ROW)
+
+
 def test_rows_of_other_events() -> None:
     assert row_scalars({"event": "valid", "step": 3, "loss": 2.0, "ppl": 7.4}) == {"loss/valid": 2.0, "valid/ppl": 7.4}
     assert row_scalars({"event": "save", "step": 3, "saved_step": 2, "write_s": 1.0, "stall_s": 0.5, "bytes": 7}) == {
