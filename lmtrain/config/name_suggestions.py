@@ -170,6 +170,28 @@ class SettingNames:
             matches = [key for key in known_keys if key.rpartition(".")[2] in last_parts][:3]
         return [self._suggested_override(key, value) for key in matches]
 
+    def refusal(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
+        """Return the error message on an unknown key; the arguments are those of `way_out`."""
+        if (stage := self._split_stage_key(path)) is None:
+            return f"{path}={value} is not a setting. {self.way_out(path, value, known_keys)}"
+        prefix, key = stage
+        group, names = key.partition(".")[0], list(known_keys)
+        if group not in names and (key in types_by_key(self.root) or key in self.groups):
+            return f"{path}={value} cannot differ between the stages of a run. Set {key}={value} for the whole run."
+        if "." not in key and (closest := _closest_names(key, names, 0.6)):
+            return f"{path}={value} is not a setting. Did you mean {prefix}.{closest[0]}={value}?"
+        words = [word for word in self.suggest_overrides(key, value) if word.partition(".")[0] in names]
+        way_out = f"Did you mean {' or '.join(f'{prefix}.{word}' for word in words)}?" if words else ""
+        return f"{path}={value} is not a setting. {way_out or spelling_hint(key, names)}"
+
+    def _split_stage_key(self, path: str) -> tuple[str, str] | None:
+        """Return (stages.NAME, the key within the stage) of a key such as stages.decay.optim.lr; None for other keys.
+        """
+        field, _, rest = path.partition(".")
+        name, _, key = rest.partition(".")
+        hint = typing.get_type_hints(self.root).get(field)
+        return (f"{field}.{name}", key) if key and get_origin(hint) is dict else None
+
     def way_out(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
         """Return the sentence that ends the error message on an unknown key: what to type instead. `path` is the key,
         `value` the value typed for it, `known_keys` are the valid keys of its group.

@@ -122,7 +122,7 @@ class _Builder:
             return
         typed_below = [(key, text) for key, text in self.names.typed.items() if key.startswith(f"{path}.")]
         for key, text in typed_below or [(path, self.names.typed.get(path, show(value)))]:
-            self.problems.append(f"{key}={text} is not a setting. {self.names.way_out(key, text, known_keys)}")
+            self.problems.append(self.names.refusal(key, text, known_keys))
 
     def _choose_class(self, base: type[Choice], kind: Any, path: str) -> type[Choice] | None:
         """Return the subclass of the choice `base` that `kind` names; if `kind` is unknown, record a problem for the
@@ -185,9 +185,12 @@ class _Builder:
         if origin is dict:
             if not isinstance(value, dict):
                 return self._refuse_type(_type_words(hint), value, path, example or "{}")
-            return {
-                str(key): self._build_value(get_args(hint)[1], item, f"{path}.{key}") for key, item in value.items()
-            }
+            inner = get_args(hint)[1]
+            for key in value if isinstance(inner, type) and issubclass(inner, Settings) else ():
+                if not isinstance(value[key], dict) and key in typing.get_type_hints(inner):
+                    item = f"{key}={show(value[key])}"
+                    return self._record(f"{path}.{item} lacks the name of one of the {path}. Write {path}.NAME.{item}.")
+            return {str(key): self._build_value(inner, item, f"{path}.{key}") for key, item in value.items()}
         scalar = _to_scalar(hint, value)
         if scalar is None and hint is str and self.names and (typed := self.names.typed.get(path)):
             as_text = f" To give it as a text, type {shell_quoted(f'{path}={hydra_quoted(typed)}')}."

@@ -156,7 +156,7 @@ class RunConfig(Settings):
         yield from batch_problems(layout, train.global_batch, train.micro_batch)
         rampup_faults = list(rampup_problems(train, layout))
         yield from rampup_faults
-        if not rampup_faults and "model" in parts and not parts.get("stages"):
+        if not rampup_faults and "model" in parts and parts.get("stages") == {}:
             yield from cls._problems_of_length(parts, count_steps(train, parts["model"].shape.seq_len))
 
     @classmethod

@@ -8,12 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
-from lmtrain.config.settings_base import Problem, Settings, kinds, problem_if
+from lmtrain.config.settings_base import Choice, Problem, Settings, kinds, problem_if
 from lmtrain.config.settings_builder import quantity
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.errors import join_few
+from lmtrain.errors import join_few, spelling_hint
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.schedule_settings import ScheduleSettings
+from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
+from lmtrain.train.train_settings import EvalSettings, TrainSettings
 
 LENGTHS = ("steps", "tokens", "samples")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -27,6 +33,10 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "schedule": (),
     "eval": (),
 }
+GROUPS: dict[str, type[Settings]] = {
+    "data": DataChoice, "model": ModelSettings, "train": TrainSettings, "optim": OptimSettings,
+    "recompute": RecomputeSettings, "schedule": ScheduleSettings, "eval": EvalSettings,
+}  # fmt: skip
 # keys of `data` that belong to the run as a whole
 _RUN_DATA = (
     "text", "text_key", "text_split", "text_limit", "text_dir", "first_sample", "megatron_samples", "tokenizer",
@@ -35,19 +45,21 @@ _RUN_DATA = (
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(Settings):
-    """A stage: exactly one of steps, tokens and samples, and settings by group in place of the run's."""
+    """A part of a run with a name: exactly one of steps, tokens and samples, and settings that hold in place of the
+    run's while it lasts. Stages train in the order in which they are first named.
+    """
 
-    steps: int | None = quantity("count", default=None)
-    tokens: int | None = quantity("count", default=None)
-    samples: int | None = quantity("count", default=None)
-    stop_after: bool = False
-    data: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    train: dict[str, Any] = field(default_factory=dict)
-    optim: dict[str, Any] = field(default_factory=dict)
-    recompute: dict[str, Any] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
-    eval: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = quantity("count", default=None)  # the length, in steps
+    tokens: int | None = quantity("count", default=None)  # the length, in tokens; rounded up to whole steps
+    samples: int | None = quantity("count", default=None)  # the length, in samples; rounded up to whole steps
+    stop_after: bool = False  # stop at the end of the stage, with exit code 75; the same command goes on
+    data: dict[str, Any] = field(default_factory=dict)  # keys of `data`, except `text*`; another kind keeps shared keys
+    model: dict[str, Any] = field(default_factory=dict)  # `seq_len`, `rotary_base` and `dropout`
+    train: dict[str, Any] = field(default_factory=dict)  # `global_batch`, `micro_batch` and `rampup`
+    optim: dict[str, Any] = field(default_factory=dict)  # `lr`, `weight_decay` and `clip_norm`
+    recompute: dict[str, Any] = field(default_factory=dict)  # a choice of its own, as in recompute=full
+    schedule: dict[str, Any] = field(default_factory=dict)  # one of its own, as in schedule=linear
+    eval: dict[str, Any] = field(default_factory=dict)  # any settings of `eval`
 
     def problems(self) -> Iterator[Problem]:
         given = [key for key in LENGTHS if getattr(self, key) is not None]
@@ -61,9 +73,12 @@ class StageSettings(Settings):
         for group, keys in _KEYS.items():
             values = getattr(self, group)
             for key in values if keys else ():
+                is_known, allowed = key in _keys_of(group), join_few([f"{group}.{each}" for each in keys])
                 yield from problem_if(
-                    key not in keys, f"{group}.{key}", values[key], "cannot differ between the stages of a run",
-                    f"Set {group}.{key} for the whole run; a stage may set {join_few([f'{group}.{k}' for k in keys])}.",
+                    key not in keys, f"{group}.{key}", values[key],
+                    "cannot differ between the stages of a run" if is_known else "is not a setting",
+                    f"Set {group}.{key} for the whole run; a stage may set {allowed}." if is_known
+                    else spelling_hint(key, keys),
                 )  # fmt: skip
         for key in _RUN_DATA:
             yield from problem_if(
@@ -93,6 +108,26 @@ class StageSettings(Settings):
             else:
                 result[group] = settings[group] | values
         return result
+
+
+def stage_may_set(key: str) -> bool:
+    """Return True if a stage may set the run's dotted `key`, such as optim.lr, for itself."""
+    group, _, name = key.partition(".")
+    name = name.partition(".")[0]
+    return group in _KEYS and (not _KEYS[group] or name in _KEYS[group]) and not (group == "data" and name in _RUN_DATA)
+
+
+def allowed_keys(group: str) -> tuple[str, ...]:
+    """Return the keys of a group that a stage may set; () stands for all that its kinds have."""
+    return _KEYS[group]
+
+
+@cache
+def _keys_of(group: str) -> set[str]:
+    """Return the keys that any kind of a group has."""
+    base = GROUPS[group]
+    classes = kinds(base).values() if issubclass(base, Choice) and not base.kind else [base]
+    return {f.name for cls in classes for f in fields(cls)}
 
 
 def _of_same_kind(data: Mapping[str, Any], kind: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.keys.shell_completion import _rejoin_words
+from lmtrain.cli.keys.shell_completion import _Completer, _rejoin_words
 from lmtrain.config.compose import group_choices
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"
@@ -47,6 +47,25 @@ def test_groups_and_parts_for_zsh_with_their_help() -> None:
     assert "model=" in lines[0]
     assert f"{len(group_choices()['model'])} to choose from" in lines[0]
     assert "model." in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "word", "offered"),
+    [
+        ([], "stag", {"stages.decay=decay", "stages.long_context=long_context"}),
+        (["stages.decay.steps=5"], "stages.d", {"stages.decay."}),
+        ([], "stages.x=d", {"stages.x=decay"}),
+        ([], "stages.x.s", {"stages.x.steps=", "stages.x.samples=", "stages.x.stop_after=", "stages.x.schedule="}),
+        ([], "stages.x.model.", {f"stages.x.model.{key}=" for key in ("seq_len", "dropout", "rotary_base")}),
+        ([], "stages.x.data.text", set()),  # a dataset is made of a text for the whole run
+        ([], "stages.x.schedule=l", {"stages.x.schedule=linear"}),
+        ([], "stages.x.stop_after=t", {"stages.x.stop_after=true"}),
+    ],
+)  # fmt: skip
+def test_names_and_keys_of_stages(typed: list[str], word: str, offered: set[str]) -> None:
+    found = {text for text, _ in _Completer(typed, None).completions(word) if text.startswith(word)}
+    found -= {text for text in found if text.count(".") > 2 and word.count(".") < 3}  # keys below a group of the stage
+    assert found == offered
 
 
 @pytest.mark.wide

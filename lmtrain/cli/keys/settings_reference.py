@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args, get_origin
 
-from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.config.compose import STAGE_GROUP, conf_dir, group_choices
 from lmtrain.config.name_suggestions import union_members
 from lmtrain.config.settings_base import Choice, Settings, kinds, show
 from lmtrain.config.strict_yaml import MAX_BYTES
@@ -112,11 +112,13 @@ class Section:
     name: str
     base: type[Settings]
     kinds: dict[str, type[Settings]]  # kind name -> class; the name is "" if there is only one
+    has_names: bool = False  # True if it holds several groups of the same settings, each by a name: stages
 
     def keys(self, kind: str) -> Iterator[Key]:
         """Yield the keys of a kind; keys of nested settings follow their parents."""
         cls = self.kinds[kind]
-        return _iter_keys(self.name, cls, ConfigComments(self.name, getattr(cls, "kind", "")), kind)
+        comments = ConfigComments(self.name, getattr(cls, "kind", ""))
+        return _iter_keys(f"{self.name}.NAME" if self.has_names else self.name, cls, comments, kind)
 
 
 def settings_sections() -> dict[str, Section]:
@@ -124,7 +126,7 @@ def settings_sections() -> dict[str, Section]:
     from lmtrain.train.run_config import RunConfig
 
     return {
-        name: Section(name, inner, dict(kinds(inner)) if _is_choice(inner) else {"": inner})
+        name: Section(name, inner, dict(kinds(inner)) if _is_choice(inner) else {"": inner}, get_origin(hint) is dict)
         for name, hint in typing.get_type_hints(RunConfig).items()
         if (inner := settings_class(hint))
     }
@@ -159,8 +161,9 @@ def _section_lines(section: Section) -> Iterator[str]:
     yield f"## {section.name}\n"
     if doc := _written_docstring(section.base):
         yield f"{doc}\n"
-    if choices := group_choices().get(section.name):
-        yield f"Choices: {', '.join(f'`{section.name}={choice}`' for choice in choices)}.\n"
+    key = f"{section.name}.NAME" if section.has_names else section.name
+    if choices := group_choices().get(STAGE_GROUP if section.has_names else section.name):
+        yield f"Choices: {', '.join(f'`{key}={choice}`' for choice in choices)}.\n"
     for kind, cls in section.kinds.items():
         if kind:
             yield f"### {section.name}, kind {kind}\n"
@@ -222,7 +225,7 @@ def describe_type(hint: Any, unit: str | None = None) -> str:
     if origin is tuple:
         return f"list of {describe_type(get_args(hint)[0], unit)}s"
     if origin is dict:
-        return f"{describe_type(get_args(hint)[1], unit)}s by name"
+        return "settings" if get_args(hint)[1] is Any else f"{describe_type(get_args(hint)[1], unit)}s by name"
     if isinstance(hint, type) and issubclass(hint, Settings):
         return "group"
     return unit or _TYPE_WORDS.get(hint, getattr(hint, "__name__", str(hint)))

@@ -111,11 +111,36 @@ class _Completer:
         """Return the config groups ("model=") and settings sections ("train.") that begin with `word`. If only one
         section does, return its keys instead.
         """
+        if word.startswith("stages."):
+            return self._stage_completions(word)
         parts = [name for name in self._sections if f"{name}.".startswith(word) or word.startswith(f"{name}.")]
         groups = [(f"{name}=", words) for name, words in self.group_completions() if f"{name}=".startswith(word)]
+        groups = [group for group in groups if group[0] != "stage="]  # because: it is chosen as stages.NAME=CHOICE
+        if parts == ["stages"]:
+            return self._stage_completions("stages.")
         if len(parts) == 1 and not groups:
             return list({f"{key.name}=": _first_clause(key.meaning) for key in self._keys(parts[0])}.items())
         return [*groups, *((f"{name}.", f"keys of {name}") for name in parts)]
+
+    def _stage_completions(self, word: str) -> list[Completion]:
+        """Return the stages to choose from: those that were typed before, and the files of conf/stage. If `word` has
+        the name of a stage, return the keys that the stage may set instead.
+        """
+        from lmtrain.config.compose import STAGE_CHOICES, STAGE_GROUP
+        from lmtrain.train.stage_settings import GROUPS, stage_may_set
+
+        _, name, *rest = word.split(".")
+        if not rest:
+            typed = dict.fromkeys(key.split(".")[1] for key in self._chosen if key.startswith("stages."))
+            choices = [(f"stages.{choice}={choice}", help_text) for choice, help_text in
+                       self.choice_completions(STAGE_GROUP) if choice not in typed]  # fmt: skip
+            return [*((f"stages.{name}.", f"keys of the stage {name}") for name in typed), *choices]
+        prefix = f"stages.{name}"
+        own = [key for key in self._keys("stages") if key.types != "settings"]
+        found = {f"{prefix}.{key.name.rpartition('.')[2]}=": _first_clause(key.meaning) for key in own}
+        found |= {f"{prefix}.{group}=": f"{len(self._groups[group])} to choose from" for group in STAGE_CHOICES}
+        keys = [key for group in GROUPS for key in self._keys(group) if stage_may_set(key.name)]
+        return list((found | {f"{prefix}.{key.name}=": _first_clause(key.meaning) for key in keys}).items())
 
     def group_completions(self) -> list[Completion]:
         """Return all groups, with the number of their choices."""
@@ -149,11 +174,18 @@ class _Completer:
 
     def _value_completions(self, name: str) -> list[Completion]:
         """Return the choices if `name` is a config group; if it is a key, its default, and its allowed values if they
-        can be listed.
+        can be listed. The same holds for a group or key of a stage.
         """
-        if name in self._groups:
-            return [(f"{name}={choice}", words) for choice, words in self.choice_completions(name)]
-        keys = [key for key in self._keys(name.partition(".")[0]) if key.name == name]
+        from lmtrain.config.compose import STAGE_GROUP
+
+        key_name, group = name, name
+        if name.startswith("stages.") and len(parts := name.split(".", 2)) >= 2:
+            key_name = parts[2] if len(parts) > 2 else ""
+            group = key_name or STAGE_GROUP
+        if group in self._groups:
+            return [(f"{name}={choice}", words) for choice, words in self.choice_completions(group)]
+        section = "stages" if key_name and "." not in key_name else key_name.partition(".")[0]
+        keys = [key for key in self._keys(section) if key.name in (key_name, f"stages.NAME.{key_name}")]
         words = {value: "" for key in keys for value in key.values}
         words |= {key.default: "the default" for key in keys if key.default}
         return [(f"{name}={value}", help_text) for value, help_text in words.items()]

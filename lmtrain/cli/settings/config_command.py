@@ -27,6 +27,7 @@ from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, spelling_hint
+from lmtrain.train.stage_settings import GROUPS
 from lmtrain.units import format_count
 
 app = typer.Typer(no_args_is_help=True)
@@ -114,6 +115,7 @@ def explain(
     For a section, such as `optim`, print the value of each of its keys, and the line or the override that has set it.
     """
     from lmtrain.cli.settings.explain_setting import ComposedSettings, history_rows, key_facts, value_rows
+    from lmtrain.cli.settings.explain_stage import held_by_stage, split_stage_key, stage_key_facts
 
     if run is not None and overrides:
         raise UsageError(
@@ -122,18 +124,32 @@ def explain(
         )
     keys = all_keys()
     parts = {name[:end] for name in keys for end, character in enumerate(name) if character == "."} | {"all"}
-    if key not in keys and key not in parts:
+    in_stage = split_stage_key(key)
+    if in_stage is None and key not in keys and key not in parts and not key.startswith("stages."):
         same_last_part = sorted(name for name in keys if name.endswith(f".{key.rpartition('.')[2]}"))
         # because: `lr` is more likely to mean optim.lr than a key with a similar spelling
         hint = f"Did you mean {' or '.join(same_last_part)}?" if same_last_part else spelling_hint(key, [*keys, *parts])
         raise UsageError(f"{key} is not a setting. {hint}")
     composed = ComposedSettings.compose(list(overrides or []), config_dir, config_name)
-    if key in keys:
+    if key in keys or (in_stage is not None and in_stage[1] not in GROUPS):
         without_overrides = ComposedSettings.compose([], config_dir, config_name) if overrides else composed
-        facts = key_facts(keys[key], composed, without_overrides, config_dir)
-        facts |= {"held": history_rows(key, run)} if run is not None else {}
+        settings = composed, without_overrides, config_dir
+        facts = stage_key_facts(key, keys, *settings) if in_stage is not None else key_facts(keys[key], *settings)
+        if run is not None:
+            facts.pop("stage", None)  # because: it is the value in the settings of this command
+            facts["held"] = held_by_stage(key, run) or history_rows(key, run)
         return print_json(facts) if as_json else print_key(facts)
-    rows = value_rows("" if key == "all" else f"{key}.", keys, composed) if run is None else history_rows(key, run)
+    if run is None:
+        rows = value_rows("" if key == "all" else f"{key}.", keys, composed)
+    else:
+        by_stage = held_by_stage(key, run)
+        in_stages = {row["key"] for row in by_stage}
+        rows = [*(row for row in history_rows(key, run) if row["key"] not in in_stages), *by_stage]
+    if not rows:
+        raise UsageError(
+            f"{key} is not set by any stage. Give the settings of a run with stages, as in stages.NAME.steps=1000, or "
+            "its folder with --run."
+        )
     if as_json:
         return print_json(rows)
     return print_table([
@@ -217,16 +233,18 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
 
 def print_key(facts: dict[str, Any]) -> None:
     """Print the facts about one setting that `key_facts` returned."""
-    section, names = facts["key"].partition(".")[0], facts["kinds"]
+    is_in_stage = facts["key"].startswith("stages.")
+    section, names = facts["key"].split(".")[2 if is_in_stage else 0], facts["kinds"]
     either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     kinds = f", where {section}.kind is {either}" if names else ""
     echo(facts["key"], bold=True)
     print_pairs([
         ("meaning", facts["meaning"]),
+        *([("in a stage", facts["in_stage"])] if "in_stage" in facts else []),
         ("type", f"{facts['type']}{kinds}"),
         *(
             (title, _describe_value(facts[key]))
-            for title, key in (("default", "default"), ("this run", "run"))
+            for title, key in (("default", "default"), ("this run", "run"), ("this stage", "stage"))
             if key in facts
         ),
         *(

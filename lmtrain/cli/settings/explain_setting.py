@@ -141,15 +141,24 @@ class ComposedSettings:
         section = key.name.partition(".")[0]
         return section not in _OPTIONAL or self.tree.get(section) is not None
 
+    def lookup(self, path: Sequence[str], default: Any = None) -> Any:
+        """Return the value at `path`, a key's words; `default` if there is none."""
+        node: Any = self.tree
+        for word in path:
+            node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
+        return default if node is _ABSENT else node
+
+    def origin(self, key: str) -> str:
+        """Return in words where the dotted key was set."""
+        return _describe_origin(nearest_origin(self.origins, key))
+
     def value(self, key: Key) -> dict[str, Any]:
         """Return a setting's value as plain data (`value`) and its origin in words (`from`); if there is no value, the
         reason (`why`).
         """
-        node: Any = self.tree
-        for word in key.name.split("."):
-            node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
+        node = self.lookup(key.name.split("."), _ABSENT)
         if node is not _ABSENT:
-            return {"value": node, "from": _describe_origin(nearest_origin(self.origins, key.name))}
+            return {"value": node, "from": self.origin(key.name)}
         if key.default:
             return {"value": key.default, "from": "the default, which no file repeats"}
         if not self.has_section(key):
@@ -184,18 +193,23 @@ def key_facts(
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) -> list[dict[str, Any]]:
     """Return a row with name, value and origin for each setting below `prefix` (such as "optim.") that `run` has.
-    `known` maps all setting names to their entries.
+    `known` maps all setting names to their entries. Of stages, the rows are those of the keys that are set.
     """
-    picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.key_of_chosen_kind(keys))]
+    picked = [key for name, keys in known.items() if name.startswith(prefix) and not name.startswith("stages.")
+              and (key := run.key_of_chosen_kind(keys))]  # fmt: skip
     rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has_section, picked)}
     # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
     # value
     empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
+    of_stages = {".".join(path): value for path, value in _leaves(run.tree.get("stages") or None, ("stages",))}
     return [
         row
         for name, row in rows.items()
         if not isinstance(row["value"], dict) and name.rpartition(".")[0] not in empty
-    ]
+    ] + [
+        {"key": name, "value": value, "from": run.origin(name)}
+        for name, value in of_stages.items() if name.startswith(prefix) and name != "stages"
+    ]  # fmt: skip
 
 
 def history_rows(key: str, run: Path) -> list[dict[str, Any]]:

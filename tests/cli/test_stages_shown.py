@@ -1,0 +1,91 @@
+"""What the commands show of a run in stages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import Toy, lmtrain
+
+STAGES = (
+    "stages.trunk.steps=6", "stages.decay.tokens=500", "stages.decay.schedule=linear", "stages.decay.optim.lr=1e-3",
+    "stages.long.steps=2", "stages.long.model.seq_len=64",
+)  # fmt: skip
+
+
+def typed(toy: Toy, folder: Path) -> list[str]:
+    words = [word for word in toy.settings(folder) if not word.startswith("train.steps=")]
+    return ["pretrain", *words, "model.positions=rotary", *STAGES]
+
+
+@pytest.fixture(scope="module")
+def run(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three stages: steps 1 to 6, 7 to 10 and 11 to 12."""
+    folder = tmp_path_factory.mktemp("stages") / "run"
+    lmtrain(*typed(toy, folder))
+    return folder
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_dry_run_prints_a_table_of_stages(run: Path, toy: Toy, columns: int) -> None:
+    begun = lmtrain(*typed(toy, run.with_name("new")), "--dry-run", env={"COLUMNS": str(columns)})
+    assert "stages.decay.tokens=500 is rounded up to 4 whole steps: 512 tokens." in begun
+    table = begun[begun.index("\nstage ") :].splitlines()
+    assert max(map(len, table)) <= columns
+    facts = json.loads(lmtrain(*typed(toy, run), "stages.more.steps=4", "--dry-run", "--json"))
+    assert [row["status"] for row in facts["stages"]] == ["done", "done", "done", "ahead"]
+    assert facts["stages"][3]["sources"][0]["dataset"] == str(toy.data)
+
+
+@pytest.mark.wide
+def test_a_text_is_the_data_of_all_stages(toy: Toy, tmp_path: Path) -> None:
+    words = [word for word in typed(toy, tmp_path / "run") if not word.startswith("data.path=")]
+    facts = json.loads(lmtrain(*words, f"data.text={toy.text}", "--dry-run", "--json"))
+    made = f"{tmp_path}/run/data/text"
+    assert [source["dataset"] for row in facts["stages"] for source in row["sources"]] == [made] * 3
+    assert "training_samples" not in facts
+    assert "done: 12 steps" in lmtrain(*words, f"data.text={toy.text}")
+
+
+@pytest.mark.wide
+def test_a_setting_is_explained_by_stage(run: Path) -> None:
+    facts = json.loads(lmtrain("config", "explain", "optim.lr", "--run", run, "--json"))
+    assert [(row["stage"], row["step"], row["value"]) for row in facts["held"]] == [
+        ("trunk", 1, 3e-3), ("decay", 7, 1e-3), ("long", 11, 3e-3),
+    ]  # fmt: skip
+    rows = json.loads(lmtrain("config", "explain", "model", "--run", run, "--json"))
+    assert [row["value"] for row in rows if row["key"] == "model.seq_len"] == [32, 32, 64]
+    assert [row.get("stage") for row in rows if row["key"] == "model.width"] == [None]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("stages.decay.optim.lr", "1e-3, from the command line: stages.decay.optim.lr=1e-3"),
+        ("stages.decay.schedule.kind", "linear, from the command line: stages.decay.schedule=linear"),
+        ("stages.decay.optim.lr", "the key optim.lr, while the stage decay lasts, in place of the run's"),
+        ("stages.trunk.optim.lr", "not set in the stage trunk; the run's holds"),
+        ("stages.decay.tokens", "500, from the command line: stages.decay.tokens=500"),
+        ("stages.long", "stages.long.model.seq_len  64"),
+        ("all", "stages.long.model.seq_len "),
+    ],
+)
+def test_a_key_of_a_stage_is_explained(key: str, words: str) -> None:
+    said = lmtrain("config", "explain", key, "data.path=x", "schedule.warmup_steps=2", *STAGES, env={"COLUMNS": "200"})
+    assert words.replace("1e-3, ", "0.001, ") in " ".join(said.split("\n")).replace("  from", " from")
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("stages.decay.optim.betas", "optim.betas cannot differ between the stages of a run."),
+        ("stages.decay.optin.lr", "Did you mean stages.decay.optim.lr?"),
+        ("stages.decay", "stages.decay is not set by any stage."),
+    ],
+)
+def test_a_key_that_no_stage_has(key: str, words: str) -> None:
+    assert words in lmtrain("config", "explain", key, code=2)

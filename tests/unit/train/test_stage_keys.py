@@ -1,0 +1,42 @@
+"""Keys below a stage's name: which a stage may set, and what is said of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtrain.config.compose import compose
+from lmtrain.errors import SettingsError
+from lmtrain.train.run_config import RunConfig
+
+EVERYWHERE = "cannot differ between the stages of a run. Set {} for the whole run."
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("stages.a.precision=bf16", EVERYWHERE.format("precision=bf16")),
+        ("stages.a.parallel.tp=2", EVERYWHERE.format("parallel.tp=2")),
+        ("stages.a.run.dir=x", EVERYWHERE.format("run.dir=x")),
+        ("stages.a.model.width=8", "Set model.width for the whole run; a stage may set model.seq_len, "),
+        ("stages.a.optim.lrr=1", "is not a setting. Did you mean lr?"),
+        ("stages.a.optin.lr=1", "is not a setting. Did you mean stages.a.optim.lr=1?"),
+        ("stages.a.learning_rate=1", "is not a setting. Did you mean stages.a.optim.lr=1?"),
+        ("stages.a.stop_afer=true", "is not a setting. Did you mean stages.a.stop_after=true?"),
+        ("stages.a.keep_last=1", "is not a setting. Known: data, eval, "),  # not a key that a stage may set
+        ("stages.a.data.text=x", "Make a dataset of the text with `lmtrain preprocess`, and give data.path=PREFIX."),
+    ],
+)
+def test_a_key_that_a_stage_may_not_set(override: str, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose(RunConfig, ["data.path=x", "stages.a.steps=200", override])
+    [problem] = caught.value.problems
+    assert problem.startswith(f"{override} ")
+    assert words in problem
+
+
+def test_a_length_without_a_name() -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose(RunConfig, ["data.path=x", "stages.steps=5"])
+    assert list(caught.value.problems) == [
+        "stages.steps=5 lacks the name of one of the stages. Write stages.NAME.steps=5."
+    ]
