@@ -27,6 +27,7 @@ from lmtrain.errors import CheckpointError, DataError, MissingInputError, Storag
 from lmtrain.observe.measure.measure_names import score_by_step
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
 from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.lineage import waiting_branches
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runtime.files.safe_files import (
     MAX_JSON_BYTES,
@@ -283,8 +284,8 @@ def prune_checkpoints(
     keep_best: int = 0, scores: Mapping[int, float] | None = None, keep_steps: Collection[int] = (),
 ) -> list[str]:  # fmt: skip
     """Remove old checkpoints of a folder and return their names. The `keep_last` newest (at least one) and `saved`
-    stay; so do those whose step is a multiple of `keep_every_steps` or one of `keep_steps`, and the `keep_best` with
-    the highest `scores`, which are by step.
+    stay; so do those whose step is a multiple of `keep_every_steps` or one of `keep_steps`, the `keep_best` with the
+    highest `scores`, which are by step, and those from which a run beside this one has begun that has saved none yet.
 
     A checkpoint whose manifest cannot be read is neither counted nor removed: it may be needed to find the cause.
     `saved` need not be the newest: a run that went back to an earlier step saves below later ones.
@@ -293,9 +294,11 @@ def prune_checkpoints(
     with storage_errors(folder, "Pruning"):
         checkpoints = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}
         best = rank_checkpoints(checkpoints, scores or {})[:keep_best]
-        for step, path in list(checkpoints.items())[: -max(1, keep_last)]:
+        old = list(checkpoints.items())[: -max(1, keep_last)]
+        branched = {name for _, name in waiting_branches(folder.parent)} if old else set()
+        for step, path in old:
             for_good = step in keep_steps or (keep_every_steps is not None and step % keep_every_steps == 0)
-            if for_good or path == saved or path in best or path.is_symlink():
+            if for_good or path == saved or path in best or path.name in branched or path.is_symlink():
                 continue  # because: a link was made by a user, and its target is not ours to remove
             # because: a kill during the removal must not leave half a checkpoint under a checkpoint's name
             leftover = new_leftover_path(folder, step)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lmtrain.config.hydra_source import CompositionRequest
 
 S = TypeVar("S", bound=Settings)
+Rewrite = Callable[[dict[str, Any], Mapping[str, str]], dict[str, str]]  # settings, typed key -> text; typed afterwards
 STAGE_GROUP = "stage"  # the folder of conf/ for `stages.NAME=FILE`
 STAGE_CHOICES = ("data", "recompute", "schedule")  # groups that a stage takes by name: stages.NAME.schedule=linear
 MAX_RUNS = 10_000  # because: every run's settings are checked before the first run starts, at about 10 ms each
@@ -41,17 +42,20 @@ def conf_dir() -> Path:
 def compose(
     cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     report: Callable[[str], None] | None = None, defaults: Mapping[str, Any] = MappingProxyType({}),
+    rewrite: Rewrite | None = None,
 ) -> S:  # fmt: skip
     """Build an instance of the settings class `cls` from NAME.yaml, in the user's folder `config_dir` or in conf/, and
     from the command line's overrides. Raise one error with all problems. `report` receives a message on each default
     that was changed to fit the overrides. `defaults` are groups, such as `model`, that replace those of the files.
+    `rewrite` may change the composed settings before they are checked; it returns the typed settings under the keys
+    where they are then.
     """
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
     except RefusedOverrides as error:
         rest = _remaining_problems(cls, error, config_dir, name, defaults)
         raise SettingsError([*error.problems, *rest]) from error
-    typed = typed_words(overrides)
+    typed = typed_words(overrides) if rewrite is None else rewrite(tree, typed_words(overrides))
     adjusted_defaults = list(cls.adjust_defaults(tree, typed))
     settings = build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))
     if report is not None:

@@ -11,6 +11,7 @@ import re
 
 METRICS = "metrics.jsonl"  # one row per event: metrics_rows.py
 STOP = "stop.json"  # why the newest start ended: how_runs_ended.py
+LINEAGE = "lineage.json"  # the checkpoints of other runs from which the run descends: lineage.py
 CONFIG = "config.json"  # the settings of the newest start
 ENVIRONMENT = "environment.json"  # versions and machine of the newest start
 WORKING_DIRECTORY = "folder"  # key of environment.json: the start's working directory, for its relative paths

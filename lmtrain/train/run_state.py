@@ -106,11 +106,10 @@ def checkpoint_state(
         "history": inputs.data.history.to_dict(),
         "optimizer": {"kind": config.optim.kind, "num_updates": num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
-    } | {
-        key: value
-        for key, value in (("owed", list(progress.pending)), ("source_losses", dict(progress.source_losses)))
-        if value
-    }  # fmt: skip
+    } | {key: value for key, value in (
+        ("owed", list(progress.pending)), ("source_losses", dict(progress.source_losses)),
+        ("lineage", [parent.to_dict() for parent in inputs.lineage]),
+    ) if value}  # fmt: skip
 
 
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:

@@ -24,7 +24,7 @@ from lmtrain.train.train_settings import EvalSettings, TrainSettings
 LENGTHS = ("steps", "tokens", "samples")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # keys of a group that a stage may set; an empty tuple stands for all of them
-_KEYS: dict[str, tuple[str, ...]] = {
+STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "data": (),
     "model": ("seq_len", "rotary_base", "dropout"),
     "train": ("global_batch", "micro_batch", "rampup"),
@@ -38,7 +38,7 @@ GROUPS: dict[str, type[Settings]] = {
     "recompute": RecomputeSettings, "schedule": ScheduleSettings, "eval": EvalSettings,
 }  # fmt: skip
 # keys of `data` that belong to the run as a whole
-_RUN_DATA = (
+RUN_DATA = (
     "text", "text_key", "text_split", "text_limit", "text_dir", "first_sample", "megatron_samples", "tokenizer",
 )  # fmt: skip
 
@@ -70,7 +70,7 @@ class StageSettings(Settings):
             "Give one of them, as in steps=10k or tokens=2B.",
         )  # fmt: skip
         yield from self.checked(*(self.at_least(1, key, "Use 1 or more.") for key in LENGTHS))
-        for group, keys in _KEYS.items():
+        for group, keys in STAGE_KEYS.items():
             values = getattr(self, group)
             for key in values if keys else ():
                 is_known, allowed = key in _keys_of(group), join_few([f"{group}.{each}" for each in keys])
@@ -80,7 +80,7 @@ class StageSettings(Settings):
                     f"Set {group}.{key} for the whole run; a stage may set {allowed}." if is_known
                     else spelling_hint(key, keys),
                 )  # fmt: skip
-        for key in _RUN_DATA:
+        for key in RUN_DATA:
             yield from problem_if(
                 key in self.data, f"data.{key}", self.data.get(key), "belongs to the run and not to one of its stages",
                 f"Set data.{key} for the whole run." if not key.startswith("text")
@@ -89,7 +89,7 @@ class StageSettings(Settings):
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Return the settings that this stage gives, by group; groups of which it gives none are left out."""
-        return {group: values for group in _KEYS if (values := getattr(self, group))}
+        return {group: values for group in STAGE_KEYS if (values := getattr(self, group))}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what this stage gives, without the keys that it leaves to the run."""

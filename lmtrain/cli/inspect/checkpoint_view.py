@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint import compare_and_verify
-from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
+from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES, MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
-from lmtrain.cli.inspect.run_view import describe_model
+from lmtrain.cli.inspect.run_view import describe_model, lineage_lines
 from lmtrain.cli.screen.print_lines_and_json import echo
+from lmtrain.runfolder.lineage import parse_lineage
 from lmtrain.runfolder.settings_differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes, format_count, plural
@@ -54,6 +55,7 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
         "model": state.get("model"),
         "tokenizer": state.get("tokenizer"),
         "settings": state.get("settings"),
+        "lineage": [parent.to_dict() for parent in parse_lineage(state.get("lineage"), path / MANIFEST)],
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "tensors": tensors,
     }
@@ -75,6 +77,7 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
     match facts["tokenizer"]:
         case {"vocab_size": int(pieces), "fingerprint": str(fingerprint), "eod_id": int() | None as eod}:
             lines.append(("tokenizer", describe_tokenizer(pieces, eod, fingerprint)))
+    lines += lineage_lines(facts["lineage"])
     lines.append(("verified", "every hash" if facts["verified"] else "no; add --verify to read every byte"))
     if not show_all:
         lines.append(("more", "--all lists settings, files and tensors"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LmtrainError, MissingInputError
+from lmtrain.errors import LmtrainError, MissingInputError, shorten
 from lmtrain.observe.measure.measure_names import row_measures, score_by_step
 from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
@@ -25,11 +25,14 @@ from lmtrain.observe.screen.metrics_row_text import (
 )
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, step_from_name
 from lmtrain.runfolder.folder_reader import read_run_state, read_settings
+from lmtrain.runfolder.lineage import WEIGHTS, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
 from lmtrain.runfolder.settings_history import History, changed_histories
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
 _CURVE_WIDTH = 40  # characters
+_MAX_CHANGES = 6  # settings that differ from those of a run's parent
+_MAX_VALUE = 60  # characters of a setting's value beside them
 Rows = Sequence[dict[str, Any]]
 
 
@@ -68,6 +71,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "losses": losses,
         "elapsed_s": float(np.nanmax(read_record(metrics).columns["seconds"], initial=0.0)),  # of all starts
         **settings_facts(path, settings),
+        "lineage": [parent.to_dict() for parent in read_lineage(path)],
         "checkpoints": [checkpoint.name for checkpoint in list_checkpoints(path / CHECKPOINTS)],
         "damaged": [
             checkpoint.name
@@ -155,6 +159,7 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
     yield "saved", _describe_saves(facts)
     if facts["damaged"]:
         yield "damaged", ", ".join(facts["damaged"])
+    yield from lineage_lines(facts["lineage"])
     yield from ingredient_lines(facts)
     for key, values in facts["changed"].items():
         yield "changed", f"{key}: {describe_history(values)}"
@@ -236,6 +241,21 @@ def _describe_saves(facts: dict[str, Any]) -> str:
         return newest
     when = f", {ago(save['time'])}" if "time" in save else ""
     return f"{newest}: {format_bytes(save['bytes'])} in {format_seconds(save['write_s'])}{when}"
+
+
+def lineage_lines(lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for each checkpoint of another run from which a run descends, the nearest first."""
+    for parent in reversed(lineage):
+        what = "the weights of " if parent["kind"] == WEIGHTS else ""
+        changes = [
+            f"{key}={shorten(show(here), _MAX_VALUE)}"
+            + (f" ({shorten(show(there), _MAX_VALUE)} there)" if there is not None else "")
+            for key, (there, here) in parent["differences"].items()
+        ]
+        with_changes = f": {', '.join(changes[:_MAX_CHANGES])}" if changes else ": no setting differs"
+        more = f" and {len(changes) - _MAX_CHANGES} more" if len(changes) > _MAX_CHANGES else ""
+        gone = "" if Path(parent["checkpoint"]).exists() else ", which is gone"
+        yield "descends from", f"{what}{parent['run']} at step {parent['step']:,}{gone}{with_changes}{more}"
 
 
 def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
+from lmtrain.cli.pretrain.branch_settings import BranchPoint, put_before_stages
 from lmtrain.cli.pretrain.model_of_init_from import compose_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.overrides import hydra_quoted
@@ -25,6 +26,7 @@ from lmtrain.config.strict_yaml import MAX_BYTES
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError
 from lmtrain.exchange.source_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
+from lmtrain.runfolder.lineage import RESUMED, read_lineage
 from lmtrain.runtime.files.safe_files import parse_json, read_bytes
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
 from lmtrain.train.settings_rules import text_dataset_prefix
@@ -82,6 +84,24 @@ class SourceRun:
             checkpoint |= {"resume": "auto"}
         data = self._data_settings(is_branch=is_branch)
         return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint, "data": data}
+
+    def branch_step(self, settings: Mapping[str, Any]) -> int | None:
+        """Return the step of this run from whose checkpoint a branch with these `settings`, nested dicts, begins or has
+        begun; None if it begins from no checkpoint of this run, or only from its weights.
+        """
+        run_dir, checkpoint = (settings.get(group) for group in ("run", "checkpoint"))
+        chosen = checkpoint.get("resume") if isinstance(checkpoint, dict) else None
+        if not isinstance(chosen, str) or not Path(chosen).resolve().is_relative_to(self.run.resolve()):
+            return None
+        folder = Path(str(run_dir.get("dir"))) if isinstance(run_dir, dict) else Path()
+        for parent in read_lineage(folder)[-1:]:
+            # because: this run may have saved newer checkpoints since the branch began
+            if parent.kind == RESUMED and parent.folder == self.run.resolve():
+                return parent.step
+        try:
+            return load_manifest(resolve_checkpoint(Path(chosen))).step
+        except LmtrainError:  # because: the check of the checkpoint says better what is missing
+            return None
 
     def _data_settings(self, *, is_branch: bool) -> Any:
         """Return the earlier run's data settings. If it made its dataset of a text, a branch reads that dataset, and
@@ -180,13 +200,14 @@ def compose_run(
     source = SourceRun.find(from_run)
     names_folder = _names(overrides, "run.dir")
     messages = list[str]()
-    base = source.base_settings(overrides, is_branch=names_folder)
-    config = _compose_over(base, overrides, config_dir, messages.append)
+    config = _compose_over(source, overrides, config_dir, messages.append, is_branch=names_folder)
     is_branch = Path(config.run.dir).resolve() != source.run.resolve()
     if is_branch != names_folder:  # because: configs can set run.dir too, and an override can repeat it
         messages = []
-        base = source.base_settings(overrides, is_branch=is_branch)
-        config = _compose_over(base, overrides, config_dir, messages.append)
+        config = _compose_over(source, overrides, config_dir, messages.append, is_branch=is_branch)
+    if is_branch and config.stages and [*config.stages] != [*source.settings.get("stages", {})]:
+        ends = ", ".join(f"{stage.stage_name} to step {stage.end_step}" for stage in config.stage_configs)
+        messages.append(f"run.dir={config.run.dir} has the stages {ends}")
     begins_from = config.checkpoint.init_from or config.checkpoint.resume
     if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
@@ -200,14 +221,26 @@ def compose_run(
 
 
 def _compose_over(
-    settings: dict[str, Any], overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None]
-) -> RunConfig:
-    """Compose overrides on top of an earlier run's complete settings. In errors, the temporary config files are
-    replaced by that run's config.json.
+    source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None], *,
+    is_branch: bool,
+) -> RunConfig:  # fmt: skip
+    """Compose overrides on top of an earlier run's complete settings, for a branch of it or to continue it. In errors,
+    the temporary config files are replaced by that run's config.json.
     """
+    settings = source.base_settings(overrides, is_branch=is_branch)
+
+    def rewrite(tree: dict[str, Any], typed: Mapping[str, str]) -> dict[str, str]:
+        """Give a branch the stages of the run that it leaves, and a stage for what was typed."""
+        if not is_branch:
+            return put_before_stages(settings, tree, typed)
+        step = source.branch_step(tree)
+        return dict(typed) if step is None else BranchPoint(settings, step).rewrite(tree, typed)
+
     with _config_folder(settings, config_dir) as folder:
         try:
-            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report)
+            return compose(
+                RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report, rewrite=rewrite
+            )
         except SettingsError as error:  # because: the temporary folder is gone when a user reads the message
             run = str(Path(settings["run"]["dir"]) / CONFIG)
             files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"

@@ -245,10 +245,42 @@ def _check_extra_option(option: str, word: str) -> None:
 
 def _build_job(options: SlurmOptions) -> SbatchJob:
     """Check the options and the settings of all runs, and return the content of the sbatch file."""
-    from lmtrain.train.layouts.layout_table import layout_words
-
     options.check()
     folder, runs = _compose_runs(options)
+    return _job_of_runs(options, folder, runs, [options.flags] * len(runs))
+
+
+def branches_script(
+    words: Sequence[str], folder: Path, runs: Sequence[tuple[RunConfig, list[str]]], flags: Sequence[list[str]]
+) -> str:
+    """Return the text of an sbatch file for an array of jobs, one for each of the `runs`: pairs of settings and
+    overrides. `words` are options of `lmtrain slurm render`, `flags` those of `lmtrain pretrain` for each run, and
+    `folder` is for the logs. Raise if the options or the runs do not fit.
+    """
+    from lmtrain.cli.subcommands import build_verb
+
+    verb = build_verb("slurm").commands["render"]
+    with verb.make_context("lmtrain branch --slurm", list(words)) as context:
+        values = {name: value for name, value in context.params.items() if name != "output"}
+        unused = [name for name in ("overrides", "from_run", "array", "output") if context.params[name]]
+    if unused:
+        raise UsageError(
+            f"--slurm takes no {unused[0].replace('_', '-')} of `lmtrain slurm render`, since `lmtrain branch` sets "
+            "the runs of the array itself. Leave it out of the text after --slurm."
+        )
+    options = SlurmOptions(**values | {"array": True})
+    options.check()
+    return job_script(_job_of_runs(options, folder, runs, [[*options.flags, *own] for own in flags]))
+
+
+def _job_of_runs(
+    options: SlurmOptions, folder: Path, runs: Sequence[tuple[RunConfig, list[str]]], flags: Sequence[list[str]]
+) -> SbatchJob:
+    """Check the runs, given as (settings, overrides), and return the content of the sbatch file that starts them.
+    `flags` are the options of `lmtrain pretrain` for each.
+    """
+    from lmtrain.train.layouts.layout_table import layout_words
+
     sizes = {config.parallel.layout.world_size for config, _ in runs}
     if len(sizes) > 1:
         raise LayoutError(
@@ -269,7 +301,7 @@ def _build_job(options: SlurmOptions) -> SbatchJob:
     spare_note = f" and {options.spare_nodes} spare" * (options.spare_nodes > 0)
     runs_note = f"{len(runs)} runs, each of them " * options.array
     slurm_options = {"time": options.time, "partition": options.partition, "account": options.account}
-    flags = [*options.flags, *[f"--nproc-per-node={ranks_per_node}"] * starts_ranks]
+    per_node = [f"--nproc-per-node={ranks_per_node}"] * starts_ranks
     image = [f"--container-image={options.container_image}"] * (options.container_image is not None)
     return SbatchJob(
         about=f"{folder.name}: {runs_note}{layout} on {nodes} node{'s' * (nodes > 1)}{spare_note}. "
@@ -277,7 +309,10 @@ def _build_job(options: SlurmOptions) -> SbatchJob:
         nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=1 if starts_ranks else ranks_per_node,
         cpus_per_task=cpus, takes_all_cpus=takes_all_cpus, gpus=options.gpus_per_node is not None,
         spare_nodes=options.spare_nodes, folder=folder, cwd=Path.cwd(), is_array=options.array,
-        runs=[(Path(config.run.dir).absolute(), [*flags, *words]) for config, words in runs],
+        runs=[
+            (Path(config.run.dir).absolute(), [*own_flags, *per_node, *words])
+            for (config, words), own_flags in zip(runs, flags, strict=True)
+        ],
         program=("lmtrain",) if image or options.container_command is not None else (sys.executable, "-m", "lmtrain"),
         container=shlex.split(options.container_command or ""), srun_options=[*image, *srun_options],
         sbatch_options=[*(f"--{name}={value}" for name, value in slurm_options.items() if value), *sbatch_options],

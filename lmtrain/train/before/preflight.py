@@ -42,6 +42,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.lineage import Parent
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runfolder.settings_history import compare_settings
 from lmtrain.runtime.files.safe_files import check_output_folder, free_bytes
@@ -49,6 +50,7 @@ from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.machine.install_command import install_command
 from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.before.find_lineage import find_lineage, recorded_parent
 from lmtrain.train.before.first_weights import (
     ForeignWeights,
     ReadForeign,
@@ -100,6 +102,7 @@ class Inputs:
     evaluations: tuple[EvaluationTask, ...] = ()
     warnings: tuple[str, ...] = ()  # messages on settings that work but may be unintended
     config: RunConfig | None = None  # the settings of the stage that these are for; None if the run has no stages
+    lineage: tuple[Parent, ...] = ()  # the checkpoints of other runs from which the run descends
     follows_stage: bool = False  # True if the same start trains the stage before
     later_stages: tuple[Inputs, ...] = ()  # of the stages that come after this one
 
@@ -153,8 +156,10 @@ def preflight(
         check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
     weights_from = find_first_weights(config, model, tokenizer, foreign) if resume_from is None else None
+    lineage = find_lineage(config, resume_from, weights_from)
     return replace(
-        first, resume_from=resume_from, weights_from=weights_from, warnings=tuple(warnings), later_stages=tuple(later)
+        first, resume_from=resume_from, weights_from=weights_from, warnings=tuple(warnings), lineage=lineage,
+        later_stages=tuple(replace(stage, lineage=lineage) for stage in later),
     )  # fmt: skip
 
 
@@ -230,9 +235,9 @@ def find_model(config: RunConfig) -> ModelSettings:
     """Return the model settings with the vocabulary size that the datasets and their tokenizer need. No data index is
     built.
     """
-    first = config.stage_configs[0]
-    opened = open_datasets(first.data)
-    return _model_with_vocab(config, opened, _load_tokenizer(first, opened, None))
+    last = config.stage_configs[-1]  # because: the data of a stage that a branch has left behind may be gone
+    opened = open_datasets(last.data)
+    return _model_with_vocab(config, opened, _load_tokenizer(last, opened, None))
 
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starts_run: bool) -> None:
@@ -365,6 +370,7 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
         )
     if settings.fallback:
         newest = newest_readable(newest)
+    parent = recorded_parent(config)
     if settings.resume == "auto":
         return newest
     if settings.resume == "none":
@@ -374,7 +380,9 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
                 "Choose another run.dir, or checkpoint.resume=auto to go on."
             )
         return None
-    chosen = resolve_checkpoint(Path(settings.resume))
+    if parent is not None and newest is not None and not Path(settings.resume).exists():
+        return newest  # because: a run that has saved itself no longer needs the run that it began from
+    chosen = resolve_checkpoint(parent if parent is not None and newest is None else Path(settings.resume))
     if settings.fallback:
         chosen = newest_readable(chosen) or chosen
     if newest is not None and chosen.parent.resolve() == own_folder.resolve() and chosen.name != newest.name:

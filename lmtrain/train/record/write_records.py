@@ -44,6 +44,7 @@ from lmtrain.runfolder.file_names import (
     CHECKPOINTS,
     CONFIG,
     ENVIRONMENT,
+    LINEAGE,
     LOG,
     METRICS,
     TENSORBOARD,
@@ -90,6 +91,8 @@ def open_records(
         write_json(folder / ENVIRONMENT, environment_report() | {WORKING_DIRECTORY: str(Path.cwd())})
         with atomic_file(folder / TOKENIZER) as file:
             file.write(inputs.tokenizer.to_bytes())
+        if inputs.lineage:
+            write_json(folder / LINEAGE, [parent.to_dict() for parent in inputs.lineage])
     log = RunLog(folder / LOG)
     stack.callback(log.close)
     metrics = MetricsLog(folder / METRICS, log.warn)

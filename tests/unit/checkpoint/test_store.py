@@ -25,7 +25,8 @@ from lmtrain.checkpoint.find_and_prune import (
 )
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.errors import CheckpointError, MissingInputError
-from lmtrain.runfolder.file_names import step_folder_name, step_from_name
+from lmtrain.runfolder.file_names import LINEAGE, step_folder_name, step_from_name
+from lmtrain.runfolder.lineage import RESUMED, Parent
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -161,6 +162,17 @@ def test_prune_keeps_every_nth_for_good(tmp_path: Path, every: int | None, left:
     save(tmp_path, 5, 10, 15, 20, 25, 30)
     prune_checkpoints(tmp_path, 2, keep_every_steps=every)
     assert [step_from_name(p.name) for p in list_checkpoints(tmp_path)] == left
+
+
+def test_prune_keeps_what_a_branch_that_has_saved_nothing_begins_from(tmp_path: Path) -> None:
+    folder, branch = tmp_path / "trunk/checkpoints", tmp_path / "branch"
+    save(folder, 5, 10, 15)
+    branch.mkdir()
+    parent = Parent(RESUMED, "trunk", str(tmp_path / "trunk"), str(folder / "step_00000010"), 10, "")
+    (branch / LINEAGE).write_text(json.dumps([parent.to_dict()]))
+    assert prune_checkpoints(folder, 1) == ["step_00000005"]
+    save(branch / "checkpoints", 12)
+    assert prune_checkpoints(folder, 1) == ["step_00000010"]
 
 
 def test_prune_keeps_chosen_steps_for_good(tmp_path: Path) -> None:

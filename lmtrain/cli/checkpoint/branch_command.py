@@ -1,0 +1,238 @@
+"""`lmtrain branch RUN --at STEPS`: the commands that decay a run from several of its checkpoints, each as a branch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from lmtrain.cli.screen.print_lines_and_json import echo, print_notice, print_text
+from lmtrain.cli.shared_options import Overrides, Plugins, parse_count_option
+from lmtrain.config.overrides import hydra_quoted, override_key, shell_quoted
+from lmtrain.config.settings_base import show
+from lmtrain.errors import MissingInputError, UsageError, join_few
+from lmtrain.units import parse_count
+
+if TYPE_CHECKING:
+    from lmtrain.train.run_config import RunConfig
+
+EXAMPLES = (
+    ("lmtrain branch runs/trunk --at 20k,40k,60k", "print a command for each: a decay of a tenth of the branch"),
+    ("lmtrain branch runs/trunk --at 20k,40k --shape sqrt | sh", "run them, one after another"),
+    ("lmtrain branch runs/trunk --at 60k --decay-tokens 2B stages.decay.data.path=data/clean", "on other data"),
+    ("lmtrain branch runs/trunk --at 20k,40k --slurm='--gpus-per-node 8' > job.sbatch", "an array of Slurm's jobs"),
+)
+_STAGE = "decay"
+_SHAPES = {
+    "linear": "{kind: linear}", "cosine": "{kind: cosine, min_ratio: 0}",
+    "sqrt": "{kind: wsd, decay: sqrt, decay_fraction: 1}",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A branch that decays: the checkpoint from which it begins, its run folder, and the settings to type."""
+
+    checkpoint: Path
+    folder: Path
+    overrides: list[str]
+    config: RunConfig
+
+    @property
+    def command(self) -> str:
+        """The command that starts the branch, for a shell."""
+        words = ["lmtrain", "pretrain", "--from-run", str(self.checkpoint), *self.overrides]
+        return " ".join(map(shell_quoted, words))
+
+
+def branch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of the run to branch from.")],
+    overrides: Overrides = None,
+    at: Annotated[
+        str, typer.Option("--at", metavar="STEPS", help="The steps whose checkpoints to begin from, as in 20k,40k.")
+    ] = "",
+    decay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT", help="Length of the decay, as a share of the branch's whole run. [default: 10%]"
+        ),
+    ] = None,
+    decay_steps: Annotated[
+        int | None, typer.Option(metavar="N", parser=parse_count_option, help="The same in steps, as in 2k.")
+    ] = None,
+    decay_tokens: Annotated[
+        int | None, typer.Option(metavar="N", parser=parse_count_option, help="The same in tokens, as in 1B.")
+    ] = None,
+    shape: Annotated[
+        Literal["linear", "sqrt", "cosine"],
+        typer.Option(help="How the learning rate falls to 0: a line, 1 - sqrt(share done), or half a cosine."),
+    ] = "linear",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the run folders go. [default: beside RUN]")
+    ] = None,
+    slurm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OPTIONS",
+            help="Print an sbatch file with an array of jobs instead. OPTIONS are those of `lmtrain slurm render`, as "
+            "one word: --slurm='--gpus-per-node 8 --time 4:00:00'.",
+        ),
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Print the commands that decay a run from several of its checkpoints, each as a run of its own.
+
+    A run with a stable learning rate is thus finished at several lengths. Each command begins with everything that the
+    checkpoint holds, adds a stage named decay, and can be pasted or piped into sh.
+    """
+    steps = _parse_steps(at)
+    length = _parse_length(decay, decay_steps, decay_tokens)
+    if taken := [word for word in overrides or () if override_key(word) in ("run.dir", "checkpoint.resume")]:
+        raise UsageError(f"{taken[0]} is set for each branch. Leave it out; --output FOLDER chooses where they go.")
+    run = run if run.name not in ("", "..") else run.resolve()
+    output = output or run.parent
+    branches = list(_build_branches(run, steps, length, shape, output, overrides or []))
+    for note in _notes(run, steps):
+        print_notice(note)
+    if slurm is None:
+        for each in branches:
+            echo(each.command)
+        return None
+    from lmtrain.cli.slurm.slurm_command import branches_script
+
+    folder = output / f"{run.name}-{_STAGE}"
+    runs = [(each.config, each.overrides) for each in branches]
+    flags = [[f"--from-run={each.checkpoint.absolute()}"] for each in branches]
+    return print_text(branches_script(shlex.split(slurm), folder.absolute(), runs, flags))
+
+
+def _parse_steps(text: str) -> list[int]:
+    """Parse the value of --at. Raise UsageError if it lists no steps."""
+    try:
+        steps = [parse_count(word.strip()) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        raise UsageError(f"--at={text} does not list steps: {error}. Write them as in --at 20k,40k,60k.") from error
+    if not steps or min(steps) < 1:
+        raise UsageError(f"--at={text} names no step. Write the steps of checkpoints, as in --at 20k,40k,60k.")
+    return [*dict.fromkeys(steps)]
+
+
+def _parse_length(decay: str | None, steps: int | None, tokens: int | None) -> tuple[str, float]:
+    """Return the length of the decay as (percent, steps or tokens, number). Raise UsageError if more than one is given,
+    or if it is not a length.
+    """
+    given = [(name, value) for name, value in (("percent", decay), ("steps", steps), ("tokens", tokens)) if value]
+    if len(given) > 1 or 0 in (steps, tokens):
+        raise UsageError(
+            "The decay has one length, above 0. Give one of --decay PERCENT, --decay-steps N and --decay-tokens N."
+        )
+    name, value = given[0] if given else ("percent", "10%")
+    if name != "percent":
+        return name, float(value)
+    try:
+        share = float(str(value).removesuffix("%"))
+    except ValueError:
+        share = 0.0
+    if not (str(value).endswith("%") and 0 < share < 100):
+        raise UsageError(
+            f"--decay={value} is not a share of the branch's run. Write it as in --decay 10%, or give --decay-steps N "
+            "or --decay-tokens N."
+        )
+    return name, share
+
+
+def _build_branches(
+    run: Path, steps: Sequence[int], length: tuple[str, float], shape: str, output: Path, overrides: Sequence[str]
+) -> Iterator[Branch]:
+    """Yield a branch for each step, with its settings checked. Raise if the run has no checkpoint of a step."""
+    from lmtrain.cli.pretrain.settings_from_run import SourceRun, compose_run
+    from lmtrain.config.settings_builder import build_settings
+    from lmtrain.train.run_config import RunConfig
+
+    checkpoints = _find_checkpoints(run, steps)
+    parent = build_settings(RunConfig, SourceRun.find(run).settings)
+    name = next(name for name in (_STAGE, *(f"{_STAGE}-{n}" for n in range(2, 1000))) if name not in parent.stages)
+    for step, checkpoint in zip(steps, checkpoints, strict=True):
+        kind, number = length
+        if kind == "percent":
+            kind, number = "steps", max(1, round(step * number / (100 - number)))
+        folder = output / f"{run.name}-{_STAGE}-{_short(step)}"
+        words = [f"run.dir={_literal(str(folder))}", f"stages.{name}.{kind}={number:.0f}"]
+        words += [f"stages.{name}.schedule={_SHAPES[shape]}", *_settings_there(parent, step, name)]
+        typed = {override_key(word) for word in overrides}
+        words = [word for word in words if override_key(word) not in typed] + [*overrides]
+        config = compose_run(words, from_run=checkpoint, config_dir=None, name="pretrain")
+        yield Branch(checkpoint, folder, words, config)
+
+
+def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:
+    """Return the run's checkpoints of these steps. Raise MissingInputError if there is none of a step."""
+    from lmtrain.checkpoint.find_and_prune import list_checkpoints
+    from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
+
+    known = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS)}
+    if missing := [step for step in steps if step not in known]:
+        there = join_few([str(step) for step in known]) if known else "none"
+        raise MissingInputError(
+            f"{run} has no checkpoint of step {missing[0]}. Those there are: {there}. A run keeps the checkpoints of "
+            "the steps that checkpoint.keep_every_steps divides, as in checkpoint.keep_every_steps=10k."
+        )
+    return [known[step] for step in steps]
+
+
+def _settings_there(parent: RunConfig, step: int, name: str) -> Iterator[str]:
+    """Yield the settings of the stage `name` that go on as they are in `parent` at a step: those of its stage, and the
+    learning rate if it is not the run's optim.lr.
+    """
+    stage = parent.stage_at(step - 1)
+    given = parent.stages[stage.stage_name].overrides() if parent.stages else {}
+    for group, values in given.items():
+        if group == "recompute":
+            yield f"stages.{name}.{group}={_literal(values)}"
+            continue
+        for key, value in values.items() if group != "schedule" else ():
+            if (group, key) not in (("optim", "lr"), ("train", "rampup"), ("data", "restart")):
+                yield f"stages.{name}.{group}.{key}={_literal(value)}"
+    lr = stage.learning_rate(step - 1)
+    if lr != parent.optim.lr:
+        yield f"stages.{name}.optim.lr={lr:.6g}"
+
+
+def _literal(value: Any) -> str:
+    """Return a value as a user types it in an override, with quotes around texts that need them."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {_literal(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_literal, value))}]"
+    is_plain = not isinstance(value, str) or value.replace("/", "").replace("_", "").replace("-", "").isalnum()
+    return show(value) if is_plain else hydra_quoted(value)
+
+
+def _short(step: int) -> str:
+    """Return a step for a folder's name: 20k for 20,000, and 25500 as it is."""
+    for unit, letter in ((1_000_000, "M"), (1000, "k")):
+        if step % unit == 0:
+            return f"{step // unit}{letter}"
+    return str(step)
+
+
+def _notes(run: Path, steps: Sequence[int]) -> Iterator[str]:
+    """Yield a warning if the run trains on and removes a checkpoint that a branch needs before the branch begins."""
+    from lmtrain.runfolder.folder_reader import read_run
+    from lmtrain.train.run_config import read_run_config
+
+    state, config = read_run(run, run.name).state, read_run_config(run)
+    keep, ends = config.checkpoint, {stage.end_step for stage in config.stage_configs if config.stages}
+    every = keep.keep_every_steps
+    removed = [step for step in steps if step not in ends and not (every and step % every == 0)]
+    if state != "finished" and removed:
+        yield (
+            f"warning: {run} is not finished and keeps its last {keep.keep_last} checkpoints, so it will remove "
+            f"{'those of steps' if len(removed) > 1 else 'that of step'} {join_few([str(step) for step in removed])}, "
+            "unless the branch has begun by then. "
+            "checkpoint.keep_every_steps keeps those of every so many steps."
+        )

@@ -1,0 +1,218 @@
+"""The stages of a branch: the past of the run that it leaves, up to the checkpoint, and a stage with what was typed.
+
+Used by `--from-run`. Works on settings as nested dicts, before they are checked; reads no data and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.errors import SettingsError
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.stage_settings import RUN_DATA, STAGE_KEYS
+from lmtrain.units import parse_count
+
+TRUNK, BRANCH = "trunk", "branch"
+# a change of these makes stages of a run without any; the others may change in the middle of a run
+_MAKE_STAGES = {
+    "data": (), "model": ("seq_len", "rotary_base", "dropout"), "train": ("global_batch", "rampup"),
+}  # fmt: skip
+_MAKE_A_STAGE = _MAKE_STAGES | {"optim": ("lr", "weight_decay", "clip_norm")}  # the same, of a run that has stages
+_NO_DATA_STAGE = ("prefetch_steps", "verify", "index_dir", "train_on_held_out")  # keys that change no sample
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """The place at which a run is left: the run's recorded settings as nested dicts, and the checkpoint's step."""
+
+    base: Mapping[str, Any]
+    step: int
+
+    def rewrite(self, tree: Tree, typed: Mapping[str, str]) -> dict[str, str]:
+        """Turn `tree`, the settings composed of the run's and those `typed`, into the stages of a branch if the run and
+        the branch differ in what only a stage can change, or if new stages are typed. Return the typed settings under
+        the keys where they now stand.
+        """
+        parent = build_settings(RunConfig, self.base)
+        past, current = self._past(parent)
+        new_names = [name for name in _stages(tree) if name not in _stages(self.base)]
+        given = self._changed_stage(tree, typed, current)
+        types_stages = any(key.startswith("stages.") for key in typed) or bool(new_names)
+        differing = self._differing(current, given, _MAKE_A_STAGE if parent.stages or types_stages else _MAKE_STAGES)
+        if types_stages:
+            if differing:
+                name = (new_names or [*_stages(tree)])[-1]
+                raise SettingsError([
+                    f"{differing[0]} is typed for the whole run, whose steps up to {self.step} are done, beside "
+                    f"stages. Give it to the stage that it is for, as in stages.{name}.{differing[0]}=..."
+                ])
+            ahead = [stage.stage_name for stage in parent.stage_configs if stage.end_step > self.step]
+            is_cut = not any(key.startswith(f"stages.{name}.") for key in typed for name in ahead if name)
+            if new_names and is_cut and not (TRUNK in new_names and not parent.stages):
+                tree["stages"] = past | {name: tree["stages"][name] for name in new_names}
+            return dict(typed)
+        if not differing:
+            return dict(typed)
+        self._check_schedule(typed, current)
+        if "schedule" in typed or any(key.startswith("schedule.") for key in typed):
+            # because: the files suit a run that begins, and a branch goes on
+            warm_up = {} if "schedule.warmup_steps" in typed else {"warmup_steps": 0}
+            given["schedule"] = dict(tree["schedule"]) | warm_up
+        name = next(name for name in _names() if name not in past)
+        tree["stages"] = past | {name: given | self._length(parent, tree["train"], typed)}
+        self._restore(tree)
+        moved = {key: f"stages.{name}.{key}" for key in typed if _is_of_stage(key)}
+        return {moved.get(key, key): text for key, text in typed.items() if key not in ("train.steps", "train.tokens")}
+
+    def _past(self, parent: RunConfig) -> tuple[Tree, Mapping[str, Any]]:
+        """Return the stages up to the checkpoint, the last of them cut there, and the settings that the stage gives in
+        which the checkpoint was made; none if the run has no stages.
+        """
+        if not parent.stages:
+            return {TRUNK: {"steps": self.step}}, {}
+        past: Tree = {}
+        current: Mapping[str, Any] = {}
+        for stage in parent.stage_configs:
+            if stage.first_step >= self.step:
+                break
+            current = parent.stages[stage.stage_name].overrides()
+            past[stage.stage_name] = current | {"steps": min(stage.end_step, self.step) - stage.first_step}
+        return past, current
+
+    def _changed_stage(self, tree: Tree, typed: Mapping[str, str], current: Mapping[str, Any]) -> Tree:
+        """Return the settings of a stage that is the stage `current` with what was typed, but for its schedule."""
+        given: Tree = {group: dict(values) for group, values in current.items() if group != "schedule"}
+        for group, keys in STAGE_KEYS.items():
+            before, after = self._group(group), tree.get(group)
+            if group == "schedule" or not isinstance(after, dict):
+                continue
+            changed = {
+                key: value for key, value in after.items()
+                if (not keys or key in keys) and not (group == "data" and key in RUN_DATA)
+                and (key not in before or value != before[key] or f"{group}.{key}" in typed)
+            }  # fmt: skip
+            if changed:
+                # because: a stage takes recompute as a whole, and data of another kind has other keys
+                begins_anew = group == "recompute" or after.get("kind") != before.get("kind")
+                given[group] = (dict(after) if group == "recompute" else changed) if begins_anew else (
+                    given.get(group, {}) | changed
+                )
+        return given
+
+    def _group(self, name: str) -> Mapping[str, Any]:
+        """Return a group of the run's settings; {} if it has none, as a run of an older version may."""
+        group = self.base.get(name)
+        return group if isinstance(group, dict) else {}
+
+    def _differing(
+        self, current: Mapping[str, Any], given: Mapping[str, Any], keys: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        """Return the dotted keys, of those in `keys` (no keys: the whole group), in which the stages `current` and
+        `given` differ.
+        """
+        before, after = (
+            {group: {**self._group(group), **stage.get(group, {})} for group in keys} for stage in (current, given)
+        )
+        return [
+            f"{group}.{key}"
+            for group, names in keys.items()
+            for key in names or dict.fromkeys([*before[group], *after[group]])
+            if before[group].get(key) != after[group].get(key) and not (group == "data" and key in _NO_DATA_STAGE)
+        ]
+
+    def _check_schedule(self, typed: Mapping[str, str], current: Mapping[str, Any]) -> None:
+        """Raise SettingsError if the checkpoint was made in a stage with a schedule of its own and no schedule is typed
+        for the branch.
+        """
+        if current.get("schedule") and not any(key.partition(".")[0] == "schedule" for key in typed):
+            raise SettingsError([
+                f"The checkpoint of step {self.step} was made in a stage with a schedule of its own, which would begin "
+                "anew in the branch. Say how the branch's learning rate goes, as in schedule=constant or "
+                "schedule=linear; optim.lr is where it begins."
+            ])
+
+    def _length(self, parent: RunConfig, train: Mapping[str, Any], typed: Mapping[str, str]) -> Tree:
+        """Return the length of the branch's stage: up to the end of the run that is left, or to the length of the whole
+        run that was typed.
+        """
+        for key in ("tokens", "steps"):
+            if f"train.{key}" in typed and train.get(key) is not None:
+                total = parse_count(str(train[key])) if isinstance(train[key], str) else train[key]
+                done = self.step if key == "steps" else self._tokens(parent)
+                if not isinstance(total, int) or total <= done:
+                    raise SettingsError([
+                        f"train.{key}={typed[f'train.{key}']} is the length of the whole run, of which {done} {key} "
+                        f"are done at the checkpoint of step {self.step}. Give more, or stages.NAME.{key} for the "
+                        "branch alone."
+                    ])
+                return {key: total - done}
+        left = parent.total_steps - self.step
+        if left <= 0:
+            raise SettingsError([
+                f"The checkpoint is that of step {self.step}, at which the run ends, so that no step is left for the "
+                f"branch. Give the length of the whole run, as in train.steps={self.step + 1000}."
+            ])
+        return {"steps": left}
+
+    def _tokens(self, parent: RunConfig) -> int:
+        """Return the number of tokens, padding included, that the run has read at the checkpoint."""
+        total = 0
+        for stage in parent.stage_configs:
+            first, end = min(stage.first_step, self.step), min(stage.end_step, self.step)
+            plan = parent.batch_plan
+            total += (plan.range_of(end)[0] - plan.range_of(first)[0]) * stage.seq_len
+        return total
+
+    def _restore(self, tree: Tree) -> None:
+        """Give the run's own settings back to `tree` where a stage now holds what was typed."""
+        for group, keys in STAGE_KEYS.items():
+            base = self.base.get(group)
+            if not isinstance(base, dict) or not isinstance(tree.get(group), dict):
+                continue
+            if group == "data":
+                own = {key: tree[group][key] for key in RUN_DATA if key in tree[group] and key in base}
+                tree[group] = base | {key: value for key, value in own.items() if value is not None}
+            elif not keys:
+                tree[group] = dict(base)
+            else:
+                for key in keys:
+                    tree[group].pop(key, None)
+                    tree[group] |= {key: base[key]} if key in base else {}
+
+
+def put_before_stages(base: Mapping[str, Any], tree: Tree, typed: Mapping[str, str]) -> dict[str, str]:
+    """Put the run as it was planned, whose settings are `base`, before the stages in `tree` that follow it, if it had
+    none itself. Return the typed settings.
+    """
+    if not _stages(base) and _stages(tree) and TRUNK not in _stages(tree):
+        tree["stages"] = {TRUNK: {"steps": build_settings(RunConfig, base).total_steps}} | tree["stages"]
+    return dict(typed)
+
+
+def _stages(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stages of settings as nested dicts; {} if there are none."""
+    stages = tree.get("stages")
+    return stages if isinstance(stages, dict) else {}
+
+
+def _is_of_stage(key: str) -> bool:
+    """Return True if a stage may give the dotted key, or its whole group."""
+    group, _, rest = key.partition(".")
+    if group not in STAGE_KEYS:
+        return False
+    name = rest.partition(".")[0]
+    keys = STAGE_KEYS[group]
+    return name in keys if keys else not (group == "data" and name in RUN_DATA)
+
+
+def _names() -> Any:
+    """Yield branch, branch-2, branch-3 and so on."""
+    yield BRANCH
+    number = 2
+    while True:
+        yield f"{BRANCH}-{number}"
+        number += 1

@@ -1,0 +1,93 @@
+"""The lineage of a run: the checkpoints of other runs from which it descends, oldest first. Torch-free.
+
+Written to the run's folder and to its checkpoints when a run begins from another run's checkpoint; read by the commands
+that show runs, and by each start of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmtrain.errors import DataError, LmtrainError
+from lmtrain.runfolder.file_names import CHECKPOINTS, LINEAGE, checkpoint_names
+from lmtrain.runtime.files.safe_files import read_json
+
+RESUMED, WEIGHTS = "run", "weights"  # kinds: everything of the checkpoint, or its weights alone
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A checkpoint from which a run began. `differences` are the settings that differ: key -> [there, here]."""
+
+    kind: str
+    run: str  # the folder of the run as the user gave it
+    path: str  # the same, absolute, without links
+    checkpoint: str  # path of the checkpoint, absolute, without links
+    step: int
+    manifest_sha256: str
+    differences: Mapping[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, absolute."""
+        return Path(self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry as JSON data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Parent:
+        """Return the entry that `to_dict` described. Raise ValueError, TypeError or KeyError if `data` is damaged."""
+        texts = [data[key] for key in ("kind", "run", "path", "checkpoint", "manifest_sha256")]
+        if not all(isinstance(text, str) for text in texts) or type(data["step"]) is not int:
+            raise ValueError(f"{data!r} is not the parent of a run")
+        differences = data.get("differences", {})
+        if not isinstance(differences, dict):
+            raise ValueError(f"{differences!r} does not hold differences of settings")
+        kind, run, path, checkpoint, digest = texts
+        return cls(kind, run, path, checkpoint, data["step"], digest, differences)
+
+
+def parse_lineage(entries: object, place: Path) -> list[Parent]:
+    """Return the parents that a lineage lists as JSON data; none if `entries` is None. Raise DataError, which names
+    `place`, if it is damaged.
+    """
+    try:
+        return [] if entries is None else [Parent.from_dict(entry) for entry in entries]  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{place} does not hold the lineage of a run: {error!r}. Restore it from a copy."
+        ) from error
+
+
+def read_lineage(run: Path) -> list[Parent]:
+    """Return the parents that a run's folder records, oldest first; none if it records none."""
+    path = run / LINEAGE
+    return parse_lineage(read_json(path), path) if path.is_file() else []
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def waiting_branches(run: Path) -> Iterator[tuple[Path, str]]:
+    """Yield (run folder, name of the checkpoint) for each run beside `run` that has begun from one of its checkpoints
+    and has saved none itself, so that it needs that one to go on.
+    """
+    for folder in sorted(run.resolve().parent.iterdir()):
+        if not os.path.isfile(folder / LINEAGE):
+            continue
+        try:
+            parents = read_lineage(folder)
+        except LmtrainError:  # because: whose lineage cannot be read cannot go on either
+            continue
+        is_of_run = bool(parents) and Path(parents[-1].checkpoint).parent.parent == run.resolve()
+        if is_of_run and not checkpoint_names(folder / CHECKPOINTS):
+            yield folder, Path(parents[-1].checkpoint).name
