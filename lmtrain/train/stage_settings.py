@@ -114,12 +114,14 @@ def stage_may_set(key: str) -> bool:
     """Return True if a stage may set the run's dotted `key`, such as optim.lr, for itself."""
     group, _, name = key.partition(".")
     name = name.partition(".")[0]
-    return group in _KEYS and (not _KEYS[group] or name in _KEYS[group]) and not (group == "data" and name in _RUN_DATA)
+    if group == "data" and name in RUN_DATA:
+        return False
+    return group in STAGE_KEYS and (not STAGE_KEYS[group] or name in STAGE_KEYS[group])
 
 
 def allowed_keys(group: str) -> tuple[str, ...]:
     """Return the keys of a group that a stage may set; () stands for all that its kinds have."""
-    return _KEYS[group]
+    return STAGE_KEYS[group]
 
 
 @cache

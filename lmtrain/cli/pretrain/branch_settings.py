@@ -12,7 +12,7 @@ from typing import Any
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.stage_settings import RUN_DATA, STAGE_KEYS
+from lmtrain.train.stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set
 from lmtrain.units import parse_count
 
 TRUNK, BRANCH = "trunk", "branch"
@@ -65,7 +65,7 @@ class BranchPoint:
         name = next(name for name in _names() if name not in past)
         tree["stages"] = past | {name: given | self._length(parent, tree["train"], typed)}
         self._restore(tree)
-        moved = {key: f"stages.{name}.{key}" for key in typed if _is_of_stage(key)}
+        moved = {key: f"stages.{name}.{key}" for key in typed if stage_may_set(key)}
         return {moved.get(key, key): text for key, text in typed.items() if key not in ("train.steps", "train.tokens")}
 
     def _past(self, parent: RunConfig) -> tuple[Tree, Mapping[str, Any]]:
@@ -197,16 +197,6 @@ def _stages(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the stages of settings as nested dicts; {} if there are none."""
     stages = tree.get("stages")
     return stages if isinstance(stages, dict) else {}
-
-
-def _is_of_stage(key: str) -> bool:
-    """Return True if a stage may give the dotted key, or its whole group."""
-    group, _, rest = key.partition(".")
-    if group not in STAGE_KEYS:
-        return False
-    name = rest.partition(".")[0]
-    keys = STAGE_KEYS[group]
-    return name in keys if keys else not (group == "data" and name in RUN_DATA)
 
 
 def _names() -> Any:
