@@ -12,6 +12,7 @@ from typing import Any
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.build_imported_settings import build_imported_settings
+from lmtrain.exchange.huggingface.config_keys import ignored_reason, uncomputed_keys, uncomputed_problem
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
@@ -55,22 +56,6 @@ _BERT = {
 _MEGATRON_BERT = _BERT | {
     "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
     "intermediate_size": 4096,
-}  # fmt: skip
-_KEPT, _OUTPUTS = "it is kept for an export", "it chooses outputs of transformers, not what is computed"
-# Keys that are in many files and change nothing that lmtrain computes.
-_IGNORED = {
-    "architectures": "the model is found by its model_type", "_name_or_path": _KEPT, "transformers_version": _KEPT,
-    "torch_dtype": "weights become fp32, and an export has their type again",
-    "dtype": "weights become fp32, and an export has their type again",
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id"),
-                    "the tokenizer has the ids, and an export has these again"),
-    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing"),
-                    _OUTPUTS),
-    **dict.fromkeys(("task_specific_params", "id2label", "label2id", "problem_type"), "it is for other tasks"),
-    **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-                     "summary_first_dropout", "classifier_dropout"), "it is for other heads"),
-    "pretraining_tp": "it is how transformers computes, with the same result", "n_ctx": "n_positions has its value",
-    "sliding_window": "a LLaMA has no window in transformers",
 }  # fmt: skip
 _LONGEST_VALUE = 1000  # characters
 _DEFAULTS: dict[str, Config] = {
@@ -235,10 +220,12 @@ def _bert_config(s: BertSettings) -> Config:
 def ignored_keys(config: Config) -> dict[str, str]:
     """Return the keys of a config.json that decide no setting of lmtrain's model, each with the reason."""
     family, config = config["model_type"], _with_first_names(config)
-    read = _DEFAULTS[family].keys() | {"model_type"}
+    read = _DEFAULTS[family].keys() | {"model_type"} | ({"layer_types"} if family == "mistral" else set())
     if family == "llama" and config.get("sliding_window") is not None:
         read -= {"sliding_window"}
-    return {key: _IGNORED.get(key, "it is not known to lmtrain") for key in sorted(config.keys() - read)}
+    if config.get("rope_scaling"):
+        read -= {"rope_parameters"}
+    return {key: ignored_reason(key) for key in sorted(config.keys() - read)}
 
 
 def settings_from_config(
@@ -256,12 +243,14 @@ def settings_from_config(
         )
     config = _with_first_names(config)
     completed = _DEFAULTS[family] | config
-    too_long = [key for key in _DEFAULTS[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]
+    uncomputed = uncomputed_keys(config)
+    used = (_DEFAULTS[family].keys() & config.keys()) | uncomputed.keys()
+    too_long = [key for key in used if len(str(config[key])) > _LONGEST_VALUE]
     if too_long:
         raise CheckpointError(
             f"{where} gives {min(too_long)} a value of more than {_LONGEST_VALUE} characters. Get the file again."
         )
-    problems: list[str] = []
+    problems = [uncomputed_problem(key, value) for key, value in uncomputed.items()]
     convert = {"gpt2": _from_gpt2, "llama": _from_llama, "mistral": _from_llama}.get(family, _from_bert)
     values = convert(completed, problems)
     if values["kind"] == "bert":
@@ -290,9 +279,13 @@ def _from_gpt2(c: Config, problems: list[str]) -> Config:
 
 
 def _from_llama(c: Config, problems: list[str]) -> Config:
-    _require_values(c, problems, hidden_act="silu", mlp_bias=c["attention_bias"], is_causal=True)
-    # because: transformers' LLaMA has no window, whatever its config.json says
-    window = c["sliding_window"] if c["model_type"] == "mistral" else None
+    is_mistral = c["model_type"] == "mistral"
+    # because: transformers' Mistral has no biases, whatever its config.json says, and its LLaMA no window
+    attention_bias = False if is_mistral else c["attention_bias"]
+    window = _mistral_window(c, problems) if is_mistral else None
+    _require_values(
+        c, problems, hidden_act="silu", attention_bias=attention_bias, mlp_bias=attention_bias, is_causal=True
+    )
     return {
         "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"],
@@ -303,24 +296,43 @@ def _from_llama(c: Config, problems: list[str]) -> Config:
     }  # fmt: skip
 
 
+def _mistral_window(c: Config, problems: list[str]) -> Any:
+    """Return the window of the Mistral with the config.json `c`, None for none. Add a message to `problems` if its
+    layers differ: transformers loads a Mistral with `layer_types` as a Ministral, which may have a window in some.
+    """
+    kinds = c.get("layer_types")
+    if kinds is None:
+        return c["sliding_window"]
+    kind = kinds[0] if isinstance(kinds, list) and kinds else None
+    if kind not in ("sliding_attention", "full_attention") or kinds.count(kind) < len(kinds):
+        problems.append("layer_types would have to be the same for all layers, sliding_attention or full_attention")
+    return c["sliding_window"] if kind == "sliding_attention" else None
+
+
 def _rotary_base(c: Config, problems: list[str]) -> Any:
     """Return the base of the rotary angles in the config.json `c`. Add a message to `problems` for angles that lmtrain
-    does not compute, and for two different bases, of which transformers 4 takes the one and 5 the other.
+    does not compute, and for types or bases of which transformers 4 takes the one and 5 the other.
     """
-    key = "rope_parameters" if c["rope_parameters"] else "rope_scaling"
+    # because: transformers 5 takes rope_parameters only if there is no rope_scaling, and 4 never takes it
+    key = "rope_scaling" if c["rope_scaling"] else "rope_parameters"
     rope = c[key] or {}
     if not isinstance(rope, dict):
         problems.append(f"{key}={show(rope)} would have to be a group")
         rope = {}
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("type", kind) != kind:
+        problems.append(f"{key} has rope_type={shorten(kind)} and type={shorten(rope['type'])}, which must be equal")
     shares = (rope.get("partial_rotary_factor"), c["partial_rotary_factor"])
     if kind != "default" or any(share not in (None, 1.0) for share in shares):
         problems.append(f"rotary angles of type {shorten(kind)} would have to be default, over the whole head")
     elif unknown := sorted(rope.keys() - set(_ROPE_KEYS)):
         problems.append(f"{key} has {shorten(unknown[0])}, which default angles lack")
-    bases = [base for base in (rope.get("rope_theta"), c["rope_theta"]) if base is not None]
+    base_outside = c["rope_theta"]
+    if base_outside is None and key == "rope_scaling":
+        base_outside = _DEFAULT_BASE  # because: transformers 4 takes no base from rope_scaling
+    bases = [base for base in (rope.get("rope_theta"), base_outside) if base is not None]
     if len(bases) == 2 and bases[0] != bases[1]:
-        problems.append(f"rope_theta={show(c['rope_theta'])} would have to be {show(bases[0])}, as in {key}")
+        problems.append(f"rope_theta={show(base_outside)} would have to be {show(bases[0])}, as in {key}")
     return bases[0] if bases else _DEFAULT_BASE
 
 

@@ -48,7 +48,31 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
             {"model_type": "llama", "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
             "rope_theta=10000.0 would have to be 500000.0, as in rope_parameters",
         ),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "linear"}, "rope_parameters": {"rope_type": "default"}},
+            "type linear would have to be default",
+        ),
+        (
+            {"model_type": "llama", "rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
+            "rope_theta=10000.0 would have to be 500000.0, as in rope_scaling",
+        ),
+        (
+            {"model_type": "mistral", "rope_scaling": {"rope_type": "default", "type": "linear"}},
+            "rope_scaling has rope_type=default and type=linear, which must be equal",
+        ),
         ({"model_type": "llama", "attention_bias": True}, "mlp_bias=false would have to be true"),
+        ({"model_type": "mistral", "attention_bias": True, "mlp_bias": True}, "attention_bias=true would have"),
+        ({"model_type": "llama", "embedding_multiplier": 12.0}, "embedding_multiplier=12.0 would have to be 1, or"),
+        (
+            {"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types would have to be the same for all layers",
+        ),
+        ({"model_type": "mistral", "layer_types": ["linear_attention"] * 2}, "layer_types would have to be the same"),
+        ({"model_type": "mistral", "layer_types": "full_attention"}, "layer_types would have to be the same"),
+        ({"model_type": "mistral", "clip_qkv": 8}, "clip_qkv=8 would have to be null"),
+        ({"model_type": "gpt2", "use_qk_norm": True, "alibi": True}, "use_qk_norm=true .*; alibi=true would"),
+        ({"model_type": "bert", "pruned_heads": {"0": [1]}}, r"pruned_heads=\{0: \[1\]\} would have to be \{\}"),
+        ({"model_type": "llama", "no_rope_layers": [1] * 900}, "no_rope_layers a value of more than 1000 characters"),
         ({"model_type": "llama", "hidden_size": "many"}, "model.width=many"),
         ({"model_type": "gpt2", "attn_pdrop": 0.0}, "embd_pdrop=0.1, attn_pdrop=0.0 would have to be equal"),
         ({"model_type": "gpt2", "embd_pdrop": [1]}, r"embd_pdrop=\[1\], .* choose it with --set dropout=SHARE"),
@@ -100,8 +124,21 @@ def test_the_base_of_the_angles_is_read_where_any_transformers_writes_it(family:
         ({"model_type": "gpt2", "max_position_embeddings": 40}, "seq_len", 40),
         ({"model_type": "llama", "sliding_window": 40}, "window", None),
         ({"model_type": "mistral", "sliding_window": 40, "use_sliding_window": False}, "window", 40),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 32}, "window", None),
+        ({"model_type": "mistral", "layer_types": ["sliding_attention"] * 80, "num_hidden_layers": 80}, "window", 4096),
+        ({"model_type": "mistral", "layer_types": None}, "window", 4096),
+        (
+            {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": {"rope_type": "default"},
+             "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7e5}},
+            "rotary_base", 5e5,
+        ),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "default"}, "rope_parameters": {"rope_theta": 7e5}},
+            "rotary_base", 1e4,
+        ),
+        ({"model_type": "llama", "rope_scaling": {}, "rope_parameters": {"rope_theta": 7e5}}, "rotary_base", 7e5),
     ],
-)
+)  # fmt: skip
 def test_a_setting_is_what_transformers_takes_for_it(config: dict[str, Any], setting: str, expected: object) -> None:
     _, settings = settings_from_config(config, "config.json", pair_head=False)
     assert settings.to_dict()[setting] == expected
@@ -112,7 +149,12 @@ def test_keys_that_decide_nothing_are_named() -> None:
         "note": "it is not known to lmtrain", "sliding_window": "a LLaMA has no window in transformers",
     }  # fmt: skip
     assert ignored_keys({"model_type": "llama", "sliding_window": None}) == {}
-    assert ignored_keys({"model_type": "mistral", "sliding_window": 4}) == {}
+    assert ignored_keys({"model_type": "llama", "rope_scaling": {"type": "default"}, "rope_parameters": {"a": 1}}) == {
+        "rope_parameters": "transformers reads rope_scaling in its place"
+    }
+    assert ignored_keys({"model_type": "llama", "rope_scaling": None, "rope_parameters": {"rope_theta": 1}}) == {}
+    assert ignored_keys({"model_type": "mistral", "sliding_window": 4, "layer_types": ["full_attention"]}) == {}
+    assert "layer_types" in ignored_keys({"model_type": "llama", "layer_types": ["sliding_attention"]})
     assert ignored_keys({"model_type": "gpt2", "num_attention_heads": 2}) == {}
 
 
@@ -124,3 +166,15 @@ def test_keys_that_decide_nothing_are_named() -> None:
 def test_a_gelu_is_known_by_each_of_its_names(family: str, key: str, word: str, activation: str) -> None:
     _, settings = settings_from_config({"model_type": family, key: word}, "config.json", pair_head=False)
     assert settings.to_dict()["activation"] == activation
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "bert", "megatron-bert"])
+def test_a_key_that_would_change_the_model_passes_where_its_value_changes_nothing(family: str) -> None:
+    harmless: dict[str, Any] = {
+        "logits_scaling": 1.0, "residual_multiplier": 1, "query_pre_attn_scalar": None, "use_qk_norm": False,
+        "rope_interleaved": False, "no_rope_layers": [], "pruned_heads": {}, "do_layer_norm_before": True,
+    }  # fmt: skip
+    config = {"model_type": family} | harmless
+    found = settings_from_config(config, "config.json", pair_head=True, dropout=0.0)
+    assert found == settings_from_config({"model_type": family}, "config.json", pair_head=True, dropout=0.0)
+    assert set(ignored_keys(config).values()) == {"it changes nothing at this value"}

@@ -17,6 +17,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.eval.generate import Sampling, generate_tokens
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.exchange.huggingface.compare_token_ids import compare_ids as compare_ids_of_export
+from lmtrain.exchange.huggingface.config_keys import NOT_COMPUTED
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.import_and_export import (
     export_hf,
@@ -148,13 +149,28 @@ def test_greedy_texts_are_ours(name: str, tmp_path: Path) -> None:
     assert room > 25
 
 
+# All keys by which models of other types compute something else, at values that change nothing.
+HARMLESS = {key: (*values, None)[0] for key, values in NOT_COMPUTED.items()}
+
+
 @pytest.mark.parametrize(
     ("settings", "config"),
     [
         (gpt2(), {"num_attention_heads": 2}),
         *wide(
             (llama(), {"sliding_window": 5}),
-            (llama(), {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}),
+            (llama(), {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5, "use_sliding_window": True,
+                       "max_window_layers": 1}),
+            (llama(window=5), {"layer_types": ["full_attention"] * 2}),
+            (llama(window=5), {"layer_types": ["sliding_attention"] * 2, "max_window_layers": 0}),
+            (llama(rotary_base=77.0), {"rope_scaling": {"rope_type": "default"},
+                                       "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}}),
+            (llama(), {"rope_theta": 1e4, "rope_scaling": {"rope_type": "default", "rope_theta": 1e4},
+                       "rope_parameters": {"rope_theta": 9.0}}),
+            (llama(), HARMLESS | {"attention_bias": False}), (llama(window=5), HARMLESS), (gpt2(), HARMLESS),
+            (bert(), HARMLESS), (bert(norm_order="pre"), HARMLESS),
+            (bert(), {"chunk_size_feed_forward": 8, "pooler_type": "last_token_transform", "directionality": "uni",
+                      "pooler_num_fc_layers": 9}),
             (llama(window=5), {"use_sliding_window": False}), (llama(), {"pretraining_tp": 2, "is_decoder": False}),
             (gpt2(), {"n_ctx": 8, "reorder_and_upcast_attn": True}), (bert(), {"is_causal": True}),
         ),
