@@ -106,8 +106,8 @@ def compose_plain(
     _name_stages(tree, [override.key_or_group for override in changes])
     problems = list(_read_named_files(tree, folders))
     for override in sorted(changes, key=lambda change: _group_of(change.key_or_group) is None):
-        problem = apply_override(tree, override)
-        problems += [problem] if problem else _read_named_files(tree, folders)
+        problem, root = apply_override(tree, override), override.key_or_group.partition(".")[0]
+        problems += [problem] if problem else _read_named_files({root: tree.get(root)}, folders)
     for path, _ in value_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
             where = value_references.path_text(path)
@@ -140,14 +140,41 @@ def _read_named_files(node: Any, folders: Sequence[Path], path: str = "") -> Ite
                 names = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
                 yield f"{key}={value} is not in conf/{group}/. {suggest_value(value, names)}"
                 continue
-            # because: yaml is slow to import
-            from lmtrain.config.strict_yaml import read_yaml
-
-            node[name] = read_yaml(file).data
+            node[name] = _read_group_file(file, folders)
             if group == "schedule":
                 node[name].pop("warmup_steps", None)  # because: the files suit a run that begins, and a stage goes on
+            if group == "data":
+                node[name] = _without_defaults(node[name], folders)
         if key.partition(".")[0] == "stages" and key.count(".") < 2:
             yield from _read_named_files(node[name], folders, key)
+
+
+def _read_group_file(file: Path, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the settings in a file of a group, with those of the files of the same group that its `defaults` name.
+    Raise SettingsError if the file holds no settings, or names a file that is not there.
+    """
+    # because: yaml is slow to import
+    from lmtrain.config.strict_yaml import read_yaml
+
+    data, group = read_yaml(file).data, file.parent.name
+    if not isinstance(data, dict):
+        raise SettingsError([f"{file} holds no settings. Write its keys into it, such as steps: 1000."])
+    result: dict[str, Any] = {}
+    for base in data.get("defaults", ()):
+        places = [place for folder in folders if (place := folder / group / f"{base}.yaml").is_file() and place != file]
+        if base != "_self_" and not places:
+            raise SettingsError([f"{file} builds upon {base}, which is not in conf/{group}/. Correct its `defaults`."])
+        result |= _read_group_file(places[0], folders) if places else {}
+    return result | {key: value for key, value in data.items() if key != "defaults"}
+
+
+def _without_defaults(data: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """Return data settings of a file without those that are the defaults of their kind: a stage takes these from the
+    run.
+    """
+    shipped = folders[-1] / "data" / f"{data.get('kind')}.yaml"
+    defaults = _read_group_file(shipped, folders) if shipped.is_file() else {}
+    return {key: value for key, value in data.items() if key == "kind" or key not in defaults or value != defaults[key]}
 
 
 def _group_of(key: str) -> str | None:

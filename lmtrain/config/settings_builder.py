@@ -14,6 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
@@ -31,6 +32,12 @@ _INVALID = object()  # placeholder for a value whose problem is already recorded
 # because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
 _BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _MAX_INT = 10**18  # because: no quantity here is larger, and int64 in numpy and torch ends at 9.2e18
+
+
+@cache  # because: a run of hundreds of stages builds each class once for each of them
+def _type_hints(cls: Any) -> dict[str, Any]:
+    """Return the type of each field of a settings class."""
+    return typing.get_type_hints(cls)
 
 
 def quantity(unit: str, **kwargs: Any) -> Any:
@@ -87,7 +94,7 @@ class _Builder:
             if (chosen := self._choose_class(cls, data.pop("kind", None), path)) is None:
                 return _INVALID
             cls = chosen
-        hints = typing.get_type_hints(cls)
+        hints = _type_hints(cls)  # type: ignore[arg-type]  # because: mypy takes a class for a value without a hash
         fields = {f.name: f for f in dataclasses.fields(cls)}
         before = len(self.problems)
         for name in data.keys() - fields.keys():

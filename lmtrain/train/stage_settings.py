@@ -80,6 +80,13 @@ class StageSettings(Settings):
                     f"Set {group}.{key} for the whole run; a stage may set {allowed}." if is_known
                     else spelling_hint(key, keys),
                 )  # fmt: skip
+        for group in ("recompute", "schedule"):
+            values = getattr(self, group)
+            yield from problem_if(
+                bool(values) and not values.get("kind"), f"{group}.kind", None,
+                f"is missing, and a stage sets its whole {group} or nothing of it",
+                f"Add its kind, as {group}.kind={'full' if group == 'recompute' else 'cosine'}.",
+            )  # fmt: skip
         for key in RUN_DATA:
             yield from problem_if(
                 key in self.data, f"data.{key}", self.data.get(key), "belongs to the run and not to one of its stages",

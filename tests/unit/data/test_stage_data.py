@@ -19,12 +19,13 @@ ASKED = DataRequirements(seq_len=8, vocab_size=10**6, seed=3, num_samples=60, va
 
 def build(settings: DataChoice, history: DataHistory | None = None, first: int = 0, **asked: Any) -> TrainingData:
     """The data of a stage that begins at the position `first`; the history goes through a checkpoint's JSON."""
-    past = {} if history is None else {"history": DataHistory.from_dict(history.to_dict())}
+    past: dict[str, Any] = {} if history is None else {"history": DataHistory.from_dict(history.to_dict())}
     return build_training_data(settings, open_datasets(settings), replace(ASKED, first_position=first, **past, **asked))
 
 
 def ids(data: TrainingData, first: int = 0) -> list[int]:
-    return data.order.ids(first, 60 - first).tolist()
+    found: list[int] = data.order.ids(first, 60 - first).tolist()
+    return found
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_what_was_validated_on_is_not_trained_on_later(paths: list[str]) -> None
 
 def test_documents_held_out_before_are_not_trained_on_later(paths: list[str]) -> None:
     past = build(DataSettings(path=paths[0], split=(0.75, 0.25))).history
-    widest = {"path": paths[0], "split": (0.95, 0.05)}
+    widest: dict[str, Any] = {"path": paths[0], "split": (0.95, 0.05)}
     assert build(DataSettings(**widest), past, 60).parts[0].documents == range(30)
     assert build(DataSettings(**widest, train_on_held_out=True), past, 60).parts[0].documents == range(38)
     later = build(DataSettings(path=paths[0], split=(0.5, 0.5)), past, 60).history
