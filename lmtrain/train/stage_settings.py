@@ -126,17 +126,12 @@ def stage_may_set(key: str) -> bool:
     return group in STAGE_KEYS and (not STAGE_KEYS[group] or name in STAGE_KEYS[group])
 
 
-def allowed_keys(group: str) -> tuple[str, ...]:
-    """Return the keys of a group that a stage may set; () stands for all that its kinds have."""
-    return STAGE_KEYS[group]
-
-
 @cache
 def _keys_of(group: str) -> set[str]:
-    """Return the keys that any kind of a group has."""
+    """Return the keys that any kind of a group has, and the key of the kind itself."""
     base = GROUPS[group]
     classes = kinds(base).values() if issubclass(base, Choice) and not base.kind else [base]
-    return {f.name for cls in classes for f in fields(cls)}
+    return {"kind", *(f.name for cls in classes for f in fields(cls))}
 
 
 def _of_same_kind(data: Mapping[str, Any], kind: Any) -> dict[str, Any]:
