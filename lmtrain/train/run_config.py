@@ -196,6 +196,11 @@ class RunConfig(Settings):
     stage_name = ""  # "" if the run has no stages
 
     @property
+    def stage_number(self) -> int:
+        """The number of the stage that these settings are for, from 1; 0 if the run has no stages."""
+        return 1 + [stage.stage_name for stage in self.stage_configs].index(self.stage_name) if self.stage_name else 0
+
+    @property
     def end_step(self) -> int:
         """The step after the last one of the stage that these settings are for; without stages, after the run's."""
         return self.total_steps

@@ -132,11 +132,11 @@ def _durations_from_rows(rows: Iterable[dict[str, Any]]) -> dict[str, list[float
     computed from the rows of metrics.jsonl. An evaluation's duration is the sum over its tasks.
     """
     durations: dict[str, list[float]] = {_STEP: [], _SAVE: [], _STALL: [], VALIDATION: [], EVALUATION: []}
-    last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt, step and elapsed_s of the previous step row
+    last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt with its stage, step and elapsed_s of the previous step row
     evaluation_s: dict[Any, float] = {}  # step -> seconds of all tasks
     for row in rows:
         if row.get("event") == _STEP and _are_numbers(row, "step", "elapsed_s"):
-            attempt, step, elapsed = row.get("attempt"), row["step"], row["elapsed_s"]
+            attempt, step, elapsed = (row.get("attempt"), row.get("stage")), row["step"], row["elapsed_s"]
             if attempt == last[0] and step > last[1]:
                 durations[_STEP].append((elapsed - last[2]) / (step - last[1]))
             last = attempt, step, elapsed

@@ -11,7 +11,7 @@ class Summary:
     step: int
     loss: float | None  # loss of the last step of this attempt
     valid_loss: float | None
-    seconds: float  # duration of this attempt
+    seconds: float  # duration of this attempt, all its stages together
     tokens: int
     stopped_by: str | None  # the cause if the run ended early
     epochs: float  # passes over the training data
@@ -21,5 +21,4 @@ class Summary:
         """Return this summary of a stage as that of the whole start; `before` is that of the stages before it."""
         if before is None:
             return self
-        seconds = before.seconds + self.seconds
-        return replace(self, seconds=seconds, epochs=before.epochs + self.epochs, was_resumed=before.was_resumed)
+        return replace(self, epochs=before.epochs + self.epochs, was_resumed=before.was_resumed)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Toy, lmtrain, on_terminal
 
 STAGES = (
     "stages.trunk.steps=6", "stages.decay.tokens=500", "stages.decay.schedule=linear", "stages.decay.optim.lr=1e-3",
@@ -77,6 +78,34 @@ def test_a_setting_is_explained_by_stage(run: Path) -> None:
 def test_a_key_of_a_stage_is_explained(key: str, words: str) -> None:
     said = lmtrain("config", "explain", key, "data.path=x", "schedule.warmup_steps=2", *STAGES, env={"COLUMNS": "200"})
     assert words.replace("1e-3, ", "0.001, ") in " ".join(said.split("\n")).replace("  from", " from")
+
+
+@pytest.mark.wide
+def test_rows_know_their_stage_and_time_goes_on_over_borders(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["event"] == "step"]
+    numbers = {"trunk": 1, "decay": 2, "long": 3}
+    assert [row["stage"] for row in steps] == ["trunk"] * 6 + ["decay"] * 4 + ["long"] * 2
+    assert all(row["stage_number"] == numbers[row["stage"]] for row in steps)
+    elapsed = [row["elapsed_s"] for row in steps]
+    assert elapsed == sorted(elapsed)
+    borders = [row for row in rows if row["event"] == "stage"]
+    assert [(row["step"], row["stage"], row["stage_number"]) for row in borders] == [(6, "decay", 2), (10, "long", 3)]
+
+
+@pytest.mark.wide
+def test_commands_that_look_at_a_run_name_the_stage(run: Path) -> None:
+    assert "long 3/3 to step 12" in on_terminal("watch", run)
+    [listed] = json.loads(lmtrain("runs", "list", run, "--json"))
+    assert listed["stage"] == "long"
+    assert "stage           long, 3 of 3, steps 11 to 12" in lmtrain("inspect", run)
+    at_border = run / "checkpoints" / "step_00000010"
+    assert json.loads(lmtrain("inspect", at_border, "--json"))["stage"]["name"] == "decay"
+    lmtrain("report", run)
+    page = (run / "report.html").read_text()
+    assert "the stage decay began after step 6" in page
+    assert "the stage trunk began" not in page
+    assert re.search(r">decay<.*?>7 to 10<.*?>512<.*?>0\.001 to 0\.00025<", page, re.DOTALL)
 
 
 @pytest.mark.parametrize(

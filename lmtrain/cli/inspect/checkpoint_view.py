@@ -12,6 +12,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES, MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
+from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
 from lmtrain.cli.inspect.run_view import describe_model, lineage_lines
 from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
@@ -48,6 +49,7 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
         "step": manifest.step,
         "samples": state.get("samples"),
         "tokens": state.get("tokens"),
+        "stage": stage_facts(state.get("settings") or {}, manifest.step),
         "layout": layout_words(parallel) if parallel else None,
         "digest": manifest.digest,
         "parameters": sum(math.prod(t["shape"]) for name, t in tensors.items() if name.startswith("model.")),
@@ -67,6 +69,7 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
 
     counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
     lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
+    lines += [("stage", describe_stage(facts["stage"]))] if facts["stage"] else []
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
     lines.append(("parameters", format_count(facts["parameters"])))
     size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]

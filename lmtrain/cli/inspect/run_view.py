@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
+from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError, shorten
 from lmtrain.observe.measure.measure_names import row_measures, score_by_step
@@ -60,6 +61,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "stopped": state["stopped"] or "still running, or killed",
         "attempts": max((row["attempt"] for row in rows), default=0),
         "last_step": steps[-1] if steps else None,
+        "stage": stage_facts(settings, steps[-1]["step"]) if steps else None,
         "last_validation": valid[-1] if valid else None,
         "best_validation": min((row for row in valid if row.get("loss") is not None), key=_loss_or_inf, default=None),
         "last_evaluations": {row["name"]: row for row in evals},
@@ -139,6 +141,8 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
     yield "state", describe_state(facts)
     yield "step", f"{step:,}{share}" + (f", attempt {facts['attempts']}" if facts["attempts"] > 1 else "")
+    if facts["stage"]:
+        yield "stage", describe_stage(facts["stage"])
     if losses:
         smooth = "" if facts["smoothed_loss"] is None else f", smoothed {facts['smoothed_loss']:.4f}"
         yield "loss", f"{losses[-1]:.4f}{smooth}, at first {losses[0]:.4f}"

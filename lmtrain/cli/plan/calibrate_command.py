@@ -76,12 +76,14 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
 
 
 def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
-    """Return the planned run with the median and relative spread of its measured step times. Raise a DataError if the
-    run has recorded fewer than three.
+    """Return the planned run with the median and relative spread of its measured step times. Of a run with stages, the
+    one with the most measured steps counts. Raise a DataError if the run has recorded fewer than three.
     """
     path = folder / METRICS
     try:
-        times = [*_step_times(config, read_metrics(path))]
+        rows = read_metrics(path)
+        times_of_stages = [(stage, [*_step_times(stage, rows)]) for stage in config.stage_configs]
+        config, times = max(times_of_stages, key=lambda measured: len(measured[1]))
         are_times = all(0 < seconds < math.inf for seconds in times)
     except (KeyError, TypeError):  # because: valid rows have these fields with numbers in them
         are_times = False
@@ -101,11 +103,14 @@ def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
-    """Yield the seconds per step between each two adjacent rows of metrics.jsonl. Pairs of rows are left out if the run
-    was started again between them, and so are the steps before the time settles and those with a ramped batch size.
+    """Yield the seconds per step between each two adjacent rows of metrics.jsonl in the stage of `config`. Pairs of
+    rows are left out if the run was started again between them, and so are the steps before the time settles and those
+    with a ramped batch size.
     """
     first_steps: dict[Any, int] = {}  # attempt -> its first step
     for row, next_row in pairwise(rows):
+        if {row.get("stage", ""), next_row.get("stage", "")} != {config.stage_name}:
+            continue
         first_steps.setdefault(row["attempt"], row["step"])
         steps = next_row["step"] - row["step"]
         are_adjacent = row["event"] == next_row["event"] == "step" and row["attempt"] == next_row["attempt"]

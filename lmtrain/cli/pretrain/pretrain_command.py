@@ -104,7 +104,7 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvalu
         for (stage, stage_inputs), planned in zip(inputs.stages(config), evaluations, strict=True):
             with open_run(stage, stage_inputs, console, mesh, device, hosts) as run:
                 evaluation = build_evaluation(stage, stage_inputs, planned)
-                summary = train(run, attempt.stop, evaluation).joined_to(summary)
+                summary = train(run, attempt.stop, evaluation, summary)
             del run  # because: the model of the next stage needs the memory of this one's
             if summary.stopped_by:
                 break

@@ -148,8 +148,8 @@ def _to_points(record: Record, steps: Numbers, values: Numbers) -> Points:
 
 def _event_marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Mark]:
     events = [
-        *_save_events(record), *_start_events(record), *_slow_rank_events(record), *_non_finite_events(record),
-        *_end_events(record, stop),
+        *_save_events(record), *_start_events(record), *_stage_events(record), *_slow_rank_events(record),
+        *_non_finite_events(record), *_end_events(record, stop),
     ]  # fmt: skip
     # because: the stop comes before the start that went on from its step
     events.sort(key=lambda event: (event[1], event[0] != "stop"))
@@ -175,6 +175,15 @@ def _start_events(record: Record) -> Iterator[Event]:
         repeated = f", steps up to {last_steps[step]:,} done again" if step in last_steps else ""
         yield "restart", step, f"start {row.get('attempt', '?')} went on from step {step:,}{repeated}"
         yield from _previous_failure(row)
+
+
+def _stage_events(record: Record) -> Iterator[Event]:
+    """Yield an event for each stage that began while the run went on, or with a start."""
+    rows, before = [row for key in ("start", "stage") for row in record.rows.get(key, [])], None
+    for row in sorted(rows, key=lambda row: row["step"]):
+        if row["step"] and row.get("stage") not in (None, before):
+            yield "stage", row["step"], f"the stage {row['stage']} began after step {row['step']:,}"
+        before = row.get("stage")
 
 
 def _previous_failure(row: dict[str, Any]) -> Iterator[Event]:

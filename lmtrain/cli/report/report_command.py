@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from lmtrain.cli.inspect.run_stages import read_stages, stage_table
 from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, settings_facts
 from lmtrain.cli.report.draw_curves import (
     MAX_EVAL_FIGURES,
@@ -133,6 +134,11 @@ def page_parts(runs: Sequence[RunFolder], records: Sequence[Record], charts: Cha
         yield from details
     for run in runs[:1] if _share_group(runs, "parallel") and _share_group(runs, "model") else runs:
         yield from layout_parts(run, f" of {run.name}" if len(runs) > 1 else "")
+    for run in runs:
+        if stages := stage_table(read_stages(run.settings)):
+            title_suffix = f" of {run.name}" if len(runs) > 1 else ""
+            yield section_heading(f"Stages{title_suffix}", "As the settings of the last start plan them.", "stages")
+            yield html_table(stages)
     if sources := source_table(records, [run.name for run in runs]):
         yield section_heading("Sources", "The newest numbers of each dataset of the blend.", "sources")
         yield html_table(sources)

@@ -31,8 +31,8 @@ EXAMPLES = (
 _STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
 _STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
 _WHY_STOPPED = "why stopped"
-_TEXT_COLUMNS = ("run", "state", _WHY_STOPPED)  # columns of words, left-aligned
-_DROPPED_FIRST = ("tokens/s", "%", "last row", _WHY_STOPPED, "valid")  # left out first if a terminal is narrow
+_TEXT_COLUMNS = ("run", "state", "stage", _WHY_STOPPED)  # columns of words, left-aligned
+_DROPPED_FIRST = ("tokens/s", "%", "last row", _WHY_STOPPED, "stage", "valid")  # left out first if a terminal is narrow
 _MAIN_COLUMNS = ("state", "step", "loss", "valid")  # a long name is shortened to make room for them,
 _MIN_NAME_WIDTH = 12  # but not below this width
 _MIN_REASON_WIDTH = 12  # the width kept for the reason of a stop
@@ -158,6 +158,7 @@ def _run_row(run: RunFolder) -> dict[str, Any]:
     return {
         "run": str(run.path), "name": run.name, "state": run.state, "step": finite_or_none(last.get("step")) or 0,
         "steps": finite_or_none(train_settings.get("steps")) if isinstance(train_settings, dict) else None,
+        "stage": last.get("stage"),
         "loss": _loss_or_text(last), "valid_loss": _loss_or_text(valid[-1]) if valid else None,
         "tokens_per_s": finite_or_none(last.get("tokens_per_s")), "tokens": finite_or_none(last.get("tokens")),
         "last_row": last_write_time(rows, run.metrics), "why": run.end_reason or warning, "missing": run.problems,
@@ -222,7 +223,7 @@ def _shorten_to_end(name: str, width: int) -> str:
 def _table_cells(row: dict[str, Any]) -> dict[str, str]:
     """Return a run's row, as `_run_row` built it, as column title -> text."""
     return {
-        "run": row["name"], "state": row["state"], "step": f"{row['step']:,}",
+        "run": row["name"], "state": row["state"], "stage": row["stage"] or "", "step": f"{row['step']:,}",
         "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
         "loss": format_loss(row["loss"]), "valid": format_loss(row["valid_loss"]),
         "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),

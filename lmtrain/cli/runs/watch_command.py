@@ -14,6 +14,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from lmtrain.cli.inspect.run_stages import read_stages
 from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, settings_facts
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.print_lines_and_json import print_message
@@ -106,6 +107,7 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
     follower, total, slow_before, first = RowFollower(run / METRICS), _build_panel(run).total_steps, "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
+        "stage": lambda row: f"the stage {row.get('stage')} begins after step {row['step']}",
     }  # fmt: skip
     while True:
         state, rows = read_run_state(run), follower.rows()
@@ -135,7 +137,8 @@ def _build_panel(run: Path) -> RunPanel:
     words = describe_model(settings.get("model", {}), facts["parameters"])
     title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
     schedule = SaveSchedule(saves.get("interval_steps"), saves.get("interval_s"))
-    return RunPanel(title, int(facts["steps"] or 0), saves=schedule)
+    stages = {stage.stage_name: stage.end_step for stage in read_stages(settings)}
+    return RunPanel(title, int(facts["steps"] or 0), saves=schedule, stages=stages)
 
 
 def _update_panel(panel: RunPanel, row: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -54,8 +55,12 @@ class RunPanel:
 
     def __init__(
         self, facts: Mapping[str, str], total_steps: int, clock: Callable[[], float] = monotonic,
-        saves: SaveSchedule | None = None,
+        saves: SaveSchedule | None = None, stages: Mapping[str, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        """Set up the panel. `facts` is what stands above the figures, its entry "run" the title; `stages` is the last
+        step of each stage of the run, in order.
+        """
+        self.stages = dict(stages)
         self.facts, self.total_steps, self._clock, self.saves = dict(facts), total_steps, clock, saves or SaveSchedule()
         # because: the drawing thread reads these fields while rows come in; each is replaced whole, never changed in
         # place
@@ -165,9 +170,11 @@ class RunPanel:
         return grid
 
     def _extra_figures(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
-        """Yield (label, text) for the figures that only some step rows have: slowest rank, bubble, communication, next
-        save and time limit. `since_s` is the age of the step row `row` in seconds.
+        """Yield (label, text) for the figures that only some step rows have: stage, slowest rank, bubble,
+        communication, next save and time limit. `since_s` is the age of the step row `row` in seconds.
         """
+        if words := self._stage_text(row):
+            yield "stage", Text(words)
         if row.get("straggler_slowest") is not None:
             yield "slowest rank", Text(f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%")
         if row.get("straggler_bubble") is not None:
@@ -180,6 +187,13 @@ class RunPanel:
         if row.get("limit_left_s") is not None:
             left_s = row["limit_left_s"] - since_s
             yield "time is up", Text(f"in {format_clock(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
+
+    def _stage_text(self, row: Row) -> str:
+        """Return the stage of the step row `row`, its number and its last step; empty in a run without stages."""
+        names, name = list(self.stages), row.get("stage")
+        if name not in names:
+            return str(name or "")
+        return f"{name} {names.index(name) + 1}/{len(names)} to step {self.stages[name]}"
 
     def _slow_lines(self) -> list[Text]:
         """Return a line of text for a slow rank and one for a slow link, if the newest step row reports them."""

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from io import UnsupportedOperation
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -55,15 +55,15 @@ class RunLog:
 
 def build_view(
     console: Console, title_facts: Mapping[str, str], total_steps: int, *, log: RunLog | None = None,
-    saves: SaveSchedule | None = None,
+    saves: SaveSchedule | None = None, stages: Mapping[str, int] = MappingProxyType({}),
 ) -> RunView:  # fmt: skip
     """Return a view that shows a training run on `console`: a live panel on a terminal, plain lines elsewhere.
     `title_facts["run"]` is the title, the other facts are listed below it. Each line also goes to `log`; `saves` has
-    the intervals between checkpoints.
+    the intervals between checkpoints, and `stages` the last step of each stage of the run.
     """
     if not is_live(console):
         return RunView(console, title_facts, total_steps, log)
-    return LiveView(console, title_facts, total_steps, log, saves)
+    return LiveView(console, title_facts, total_steps, log, saves, stages)
 
 
 def print_line(console: Console, text: str) -> None:
@@ -138,10 +138,10 @@ class LiveView(RunView):
 
     def __init__(
         self, console: Console, title_facts: Mapping[str, str], total_steps: int, log: RunLog | None = None,
-        saves: SaveSchedule | None = None,
+        saves: SaveSchedule | None = None, stages: Mapping[str, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         super().__init__(console, title_facts, total_steps, log)
-        self.panel = RunPanel(self.facts, total_steps, saves=saves)
+        self.panel = RunPanel(self.facts, total_steps, saves=saves, stages=stages)
         self._live = Live(self.panel, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:

@@ -20,6 +20,7 @@ CLOSE_TIMEOUT_S = 30.0  # seconds for the records still in the queue when the ru
 _STEP_CURVES = {
     "loss": "loss/train", "lr": "optim/lr", "grad_norm": "optim/grad_norm", "loss_scale": "optim/loss_scale",
     "skipped": "optim/skipped", "tokens": "progress/tokens", "samples": "progress/samples",
+    "stage_number": "progress/stage",
     "tokens_per_s": "speed/tokens_per_s", "mfu": "speed/mfu", "data_wait_s": "speed/data_wait_s",
     "memory_bytes": "memory/bytes",
 }  # fmt: skip

@@ -157,8 +157,9 @@ def open_view(
     # because: a panel that never moves looks like a hung run
     is_live = model.mesh.rank == 0 and step < config.total_steps
     saves = SaveSchedule(config.checkpoint.interval_steps, config.checkpoint.interval_s)
+    stages = {stage.stage_name: stage.end_step for stage in config.stage_configs if stage.stage_name}
     view = stack.enter_context(
-        build_view(console, title, config.total_steps, log=log, saves=saves)
+        build_view(console, title, config.total_steps, log=log, saves=saves, stages=stages)
         if is_live
         else RunView(console, title, config.total_steps, log)
     )
@@ -326,7 +327,7 @@ def _change_lines(run: Run) -> Iterator[str]:
     step, total = run.progress.step, run.config.total_steps
     rows = [row for row in read_last_rows(run.folder / METRICS) if row["event"] == "step" and row["step"] == step]
     before = next((row["lr"] for row in rows if isinstance(row.get("lr"), float)), None)
-    after = run.config.optim.lr * run.config.schedule.factor(step, total)
+    after = run.config.learning_rate(min(step, total - 1))
     if before is not None and max(before, after) > _WARN_RATIO * min(before, after):
         keep = f"schedule=constant optim.lr={before:.2e} keeps it"
         yield f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step; {keep}"
@@ -338,7 +339,8 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": now} | values
-    row |= {"stage": run.config.stage_name} if run.config.stage_name else {}
+    if run.config.stage_name:
+        row |= {"stage": run.config.stage_name, "stage_number": run.config.stage_number}
     if run.metrics is not None:
         run.metrics.append(row)
         for sink in run.sinks:
