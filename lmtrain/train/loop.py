@@ -20,16 +20,13 @@ from lmtrain.train.step import train_step
 from lmtrain.train.summary import Summary
 
 
-def train(
-    run: Run, stop: StopRequest, evaluation: Evaluation | None = None, before: Summary | None = None
-) -> Summary:
+def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, before: Summary | None = None) -> Summary:
     """Train until the last step, or until a stop is requested, with validations, evaluations and checkpoints in
-    between. `stop` receives signals; `evaluation` runs the configured tasks, if there are any. `before` is the summary
-    of the stages that this start has trained already. All ranks take part.
+    between. `stop` receives signals, `evaluation` runs the configured tasks. `before` is the summary of the stages that
+    this start has trained already. All ranks take part.
     """
     config, progress, view = run.config, run.progress, run.view
-    total, end = config.total_steps, config.end_step
-    began = time.monotonic() - (before.seconds if before else 0.0)
+    total, end, began = config.total_steps, config.end_step, time.monotonic() - (before.seconds if before else 0.0)
     last_saved = progress.step if run.inputs.resume_from is not None else None
     keep = config.checkpoint.interval_steps is not None
     # because: with several ranks, the vote on a stop has its result one step later
@@ -73,7 +70,6 @@ def train(
                 requests.report_saved()
             if done:
                 break
-
         if keep and last_saved != progress.step:
             save(run)
         view.show_activity("writing the last checkpoint to disk")
@@ -84,5 +80,5 @@ def train(
         record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
     epochs = (progress.samples - run.inputs.data.first_position) / run.inputs.data.train.num_samples
     seconds, went_on = time.monotonic() - began, run.inputs.resume_from is not None
-    summary = Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)
-    return summary.joined_to(before)
+    end = Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)
+    return end.joined_to(before)
