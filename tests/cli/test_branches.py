@@ -199,3 +199,20 @@ def test_a_trunk_that_trains_on_will_remove_what_is_branched_from(trunk: Path) -
     told = lmtrain("branch", trunk, "--at", "6,9")
     assert "it will remove those of steps 6, 9" in " ".join(told.split())
     assert "checkpoint.keep_every_steps" in told
+
+
+def test_trunk_and_branches_stand_on_one_axis(other: Path, trunk: Path, tmp_path: Path) -> None:
+    """A branch begins at its parent's tokens, in the report and in the list of runs."""
+    branch, page = tmp_path / "branch", tmp_path / "page.html"
+    lmtrain("pretrain", "--from-run", checkpoint(trunk, 6), f"run.dir={branch}", f"data.path={other}")
+    lmtrain("report", trunk, branch, "--output", page)
+    text = page.read_text("utf-8")
+    figures = json.loads(re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text)[0])
+    assert figures["axes"][0] == "tokens"
+    (loss,) = [figure for figure in figures["figures"] if figure["key"] == "loss"]
+    assert [curve["tokens"][0] for curve in loss["curves"]] == [4 * 32, 7 * 4 * 32]
+    (mark,) = [mark for mark in figures["marks"] if mark[1] == "branch"]
+    assert mark[:5] == [1, "branch", 6, 6 * 4 * 32, 0]
+    assert f"{trunk} at step 6" in text
+    rows = json.loads(lmtrain("runs", "--tree", tmp_path, "--json"))
+    assert [(row["name"], row["depth"], row["branch_step"]) for row in rows] == [("trunk", 0, None), ("branch", 1, 6)]

@@ -170,7 +170,10 @@ def _save_events(record: Record) -> Iterator[Event]:
 
 def _start_events(record: Record) -> Iterator[Event]:
     last_steps = dict(sorted(record.rewinds))  # step resumed at -> the last step that an earlier start had reached
-    for row in _thin_out(record.rows.get("start", [])[1:]):
+    rows = record.rows.get("start", [])
+    if rows and rows[0]["step"] and isinstance(rows[0].get("resumed_from"), str):
+        yield "branch", rows[0]["step"], f"began at step {rows[0]['step']:,} of {rows[0]['resumed_from']}"
+    for row in _thin_out(rows[1:]):
         step = row["step"]
         repeated = f", steps up to {last_steps[step]:,} done again" if step in last_steps else ""
         yield "restart", step, f"start {row.get('attempt', '?')} went on from step {step:,}{repeated}"

@@ -24,6 +24,7 @@ from lmtrain.cli.report.rank_sections import kernel_parts, layout_parts, memory_
 from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.cli.shared_options import check_output_folder, parse_output_file
 from lmtrain.config.settings_base import show
+from lmtrain.errors import LmtrainError, shorten
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
 from lmtrain.page.chart import Charts, draw_figure, figure_element, format_value
 from lmtrain.page.html_document import (
@@ -39,7 +40,9 @@ from lmtrain.page.html_document import (
     section_heading,
     standalone_svg,
 )
+from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
+from lmtrain.runfolder.lineage import WEIGHTS, Parent, read_lineage
 from lmtrain.runfolder.settings_differences import differences, flatten
 from lmtrain.runfolder.settings_history import changed_histories
 from lmtrain.runtime.files.safe_files import atomic_file, storage_errors
@@ -180,9 +183,21 @@ def run_summary(run: RunFolder, record: Record) -> dict[str, str]:
     seconds = record.columns.get("seconds", np.empty(0))
     if seconds.size and np.isfinite(seconds[-1]):
         facts["time trained"] = format_seconds(float(seconds[-1]))
+    for parent in [*_lineage(run)][-1:]:
+        weights = "the weights of " * (parent.kind == WEIGHTS)
+        facts["<began from"] = f"{weights}{parent.run} at step {parent.step:,}"
     if (starts := len(record.rows.get("start", []))) > 1:
         facts["starts"] = f"{starts}"
     return facts
+
+
+def _lineage(run: RunFolder) -> list[Parent]:
+    """Return the runs from which a run descends, oldest first. A damaged record becomes one of the run's problems."""
+    try:
+        return read_lineage(run.path)
+    except (LmtrainError, OSError) as error:
+        run.problems.append(f"{LINEAGE} cannot be read ({shorten(error, 120)}): where it began is not known")
+        return []
 
 
 def _configuration_facts(run: RunFolder) -> Iterator[tuple[str, str]]:

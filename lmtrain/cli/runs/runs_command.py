@@ -18,6 +18,7 @@ from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
 from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, find_runs, read_runs
+from lmtrain.runfolder.lineage import WEIGHTS
 from lmtrain.runfolder.metrics_rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.units import format_count
@@ -25,6 +26,7 @@ from lmtrain.units import format_count
 EXAMPLES = (
     ("lmtrain runs", "the runs below ./runs, or below this folder"),
     ("lmtrain runs list runs --state failed --where optim.lr=3e-4", "some of them"),
+    ("lmtrain runs --tree", "branches below the runs from which they began"),
     ("lmtrain runs diff runs/a runs/b", "where two runs part, and why"),
     ("lmtrain runs plot runs/a runs/b --key grad_norm --log", "curves in the terminal"),
 )
@@ -65,10 +67,17 @@ def list_runs(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only those with this setting, such as optim.lr=3e-4. Repeatable."),
     ] = None,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show each branch below the run from which it began, also if that is gone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the runs below a folder: state, step, loss, speed, time of the last row, and why they stopped."""
     rows = select_rows(folders or [], state or [], where or [])
+    if tree:
+        from lmtrain.cli.runs.family_tree import family_rows
+
+        rows = family_rows(rows, _run_row)
     return print_json(rows) if as_json else print_runs(rows)
 
 
@@ -191,7 +200,8 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     if screen.is_terminal and widths["run"] > name_width:
         widths["run"] = name_width
         for row_cells in cells:
-            row_cells["run"] = _shorten_to_end(row_cells["run"], name_width)
+            indent = row_cells["run"][: len(row_cells["run"]) - len(row_cells["run"].lstrip(" "))][: name_width // 2]
+            row_cells["run"] = indent + _shorten_to_end(row_cells["run"].lstrip(" "), name_width - len(indent))
     while screen.is_terminal and sum(widths.values()) - widths.get(_WHY_STOPPED, 0) + 2 * len(widths) > fixed:
         if not (dropped := next((column for column in _DROPPED_FIRST if column in widths), None)):
             break
@@ -223,12 +233,19 @@ def _shorten_to_end(name: str, width: int) -> str:
 def _table_cells(row: dict[str, Any]) -> dict[str, str]:
     """Return a run's row, as `_run_row` built it, as column title -> text."""
     return {
-        "run": row["name"], "state": row["state"], "stage": row["stage"] or "", "step": f"{row['step']:,}",
+        "run": "  " * row.get("depth", 0) + row["name"], "from step": _describe_branch_point(row),
+        "state": row["state"], "stage": row["stage"] or "", "step": "" if row["step"] is None else f"{row['step']:,}",
         "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
         "loss": format_loss(row["loss"]), "valid": format_loss(row["valid_loss"]),
         "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
         "last row": _ago_or_empty(row["last_row"]), _WHY_STOPPED: row["why"].split("\n")[0],
     }  # fmt: skip
+
+
+def _describe_branch_point(row: dict[str, Any]) -> str:
+    """Return the step of the checkpoint from which a run began, as `family_rows` found it; empty for other rows."""
+    step = row.get("branch_step")
+    return "" if step is None else f"{step:,}" + " (weights)" * (row["begins_with"] == WEIGHTS)
 
 
 def _ago_or_empty(time: str | None) -> str:

@@ -96,14 +96,23 @@ class Record:
 
     def interpolate(self, key: str, steps: Numbers) -> Numbers:
         """Return the value of `key` at each of `steps`, interpolated between the recorded steps. `key` is a number that
-        only grows, such as tokens or seconds: it is taken to be 0 at step 0. NaN if no row has the key.
+        only grows, such as tokens or seconds: it is taken to be 0 at step 0, or, in a run that began from another run's
+        checkpoint, what the run's first row states. NaN if no row has the key.
         """
         known_steps, values = self.column(key)
         if not known_steps.size:
             return np.full(len(steps), np.nan)
-        if known_steps[0] > 0:  # because: before the first step no data had been read and no time had passed
-            known_steps, values = np.insert(known_steps, 0, 0.0), np.insert(values, 0, 0.0)
+        first_step, first_value = self._start_of(key)
+        if known_steps[0] > first_step:
+            known_steps, values = np.insert(known_steps, 0, first_step), np.insert(values, 0, first_value)
         return np.interp(steps, known_steps, values)
+
+    def _start_of(self, key: str) -> tuple[float, float]:
+        """Return (step, value of `key`) at which the run began; (0, 0) for a run that began from no other."""
+        # because: before the first step no data had been read and no time had passed
+        first = next(iter(self.rows.get("start", ())), {})
+        value = 0.0 if key == "seconds" else first.get(key)
+        return (row_step(first), value) if first and isinstance(value, int | float) else (0.0, 0.0)
 
 
 def read_record(path: Path) -> Record:

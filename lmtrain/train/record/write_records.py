@@ -288,7 +288,7 @@ def record_start(run: Run) -> None:
     began_at: dict[str, Any] = {
         "resumed_from": resumed and str(resumed), "weights_from": weights and str(weights),
         "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
-        "device": device_name(run.model.device), "world_size": run.mesh.world.size,
+        "tokens": run.progress.tokens, "device": device_name(run.model.device), "world_size": run.mesh.world.size,
     }  # fmt: skip
     began_at |= read_run_files(run.folder) if run.metrics is not None else {}
     began_at |= {"before": run.previous_end} if run.progress.attempt > 1 else {}

@@ -1,0 +1,82 @@
+"""`lmtrain runs --tree`: each branch below the run from which it began, whether that is listed, elsewhere or gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lmtrain.cli.runs.family_tree import family_rows
+from lmtrain.cli.runs.runs_command import print_runs
+from lmtrain.runfolder.folder_reader import RunFolder
+from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent
+from tests.cli.harness import on_terminal
+
+
+def row(path: Path) -> dict[str, Any]:
+    return {
+        "run": str(path), "name": path.name, "state": "finished", "step": 1200, "steps": 1200, "stage": None,
+        "loss": 3.25,
+        "valid_loss": 3.5, "tokens_per_s": 1e6, "tokens": 10, "last_row": None, "why": "", "missing": [],
+    }  # fmt: skip
+
+
+def begin(folder: Path, *parents: tuple[Path, int], kind: str = RESUMED) -> Path:
+    """A run folder with these ancestors, oldest first."""
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("")
+    entries = [
+        Parent(kind, str(run), str(run), str(run / "checkpoints" / f"step_{step:08d}"), step, "").to_dict()
+        for run, step in parents
+    ]
+    (folder / "lineage.json").write_text(json.dumps(entries))
+    return folder
+
+
+def describe(run: RunFolder) -> dict[str, Any]:
+    return row(run.path)
+
+
+def places(rows: list[dict[str, Any]]) -> list[tuple[str, int, int | None, str]]:
+    return [(Path(each["run"]).name, each["depth"], each["branch_step"], each["state"]) for each in rows]
+
+
+def test_branches_stand_below_their_parents_by_step(tmp_path: Path) -> None:
+    trunk = begin(tmp_path / "trunk")
+    late, early = begin(tmp_path / "a", (trunk, 900)), begin(tmp_path / "b", (trunk, 300))
+    child = begin(tmp_path / "c", (trunk, 900), (late, 1000))
+    found = family_rows([row(path) for path in (late, early, child, trunk)], describe)
+    assert places(found) == [
+        ("trunk", 0, None, "finished"), ("b", 1, 300, "finished"), ("a", 1, 900, "finished"),
+        ("c", 2, 1000, "finished"),
+    ]  # fmt: skip
+    assert found[3]["parent"] == str(late)
+
+
+def test_a_parent_is_shown_that_is_gone_or_was_not_listed(tmp_path: Path) -> None:
+    elsewhere, gone = begin(tmp_path / "far" / "trunk"), tmp_path / "gone"
+    child = begin(tmp_path / "runs" / "c", (elsewhere, 5), (gone, 8))
+    assert places(family_rows([row(child)], describe)) == [
+        ("trunk", 0, None, "finished"), ("gone", 1, 5, "gone"), ("c", 2, 8, "finished"),
+    ]  # fmt: skip
+
+
+def test_folders_that_seem_to_descend_from_each_other_are_shown_once(tmp_path: Path) -> None:
+    a, b = begin(tmp_path / "a", (tmp_path / "b", 3)), begin(tmp_path / "b", (tmp_path / "a", 5))
+    assert sorted(name for name, *_ in places(family_rows([row(a), row(b)], describe))) == ["a", "b"]
+
+
+def test_the_table_keeps_its_indents_on_a_narrow_terminal(tmp_path: Path, capsys: Any) -> None:
+    trunk = begin(tmp_path / "trunk")
+    name = "a_run_with_a_name_that_is_much_too_long_for_the_terminal-decay-20k"
+    long = begin(tmp_path / name, (trunk, 900), kind=WEIGHTS)
+    begin(tmp_path / "below", (trunk, 900), (long, 1000))
+    for columns in (80, 120):
+        lines = on_terminal("runs", "--tree", tmp_path, columns=columns).splitlines()
+        assert all(len(line) <= columns for line in lines)
+        assert [line.split()[0] for line in lines[:2]] == ["run", "trunk"]
+        assert lines[2].startswith("  …" if columns == 80 else f"  {name}"[:12])
+        assert lines[2].split()[1:4] == ["900", "(weights)", "killed"]
+        assert lines[3].startswith("    below")
+    print_runs([row(trunk)])
+    assert "from step" not in capsys.readouterr().out
