@@ -104,7 +104,7 @@ def test_numbers_between_rows(tmp_path: Path) -> None:
 
 
 def test_a_branch_begins_with_its_parents_tokens_and_no_time(tmp_path: Path) -> None:
-    rows = [row("step", step, tokens=step * 100) for step in (10, 20)]
+    rows = [row("step", step, tokens=step * 100, elapsed_s=float(step)) for step in (10, 20)]
     record = read_record(written(tmp_path, row("start", 8, tokens=400), *rows))
     assert record.interpolate("tokens", np.array([8.0, 9.0, 10.0])).tolist() == [400, 700, 1000]
     assert record.interpolate("seconds", np.array([8.0])).tolist() == [0]
