@@ -89,3 +89,10 @@ def test_only_runs_are_made_small() -> None:
     made = small(["lmtrain", "pretrain", "data.path=x", "train.steps=null", "train.tokens=2B", "model.num_layers=6"])
     assert made[3:6] == ["train.steps=null", "train.tokens=1k", "model.num_layers=6"]
     assert "model.width=32" in made
+
+
+def test_stages_are_made_small() -> None:
+    made = small(["lmtrain", "pretrain", "stages.a.tokens=2B", "stages.b=long_context", "stages.b.steps=null"])
+    assert made[2:5] == ["stages.a.tokens=1k", "stages.b=long_context", "stages.b.steps=null"]
+    assert "stages.b.model.seq_len=256" in made
+    assert not [word for word in made if word.startswith("train.steps")]

@@ -37,7 +37,11 @@ from tests.docs.world import MAKERS, SMALL, World
 SHORT = {
     "train.steps": "2", "train.tokens": "1k", "train.global_batch": "4", "model.seq_len": "128",
     "data.megatron_samples": "64", "data.first_sample": "16", "recompute.blocks": "2",
+    "schedule.warmup_steps": "0",
 }  # fmt: skip
+# in place of what a file of conf/stage/ gives, after `stages.NAME.`
+SHORT_IN_FILE = {"steps": "2", "train.global_batch": "2", "model.seq_len": "256", "schedule.warmup_steps": "0"}
+SHORT_IN_STAGE = {"tokens": "1k", "samples": "8", **SHORT_IN_FILE}
 PROGRAMS = ("lmtrain", "python", "torchrun", "zcat")
 AT_ROOT = ("python", "grep", "git")  # these look at the repository
 _SHELL = re.compile(r"[|&;<>$*]")
@@ -50,11 +54,23 @@ def small(words: list[str]) -> list[str]:
     if words[:2] != ["lmtrain", "pretrain"] or {"--dry-run", "--print-config"} & set(words):
         return words
     keys = [word.partition("=")[0] for word in words]
-    kept = [
-        f"{key}={SHORT[key]}" if key in SHORT and word != f"{key}=null" else word
-        for key, word in zip(keys, words, strict=True)
-    ]
+    kept = [word if word.endswith("=null") else _short(word) for word in words]
+    from_files = [key for key in keys if re.fullmatch(r"stages\.[^.]+", key)]
+    kept += [
+        f"{stage}.{key}={value}"
+        for stage in from_files for key, value in SHORT_IN_FILE.items() if f"{stage}.{key}" not in keys
+    ]  # fmt: skip
+    if "--from-run" in words or any(key.startswith("stages.") for key in keys):
+        keys.append("train.steps")  # because: the length follows from the run or from its stages
     return kept + [f"{key}={value}" for key, value in SMALL.items() if key not in keys]
+
+
+def _short(word: str) -> str:
+    """Return `key=value` with a small value, if the key is a length."""
+    key, sign, _ = word.partition("=")
+    in_stage = re.fullmatch(r"stages\.[^.]+\.(.+)", key)
+    lengths, name = (SHORT_IN_STAGE, in_stage[1]) if in_stage else (SHORT, key)
+    return f"{key}={lengths[name]}" if sign and name in lengths else word
 
 
 class Typist:

@@ -66,7 +66,7 @@ def settings_problem(words: list[str]) -> str | None:
 
 @cache  # because: pages repeat each other's commands
 def _settings_problem(words: tuple[str, ...]) -> str | None:
-    overrides = [word for word in words[2:] if re.match(r"[a-z_./]+=", word)]
+    overrides = [word for word in words[2:] if re.match(r"(?:stages\.[\w-]+\.)?[a-z_./]+=", word)]
     if words[:2] != ("lmtrain", "pretrain") or "--config-dir" in words or not overrides:
         return None
     if "--from-run" in words and not any(word.startswith(("data.path=", "data.text=")) for word in overrides):
@@ -146,7 +146,7 @@ def missing_settings(text: str) -> list[str]:
 
 def _without_stages(code: str) -> str:
     """The keys of stages as those of a run, whose settings they replace; a stage's own keys are left out."""
-    return re.sub(r"\bstages\.[\w-]+\.(?:(?:steps|tokens|samples|stop_after)\b)?", "", code)
+    return re.sub(r"\bstages\.[\w-]+(?:=\S+|\.(?:(?:steps|tokens|samples|stop_after)\b)?)", "", code)
 
 
 def missing_targets(text: str) -> list[str]:
