@@ -80,5 +80,5 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, bef
         record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
     epochs = (progress.samples - run.inputs.data.first_position) / run.inputs.data.train.num_samples
     seconds, went_on = time.monotonic() - began, run.inputs.resume_from is not None
-    end = Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)
-    return end.joined_to(before)
+    summary = Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)
+    return summary.joined_to(before)
