@@ -62,13 +62,24 @@ def _adjust_micro_batch(
     if settings is None or parallel is None or _is_typed("train.micro_batch", typed_values):
         return
     rampup, replicas = settings.rampup, parallel.layout.dp
-    share, rest = divmod(
-        math.gcd(settings.global_batch, *((rampup.start, rampup.increment) if rampup else ())), replicas
-    )
-    if rest == 0 and share % settings.micro_batch:
-        cause = f"train.global_batch={settings.global_batch}" + f" on {replicas} copies of the model" * (replicas > 1)
-        largest = divisors(share, settings.micro_batch)[-1]
-        yield from _adjust(train, "train.micro_batch", largest, cause)
+    batches = {f"train.global_batch={settings.global_batch}": (
+        settings.global_batch, *((rampup.start, rampup.increment) if rampup else ())
+    )}  # fmt: skip
+    batches |= {f"stages.{name}.train.global_batch={size}": (size,) for name, size in _stage_batches(tree)}
+    for key, sizes in batches.items():
+        share, rest = divmod(math.gcd(*sizes), replicas)
+        if rest == 0 and share % train["micro_batch"]:
+            cause = key + f" on {replicas} copies of the model" * (replicas > 1)
+            yield from _adjust(train, "train.micro_batch", divisors(share, train["micro_batch"])[-1], cause)
+
+
+def _stage_batches(tree: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield (name, global batch) of each stage that gives a global batch and no micro-batch of its own."""
+    stages = tree.get("stages")
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        train = stage.get("train") if isinstance(stage, dict) else None
+        if isinstance(train, dict) and "micro_batch" not in train and type(train.get("global_batch")) is int:
+            yield str(name), max(train["global_batch"], 1)
 
 
 def _adjust_warm_up(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:

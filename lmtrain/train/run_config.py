@@ -206,6 +206,14 @@ class RunConfig(Settings):
         return self.total_steps
 
     @property
+    def num_tokens(self) -> int:
+        """The number of tokens, padding included, of the stage that these settings are for; without one, of the run."""
+        if self.stages:
+            return sum(stage.num_tokens for stage in self.stage_configs)
+        first, end = (self.batch_plan.range_of(step)[0] for step in (self.first_step, self.end_step))
+        return (end - first) * self.seq_len
+
+    @property
     def stop_at_end(self) -> str | None:
         """The setting because of which the run stops at the end of this stage; None if it goes on."""
         return None
@@ -369,7 +377,8 @@ def _in_stage(name: str, given: StageSettings, text: str) -> str:
 
 def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
     """Yield the problems of a stage within its run: its batch sizes, its schedule, the order of its samples."""
-    for size in stage.plan.sizes_between(stage.first_step, stage.end_step):
+    sizes = stage.plan.sizes_between(stage.first_step, stage.end_step)
+    for size in () if stage.parallel.auto else sizes:  # because: the layout is not chosen yet
         yield from batch_problems(stage.parallel.layout, size, stage.train.micro_batch)
     if stage.has_own_schedule:
         for problem in stage.schedule.problems_in_run(stage.num_steps):

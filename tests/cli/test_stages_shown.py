@@ -108,6 +108,32 @@ def test_commands_that_look_at_a_run_name_the_stage(run: Path) -> None:
     assert re.search(r">decay<.*?>7 to 10<.*?>512<.*?>0\.001 to 0\.00025<", page, re.DOTALL)
 
 
+@pytest.mark.wide
+def test_the_data_of_each_stage(run: Path, toy: Toy) -> None:
+    settings = [word for word in typed(toy, run)[1:] if not word.startswith("run.dir")]
+    rows = json.loads(lmtrain("data", "blend", *settings, "--json"))
+    assert [(row["stage"], row["run_samples"], row["run_tokens"]) for row in rows] == [
+        ("trunk", 24, 768), ("decay", 16, 512), ("long", 8, 512),
+    ]  # fmt: skip
+    assert "datasets        1\n" in lmtrain("data", "index", *settings)
+    assert "Add --stage NAME: trunk, decay, long." in lmtrain("data", "show", "--run", run, "--sample", 3, code=2)
+    shown = json.loads(lmtrain("data", "show", "--run", run, "--sample", 3, "--stage", "long", "--json"))
+    assert shown[0]["tokens"] == 64
+    assert "is not a stage of the run. Did you mean decay?" in lmtrain(
+        "data", "show", "--run", run, "--sample", 3, "--stage", "dcay", code=2
+    )
+    assert "the run has none" in lmtrain("data", "show", toy.data, "--sample", 3, "--stage", "decay", code=2)
+
+
+@pytest.mark.wide
+def test_layouts_of_a_run_with_stages(toy: Toy, tmp_path: Path) -> None:
+    words = [*typed(toy, tmp_path / "run"), "stages.long.train.micro_batch=4", "stages.long.train.global_batch=4"]
+    said = lmtrain(*words, "--dry-run", "--elastic", "--nproc", 2)
+    assert "stages.long.train.micro_batch=2, where the settings say one process" in said
+    plan = lmtrain("plan", *STAGES, "model=gpt_tiny", "model.positions=rotary", "hardware=h100", "gpus=4")
+    assert "the plan is for the stage trunk, which has the most tokens" in plan
+
+
 @pytest.mark.parametrize(
     ("key", "words"),
     [

@@ -21,7 +21,7 @@ from lmtrain.cli.keys.shell_completion import complete_override
 from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.print_lines_and_json import echo, print_json, progress
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_output_file
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, join_few, spelling_hint
 from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:
@@ -135,6 +135,9 @@ def show(
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="With --sample: a run's folder, for its data and settings.")
     ] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --sample: the stage, if the run has several.")
+    ] = None,
     most: Annotated[int | None, typer.Option(min=1, help="Show at most N tokens of each. [default: all]")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
     tokenizer: TokenizerPath = None,
@@ -154,6 +157,7 @@ def show(
         raise UsageError(f"--{' and --'.join(chosen)} were given together. Give only one of them.")
     for option, value, needed_option in (
         ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
+        ("--stage", stage, "sample"),
         (settings[0] if settings else "", settings or None, "sample"),
     ):  # fmt: skip
         if value is not None and needed_option != (chosen or ["random"])[0]:
@@ -169,7 +173,7 @@ def show(
         raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
     if sample:
         settings += [] if tokenizer is None else [f"data.tokenizer={tokenizer}"]
-        return _show_samples(sample, given, settings, run, config_dir, most, ids, as_json)
+        return _show_samples(sample, given, settings, run, config_dir, stage, most, ids, as_json)
     return _show_documents(Path(given[0]), document, random or 3, seed or 0, most, ids, tokenizer, as_json)
 
 
@@ -227,34 +231,48 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     """Build the index files that a run with these settings needs, so that the run does not have to build them at its
     start.
     """
-    from lmtrain.train.before.preflight import load_data
+    from lmtrain.train.before.preflight import load_stages
 
     began = perf_counter()
-    made = load_data(_compose(overrides, config_dir))[2]
+    stages = [inputs.data for inputs in load_stages(_compose(overrides, config_dir), None, None)]
+    streams = {
+        key: part for data in stages for key, part in zip(data.history.streams, data.parts, strict=True)
+    }  # of stages that read the same samples, each once
     facts = {
-        "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
-    }  # fmt: skip
+        "datasets": len({part.indexed.prefix for part in streams.values()}),
+        "samples": sum(part.dataset.num_samples for part in streams.values()),
+        "seconds": round(perf_counter() - began, 3),
+    }
     lines = ((name, f"{value:,}") for name, value in facts.items())
     return print_json(facts) if as_json else print_facts("indexes are built", lines)
 
 
 @app.command()
 def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
-    """Show how many samples and tokens each dataset contributes to a run with these settings."""
-    from lmtrain.train.before.preflight import load_data
+    """Show how many samples and tokens each dataset contributes to a run with these settings, or to each of its stages.
+    """
+    from lmtrain.train.before.preflight import load_data, load_stages
 
     config = _compose(overrides, config_dir)
-    rows = load_data(config, with_validation=False)[2].contributions(config.seq_len)
+    if not config.stages:
+        rows = load_data(config, with_validation=False)[2].contributions(config.seq_len)
+        total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in rows[0] if key != "dataset"}
+        total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}
+    else:
+        stages = zip(config.stage_configs, load_stages(config, None, None), strict=True)
+        rows, total = [
+            {"stage": stage.stage_name} | row
+            for stage, inputs in stages for row in inputs.data.contributions(stage.seq_len)
+        ], {}  # fmt: skip
     if as_json:
         return print_json(rows)
-    total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in rows[0] if key != "dataset"}
-    total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}
     counts = ("documents", "samples", "run_samples", "run_tokens")
     return print_table([
-        {"<dataset": row["dataset"], "share": f"{row['share']:.4%}"}
+        ({"<stage": row["stage"]} if config.stages else {})
+        | {"<dataset": row["dataset"], "share": f"{row['share']:.4%}"}
         | {name.replace("_", " "): format_count(row[name]) for name in counts}
         | {"epochs": f"{row['epochs']:.3g}"}
-        for row in [*rows, total]
+        for row in [*rows, *([total] if total else [])]
     ])  # fmt: skip
 
 
@@ -308,13 +326,13 @@ def _show_documents(
 
 def _show_samples(
     numbers: list[int], prefixes: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
-    max_tokens: int | None, ids: bool, as_json: bool,
+    stage: str | None, max_tokens: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.find_and_prune import latest_checkpoint
     from lmtrain.config.settings_builder import build_settings
     from lmtrain.runfolder.file_names import CHECKPOINTS
     from lmtrain.runfolder.folder_reader import read_settings
-    from lmtrain.train.before.preflight import load_data
+    from lmtrain.train.before.preflight import load_data, load_stages
     from lmtrain.train.before.resume_checks import open_resume_checkpoint, split_rule_of
     from lmtrain.train.run_config import RunConfig, with_resolved_paths
 
@@ -328,9 +346,27 @@ def _show_samples(
     # because: what data.split keeps from training is as the run began with it
     newest = None if run is None else latest_checkpoint(run / CHECKPOINTS)
     split_rule = split_rule_of(open_resume_checkpoint(config, newest))
-    tokenizer, _, data = load_data(config, with_validation=run is not None, split_rule=split_rule)
+    names = [each.stage_name for each in config.stage_configs]
+    if config.stages or stage is not None:
+        inputs = load_stages(config, None, None)[_stage_index(stage, names if config.stages else [])]
+        tokenizer, data = inputs.tokenizer, inputs.data
+    else:
+        tokenizer, _, data = load_data(config, with_validation=run is not None, split_rule=split_rule)
     rows = [sample_row(data, number, max_tokens, tokenizer) for number in numbers]
     return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)
+
+
+def _stage_index(stage: str | None, names: Sequence[str]) -> int:
+    """Return the place of a stage among the `names` of those of a run. Raise UsageError if it is not one of them, or if
+    none is named; several stages number their samples each for itself.
+    """
+    if stage in names:
+        return names.index(stage)
+    if not names:
+        raise UsageError(f"--stage={stage} names a stage, but the run has none. Leave it out.")
+    if stage is None:
+        raise UsageError(f"The run has stages, each with samples of its own. Add --stage NAME: {join_few(names)}.")
+    raise UsageError(f"--stage={stage} is not a stage of the run. {spelling_hint(stage, names)}")
 
 
 def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:

@@ -50,13 +50,12 @@ def stage_table(stages: Sequence[RunConfig]) -> list[dict[str, str]]:
     """Return a table of stages as rows of column -> text: steps, tokens, batch, length, learning rate, data."""
     rows = []
     for stage in stages:
-        start, end = (stage.batch_plan.range_of(step)[0] for step in (stage.first_step, stage.end_step))
         sizes = stage.batch_plan.sizes_between(stage.first_step, stage.end_step)
         batches = dict.fromkeys((sizes[0], sizes[-1]))
         rates = (stage.learning_rate(step) for step in (stage.first_step, stage.end_step - 1))
         rows.append({
             "<stage": stage.stage_name, "steps": f"{stage.first_step + 1:,} to {stage.end_step:,}",
-            "tokens": format_count((end - start) * stage.seq_len), "batch": " to ".join(map(str, batches)),
+            "tokens": format_count(stage.num_tokens), "batch": " to ".join(map(str, batches)),
             "sequence": f"{stage.seq_len:,}", "learning rate": " to ".join(f"{rate:.3g}" for rate in rates),
             "<data": _data_text(stage.data.to_dict()),
         })  # fmt: skip

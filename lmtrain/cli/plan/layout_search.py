@@ -114,11 +114,18 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     keys = {word.lstrip("+~").partition("=")[0] for word in rest}
     missing = dict(_missing_overrides(rest, keys, hardware, config_dir, plan_words.get("tokens")))
     composed = compose_settings([*rest, *missing.values()], config_dir=config_dir, name=name)
-    config = replace(composed, hardware=hardware)  # whether the machine can run it is checked with everything else
+    # because: a layout is planned for one batch and one length, and most of the time is spent in the longest stage
+    stage = max(composed.stage_configs, key=lambda stage: stage.num_tokens)
+    given = composed.stages[stage.stage_name].train if composed.stages else {}
+    keys |= {f"train.{key}" for key in given}
+    config = replace(stage, hardware=hardware)  # whether the machine can run it is checked with everything else
     batch_multiple = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
     config, assumed = _assume_batch(config, batch_multiple, "train.global_batch" not in keys and experiment is None)
     run, vocab = _assume_vocab_size(config)
     assumed = [*assumed, *vocab]
+    if stage.stage_name:
+        text = f"the plan is for the stage {stage.stage_name}, which has the most tokens"
+        assumed.insert(0, Assumption(text=f"{text}; `lmtrain pretrain --dry-run` shows all stages", alternatives={}))
     if "precision" in missing:
         assumed.append(Assumption(
             text=f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has",
@@ -126,7 +133,8 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
         ))  # fmt: skip
     fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
     fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
-    steps = config.train.steps if experiment is not None or "train.steps" in keys else None
+    has_length = experiment is not None or "train.steps" in keys or bool(stage.stage_name)
+    steps = config.train.steps if has_length else None
     question = Question(
         config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, assumed=tuple(assumed),
         tokens=config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len),

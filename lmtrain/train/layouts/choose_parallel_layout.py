@@ -6,8 +6,11 @@ result. Batches and their order stay. RunConfig decides what is legal; this modu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.pipeline_replay import price_runs
+from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
@@ -30,9 +34,12 @@ from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.train.run_config import RunConfig, read_run_config
+from lmtrain.train.stage_settings import StageSettings
+from lmtrain.train.train_settings import RampUpSettings
 from lmtrain.units import format_bytes
 
 _TIE_SHARE = 0.0005
+_MAX_TRIED = 50  # layouts that fit one stage of a run and are tried for the others
 _NUM_NAMED = 6  # process counts that a message suggests
 _DEFAULT_SCHEDULE = "1f1b"
 _NEVER_SEARCHED = ("auto", "timeout_s")  # keys of `parallel` that are never searched
@@ -75,19 +82,75 @@ def choose_layout(
     config: RunConfig, model: ModelSettings, num_processes: int, fixed_settings: Mapping[str, Any]
 ) -> tuple[RunConfig, list[str]]:
     """Return `config` with the fastest layout of `num_processes` that fits in memory, and lines of text on the reasons.
-    `fixed_settings` maps layout keys to values that must be kept. Raise LayoutError if no layout fits.
+    `fixed_settings` maps layout keys to values that must be kept. Of a run with stages, it is the fastest for the stage
+    with the most tokens of those that all stages fit. Raise LayoutError if no layout fits.
     """
     assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
-    run, hardware = planned_run(config, model), config.hardware
+    if config.stages:
+        return _choose_for_stages(config, model.shape.vocab_size, num_processes, fixed_settings)
+    ranked = _rank(planned_run(config, model), config.hardware, num_processes, fixed_settings)
+    best = ranked.best_index
+    assert best is not None
+    return _with_layout(config, ranked.run_at(best)), list(_reason_lines(ranked, best, num_processes))
+
+
+def _rank(
+    run: PlannedRun, hardware: Hardware, num_processes: int, fixed_settings: Mapping[str, Any]
+) -> RankedLayouts:
+    """Return the layouts of a run by their predicted step time. Raise LayoutError if no layout is legal, or none fits.
+    """
     layouts = legal_layouts(run, num_processes, hardware, fixed_settings)
     ranked = rank_layouts(layouts, hardware, LayoutLimits(), machine_cost_model(hardware))
     if not len(ranked.rows):
         raise LayoutError(_no_legal_layout_message(run, num_processes, hardware, fixed_settings))
     if ranked.best_index is None:
         raise LayoutError(_no_fit_message(ranked, num_processes))
-    return _with_layout(config, ranked.run_at(ranked.best_index)), list(
-        _reason_lines(ranked, ranked.best_index, num_processes)
+    return ranked
+
+
+def _choose_for_stages(
+    config: RunConfig, vocab_size: int, num_processes: int, fixed_settings: Mapping[str, Any]
+) -> tuple[RunConfig, list[str]]:
+    """Return what `choose_layout` does, for a run with stages: the fastest layout for the stage with the most tokens
+    that divides the batches of all stages and fits in memory in each; if none of the first is found to fit, the fastest
+    for the stage that needs most memory.
+    """
+    assert config.hardware is not None
+    divisor = math.gcd(*(
+        size for stage in config.stage_configs
+        for size in stage.batch_plan.sizes_between(stage.first_step, stage.end_step)
+    ))  # fmt: skip
+    longest = max(config.stage_configs, key=lambda stage: stage.num_tokens)
+    largest = max(config.stage_configs, key=lambda stage: _count_bytes(stage, vocab_size))
+    for stage, reason in ((longest, "has the most tokens"), (largest, "needs most memory")):
+        fixed = {**fixed_settings, **_fixed_by_stage(config.stages[stage.stage_name], stage)}
+        run = planned_run(stage, stage.model.with_vocab(vocab_size))
+        # because: the search tries layouts that divide the steps of a ramp-up, and so the batches of the other stages
+        run = replace(run, rampup=RampUpSettings(start=divisor, increment=divisor, samples=1))
+        ranked = _rank(run, config.hardware, num_processes, fixed)
+        for index in islice(ranked.iter_fitting(ranked.fastest), _MAX_TRIED):
+            with suppress(LmtrainError):  # because: a rule of another stage may not allow the layout
+                chosen = _with_layout(config, ranked.run_at(index))
+                if all(_count_bytes(each, vocab_size) <= ranked.usable_bytes for each in chosen.stage_configs):
+                    note = f"parallel=auto plans for the stage {stage.stage_name}, which {reason}"
+                    return chosen, [note, *_reason_lines(ranked, index, num_processes)]
+    raise LayoutError(
+        f"parallel.auto=true finds no layout of {num_processes} processes that divides the batch of every stage and "
+        f"fits in {format_bytes(ranked.device_bytes)} of hardware={config.hardware.name} in all of them. Use stages "
+        "with more similar batches and lengths, or choose parallel.* yourself."
     )
+
+
+def _count_bytes(stage: RunConfig, vocab_size: int) -> int:
+    """Return the bytes that the fullest rank of a stage needs."""
+    run = planned_run(stage, stage.model.with_vocab(vocab_size))
+    return sum(count_rank_bytes(run, fullest_rank(run)).values())
+
+
+def _fixed_by_stage(given: StageSettings, stage: RunConfig) -> dict[str, Any]:
+    """Return the layout settings that a stage gives for itself, which the search has to keep."""
+    fixed = {"micro_batch": stage.train.micro_batch} if "micro_batch" in given.train else {}
+    return fixed | ({"recompute": stage.recompute} if given.recompute else {})
 
 
 def _reason_lines(ranked: RankedLayouts, chosen_index: int, num_processes: int) -> Iterator[str]:
@@ -205,6 +268,10 @@ def adaptation_message(before: RunConfig, after: RunConfig) -> str | None:
     for key in ("schedule", "balance"):
         changes += [f"parallel.{key}={getattr(new, key)}"] * (getattr(old, key) != getattr(new, key))
     changes += [f"train.micro_batch={after.train.micro_batch}"] * (before.train.micro_batch != after.train.micro_batch)
+    changes += [
+        f"stages.{name}.train.micro_batch={stage.train['micro_batch']}"
+        for name, stage in after.stages.items() if stage != before.stages[name]
+    ]  # fmt: skip
     count = new.layout.world_size
     subject = f"{count} process shares" if count == 1 else f"{count} processes share"
     return (
@@ -221,12 +288,24 @@ def _nearest_config(config: RunConfig, num_processes: int) -> RunConfig | None:
     for parallel in _legal_layouts(config.parallel, num_processes, config.model.shape.num_layers):
         if train.global_batch % parallel.layout.dp:
             continue  # because: most layouts fail here, and this check is faster than RunConfig's
+        stages = {name: _fit_micro_batch(stage, config, parallel.layout.dp) for name, stage in config.stages.items()}
         for size in reversed(divisors(train.micro_batch, train.micro_batch)):
             try:
-                return replace(config, parallel=parallel, train=replace(train, micro_batch=size))
+                return replace(config, parallel=parallel, train=replace(train, micro_batch=size), stages=stages)
             except LmtrainError:
                 continue
     return None
+
+
+def _fit_micro_batch(stage: StageSettings, config: RunConfig, num_replicas: int) -> StageSettings:
+    """Return a stage's settings with its own micro-batch, if it gives one, made to divide what each of `num_replicas`
+    data-parallel replicas reads in a step.
+    """
+    size, batch = (stage.train.get(key) for key in ("micro_batch", "global_batch"))
+    batch = config.train.global_batch if batch is None else batch
+    if size is None or batch % num_replicas:
+        return stage
+    return replace(stage, train=stage.train | {"micro_batch": math.gcd(size, batch // num_replicas)})
 
 
 def _legal_layouts(configured: ParallelSettings, num_processes: int, num_layers: int) -> Iterator[ParallelSettings]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -69,3 +70,28 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_run_that_has_not_begun_has_chosen_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     run = config(f"run.dir={tmp_path_factory.mktemp('none')}")
     assert previous_layout(run, {}) is None
+
+
+@pytest.mark.wide
+def test_a_layout_of_a_run_with_stages_fits_all_of_them() -> None:
+    words = ("stages.long.steps=100", "stages.end.steps=50", "stages.end.train.global_batch=2")
+    found, said = chosen(8, *words)
+    assert said[0] == "parallel=auto plans for the stage long, which has the most tokens"
+    assert found.parallel.layout.dp <= 2  # although the longest stage alone would take 8 copies
+    assert chosen(8, "stages.long.steps=100")[0].parallel.layout.dp > 2
+    with pytest.raises(LayoutError, match="no layout of 8 processes"):
+        chosen(8, *words, "parallel.dp_shard=8")
+
+
+@pytest.mark.wide
+def test_the_memory_of_every_stage_counts() -> None:
+    """The largest stage has few tokens, and needs more memory than a layout for the longest leaves."""
+    words = (
+        "model=gpt2_xl", "model.vocab_size=50257", "train.global_batch=64", "stages.a.steps=1000",
+        "model.positions=rotary",
+    )  # fmt: skip
+    large = ("stages.b.steps=1", "stages.b.model.seq_len=32768", "stages.b.train.global_batch=8")
+    run = compose(RunConfig, ["data.path=x", "parallel=auto", "hardware=h100", "precision=bf16", *words, *large])
+    found, _ = choose_layout(run, run.model, 8, {})
+    alone, _ = choose_layout(replace(run, stages={"a": run.stages["a"]}), run.model, 8, {})
+    assert (found.parallel, found.train.micro_batch) != (alone.parallel, alone.train.micro_batch)

@@ -40,3 +40,12 @@ def test_a_length_without_a_name() -> None:
     assert list(caught.value.problems) == [
         "stages.steps=5 lacks the name of one of the stages. Write stages.NAME.steps=5."
     ]
+
+
+def test_a_default_micro_batch_fits_the_batch_of_a_stage() -> None:
+    said: list[str] = []
+    words = ["data.path=x", "stages.a.steps=200", "stages.b.steps=200", "stages.b.train.global_batch=4"]
+    assert compose(RunConfig, words, report=said.append).train.micro_batch == 4
+    assert said == ["train.micro_batch=4 instead of 8, to fit stages.b.train.global_batch=4."]
+    run = compose(RunConfig, [*words, "stages.b.train.micro_batch=2"])
+    assert [stage.train.micro_batch for stage in run.stage_configs] == [8, 2]
