@@ -40,7 +40,8 @@ def words(toy: Toy, folder: Path) -> Words:
         fixed = [
             *base, f"data.path={folder}/data/a", "stages.one.steps=4", "stages.two.steps=6",
             f"stages.two.data.path={folder}/data/b", "stages.two.optim.lr=1e-3", "model.positions=rotary",
-            "schedule=constant", "checkpoint.interval_steps=2",
+            "schedule=constant", "schedule.warmup_steps=0", "checkpoint.interval_steps=2",
+            "stages.one.schedule=constant",
         ]  # fmt: skip
         # because: stages run in the order in which they are named, so that a change stands where the word stood
         found = {word.partition("=")[0]: word for word in fixed}
@@ -74,6 +75,7 @@ def refused(given: Sequence[str]) -> str:
         (["stages.one.train.global_batch=8"], "train.global_batch of the stage one is 8, and was 4"),
         (["stages.one.schedule=linear"], "schedule of the stage one is {'kind': 'linear'"),
         (["stages.one.data.split=[0.5,0.5]"], "data.split of the stage one is [0.5, 0.5], and was [0.98, 0.02,"),
+        (["stages.one.schedule={}"], "schedule of the stage one is that of the run, and was {'kind': 'constant'"),
         (["train.seed=5"], "train.seed is 5, and was 1234"),
     ],
 )  # fmt: skip

@@ -180,7 +180,7 @@ def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
 def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWeights | None) -> list[Inputs]:
     """Load the tokenizer and the data of each stage that is left to train, the one to begin with first; of the whole
     run if it has no stages. `resumed` is the checkpoint to resume from. Raise SettingsError if the stages' tokenizers
-    or vocabularies differ.
+    differ.
     """
     step = 0 if resumed is None else resumed.manifest.step
     history, split_rule = history_of(resumed), split_rule_of(resumed)
@@ -205,8 +205,17 @@ def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWei
         loaded.append(Inputs(
             model, tokenizer, data, None, follows_stage=bool(loaded), config=stage if config.stages else None
         ))  # fmt: skip
-    vocab_size = max(inputs.model.shape.vocab_size for inputs in loaded)
-    return [replace(inputs, model=inputs.model.with_vocab(vocab_size)) for inputs in loaded]
+    sizes = [inputs.model.shape.vocab_size for inputs in loaded]
+    if resumed is not None and config.stages:
+        sizes.append(_saved_vocab_size(resumed))  # because: the data of a stage behind may have had higher ids
+    return [replace(inputs, model=(inputs.config or config).model.with_vocab(max(sizes))) for inputs in loaded]
+
+
+def _saved_vocab_size(resumed: Contents) -> int:
+    """Return the vocabulary size of a checkpoint's model; 0 if its state is damaged, which is checked later."""
+    model = resumed.manifest.state.get("model")
+    size = model.get("vocab_size") if isinstance(model, dict) else None
+    return size if isinstance(size, int) else 0
 
 
 def load_data(

@@ -64,7 +64,9 @@ def test_what_was_validated_on_is_not_trained_on_later(paths: list[str]) -> None
     with pytest.raises(SettingsError, match=r"d1 was validated on in an earlier stage.*data\.train_on_held_out=true"):
         build(DataSettings(path=paths[1]), past, 60)
     build(DataSettings(path=paths[1], train_on_held_out=True), past, 60)
-    build(DataSettings(path=paths[2]), past, 60)
+    later = build(DataSettings(path=paths[2], valid_path=paths[0]), past, 60).history
+    with pytest.raises(SettingsError, match="d1 was validated on"):
+        build(DataSettings(path=paths[1]), later, 120)
 
 
 def test_documents_held_out_before_are_not_trained_on_later(paths: list[str]) -> None:

@@ -25,6 +25,7 @@ from tests.unit.data.writing import add_document
 from tests.unit.train.stage_order_twin import Part, Source, Stage, Twin
 
 SEED = 11
+HIGHEST_ID = 700  # in a dataset that has ids beyond its tokenizer's
 SIZES = ((10, 7), (20, 5), (30, 9), (10, 16))  # documents, tokens in each
 Sources = list[tuple[str, Source]]  # the prefix of a dataset, and what is in it
 
@@ -47,6 +48,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
         opened = IndexedDataset.open(folder / f"d{i}")
         found.append((str(opened.prefix), Source(opened.content_digest[:16], num_documents, tokens_each)))
     (folder / "tokenizer.json").write_bytes(tokenizer.to_bytes())
+    with DatasetWriter(folder / "high", np.uint16) as writer:
+        add_document(writer, [np.full(90, HIGHEST_ID)])
+        writer.describe(
+            tokenizer=tokenizer.to_bytes(), fingerprint=tokenizer.fingerprint, num_bytes=42, eod_id=None,
+            vocab_size=HIGHEST_ID + 1,
+        )  # fmt: skip
     return found
 
 
@@ -99,7 +106,9 @@ def read(inputs: Inputs, first_step: int | None = None) -> list[tuple[int, int]]
 
 def checkpoint_of(step: int, inputs: Inputs) -> Any:
     """What a start finds in a checkpoint that was saved at this step of a stage."""
-    state = {"history": inputs.data.history.to_dict(), "data": inputs.data.sample_identity}
+    state = {
+        "history": inputs.data.history.to_dict(), "data": inputs.data.sample_identity, "model": inputs.model.to_dict(),
+    }  # fmt: skip
     return SimpleNamespace(manifest=SimpleNamespace(step=step, state=state), path=Path("x"))
 
 
@@ -172,6 +181,19 @@ def test_a_run_reads_what_its_page_says(base: RunConfig, sources: Sources) -> No
 def test_a_source_is_its_content_under_any_path(base: RunConfig, sources: Sources) -> None:
     stages = a_run(sources)[:3]  # none of which lists a content twice
     check_against_twin(base, sources, stages, last_path=True)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_the_vocabulary_is_that_of_all_stages(base: RunConfig, sources: Sources, position: int) -> None:
+    """Also for a start that resumes when the stage with the highest ids is behind."""
+    stages = [StageSettings(steps=4), StageSettings(steps=4, data={"datasets": [{"path": sources[1][0], "weight": 1}]})]
+    high = {"datasets": [{"path": str(Path(sources[0][0]).with_name("high")), "weight": 1}]}
+    stages[position] = replace(stages[position], data=high)
+    config = replace(base, stages={f"s{number}": stage for number, stage in enumerate(stages)})
+    loaded = load_stages(config, None, None)
+    assert [inputs.model.shape.vocab_size for inputs in loaded] == [HIGHEST_ID + 1] * 2
+    [resumed] = load_stages(config, checkpoint_of(4, loaded[0]), None)
+    assert resumed.model.shape.vocab_size == HIGHEST_ID + 1
 
 
 @st.composite

@@ -70,10 +70,11 @@ def test_stages_without_a_schedule_share_the_runs() -> None:
     assert cut[3:8] == [1.0, 0.8, 0.6, pytest.approx(0.4), pytest.approx(0.2)]
 
 
-def test_where_tokens_differ_the_shared_schedule_is_measured_in_them() -> None:
+@pytest.mark.parametrize("larger", [("train.global_batch=32",), ("model.seq_len=32", "train.global_batch=16")])
+def test_where_tokens_differ_the_shared_schedule_is_measured_in_them(larger: Sequence[str]) -> None:
     found = rates(
-        "stages.a.steps=6", "stages.b.steps=4", "stages.b.model.seq_len=32", "stages.b.train.global_batch=16",
-        "schedule.warmup_steps=2", "schedule.min_ratio=0",
+        "stages.a.steps=6", "stages.b.steps=4", *(f"stages.b.{word}" for word in larger), "schedule.warmup_steps=2",
+        "schedule.min_ratio=0",
     )  # fmt: skip
     tokens = [128 * s for s in range(7)] + [128 * 6 + 512 * s for s in range(1, 5)]
     progress = [(t - tokens[2]) / (tokens[10] - tokens[2]) for t in tokens[:10]]
