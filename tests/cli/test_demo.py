@@ -11,10 +11,10 @@ import pytest
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.cli.demo_command import LAYOUT, check_same_scores, read_result
 from lmtrain.errors import LmtrainError
-from tests.cli.harness import start
+from tests.cli.harness import Preset, start
 
 SHORT = (
-    "train.steps=4",
+    Preset("train.steps=4"),
     "schedule.warmup_steps=1",
     "train.valid_samples=1",
     "model.num_layers=2",
@@ -40,7 +40,7 @@ def test_the_whole_of_it_twice(tmp_path: Path) -> None:
         text = demo(tmp_path / "demo", *settings)
         verbs = [line.split()[2] for line in text.splitlines() if line.startswith("$ lmtrain")]
         assert verbs == [
-            "tokenizer", "preprocess", "preprocess", "pretrain", "eval", "reshard", "eval", "reshard", "generate",
+            "tokenizer", "preprocess", "preprocess", "pretrain", "eval", "reshard", "eval", "export", "generate",
         ]  # fmt: skip
         ours, cut = (read_result(tmp_path / "demo" / f"evaluation{name}.json") for name in ("", "_resharded"))
         assert ours["nll_sum_nats"] == cut["nll_sum_nats"]
