@@ -132,7 +132,10 @@ def test_new_stages_begin_at_the_checkpoint() -> None:
     assert [(name, stage["steps"]) for name, stage in stages.items()] == [("a", 30), ("b", 10), ("decay", 5)]
 
 
-@pytest.mark.parametrize("changes", [{"stages.c.steps": 5}, {"stages.b.steps": 35, "stages.d.steps": 5}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"stages.c.steps": 5}, {"stages.b.steps": 35, "stages.d.steps": 5}, {"stages.c.steps": 35, "stages.d.steps": 5}],
+)
 def test_stages_of_the_run_that_are_typed_stay(changes: dict[str, Any]) -> None:
     tree, _ = branch(changes, of=STAGES)
     assert [*tree["stages"]] == ["a", "b", "c", "d"][: 3 + len(changes) - 1]

@@ -132,6 +132,19 @@ def test_the_parent_must_stay_what_it_was(other: Path, trunk: Path, tmp_path: Pa
     assert f"began from the checkpoint {checkpoint(trunk, 12).resolve()}, and another checkpoint is there now" in told
 
 
+def test_the_same_command_goes_on_when_the_trunk_has_removed_the_checkpoint(trunk: Path, tmp_path: Path) -> None:
+    branch = tmp_path / "branch"
+    words = ["--from-run", checkpoint(trunk, 6), f"run.dir={branch}", "model.seq_len=16"]
+    process = start("pretrain", *words, "checkpoint.asynchronous=false", env=killed(10))
+    process.communicate()
+    shutil.rmtree(checkpoint(trunk, 6))
+    assert f"continuing from {checkpoint(branch, 9)}" in lmtrain("pretrain", *words)
+    other = ["--from-run", checkpoint(trunk, 6), f"run.dir={tmp_path / 'another'}"]
+    assert "does not name an existing folder" in lmtrain("pretrain", *other, code=66)
+    shutil.rmtree(trunk)
+    assert f"goes on with: lmtrain pretrain --from-run {branch}" in lmtrain("pretrain", *words, code=66)
+
+
 def test_a_branch_that_has_saved_nothing_begins_where_it_began_though_the_trunk_went_on(
     other: Path, trunk: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
 from lmtrain.cli.pretrain.branch_settings import BranchPoint, put_before_stages
 from lmtrain.cli.pretrain.model_of_init_from import compose_settings
-from lmtrain.config.compose import compose, group_choices
+from lmtrain.config.compose import compose, group_choices, typed_words
 from lmtrain.config.overrides import hydra_quoted
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import MAX_BYTES
@@ -43,16 +43,23 @@ class SourceRun:
     settings: dict[str, Any]
 
     @classmethod
-    def find(cls, path: Path) -> SourceRun:
+    def find(cls, path: Path, branch: Path | None = None) -> SourceRun:
         """Find the run that a path names, a run folder or one of its checkpoints, and read its settings. Raise if it is
-        neither.
+        neither. If the run in the folder `branch` began from that checkpoint and has saved one of its own, the
+        checkpoint need not be there any more.
         """
-        if not path.is_dir():
+        is_left_behind = branch is not None and not path.is_dir() and _began_from(branch, path)
+        if not path.is_dir() and not is_left_behind:
             raise MissingInputError(
                 f"--from-run={path} does not name an existing folder. Give the folder of a run, or a checkpoint in it."
             )
         run = next((folder for folder in (path, path.parent, path.parent.parent) if (folder / CONFIG).is_file()), None)
-        if run is None or (run != path and not (path / MANIFEST).is_file()):
+        if run is None and is_left_behind:
+            raise MissingInputError(
+                f"--from-run={path} is a checkpoint of a run that is not there any more. The run in {branch} began "
+                f"from it and goes on with: lmtrain pretrain --from-run {branch}"
+            )
+        if run is None or (run != path and not (path / MANIFEST).is_file() and not is_left_behind):
             raise MissingInputError(
                 f"--from-run={path} is neither a run folder, which has a {CONFIG}, nor a checkpoint in a run folder. "
                 "Give the run.dir of a run, or a checkpoint in it."
@@ -114,6 +121,13 @@ class SourceRun:
         if not is_branch:
             return data | {"path": prefix}
         return {key: value for key, value in data.items() if not key.startswith("text")} | {"path": prefix}
+
+
+def _began_from(branch: Path, checkpoint: Path) -> bool:
+    """Return True if the run in the folder `branch` began from this checkpoint and has saved one of its own."""
+    parents = read_lineage(branch)
+    began = bool(parents) and parents[-1].checkpoint == str(checkpoint.resolve())
+    return began and latest_checkpoint(branch / CHECKPOINTS) is not None
 
 
 def _names(overrides: Sequence[str], key: str) -> bool:
@@ -197,7 +211,8 @@ def compose_run(
             )
         words = [*overrides, f"checkpoint.init_from={hydra_quoted(str(path))}"]
         return compose_settings(words, config_dir=config_dir, report=report)
-    source = SourceRun.find(from_run)
+    branch = typed_words(overrides).get("run.dir", "").strip("'\"")
+    source = SourceRun.find(from_run, Path(branch) if branch else None)
     names_folder = _names(overrides, "run.dir")
     messages = list[str]()
     config = _compose_over(source, overrides, config_dir, messages.append, is_branch=names_folder)

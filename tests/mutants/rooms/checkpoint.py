@@ -197,4 +197,13 @@ MUTANTS = [
         breaks="A run whose disk has room for all of its checkpoints is warned that it may become too full.",
         only_for="runs whose last checkpoint is one of those that stay",
     ),
+    Mutant(
+        name="what_a_branch_begins_from_is_removed",
+        file="lmtrain/checkpoint/find_and_prune.py",
+        function="prune_checkpoints",
+        old=" or path.name in branched",
+        new="",
+        breaks="A branch that was stopped before its first checkpoint cannot begin again.",
+        only_for="trunks that train on beside their branches",
+    ),
 ]

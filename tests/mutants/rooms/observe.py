@@ -197,4 +197,13 @@ MUTANTS = [
         "and may count in a wrong class.",
         only_for="operators of one thread of which one begins in the very microsecond in which another ends",
     ),
+    Mutant(
+        name="curves_of_a_branch_begin_at_step_0",
+        file="lmtrain/observe/history/read_metrics_columns.py",
+        function="Record._start_of",
+        old="return (row_step(first), value) if first and isinstance(value, int | float) else (0.0, 0.0)",
+        new="return 0.0, 0.0",
+        breaks="The mark at which a branch begins stands at too many or too few tokens.",
+        only_for="branches with another number of tokens in a step than their trunk",
+    ),
 ]

@@ -69,4 +69,12 @@ MUTANTS = [
         breaks="A value is shown to have held for steps that were trained again with another one.",
         only_for="runs that were started twice at one step with different settings",
     ),
+    Mutant(
+        name="a_branch_holds_its_parents_checkpoint_for_good",
+        file="lmtrain/runfolder/lineage.py",
+        function="waiting_branches",
+        old="if is_of_run and not checkpoint_names(folder / CHECKPOINTS):",
+        new="if is_of_run:",
+        breaks="The trunk keeps each checkpoint from which a branch ever began, whatever keep_last says.",
+    ),
 ]
