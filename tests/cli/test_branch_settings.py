@@ -119,6 +119,20 @@ def test_the_runs_own_data_are_another_than_those_of_its_stage() -> None:
     assert tree["stages"]["branch"]["data"]["datasets"] == recorded()["data"]["datasets"]
 
 
+def test_ramp_up_and_restart_of_a_stage_belong_to_its_first_step() -> None:
+    of = (
+        "stages.a.steps=30", "stages.b.steps=70", "stages.b.train.rampup={start: 4, increment: 2, samples: 80}",
+        "stages.b.data.datasets=[{path: a, weight: 1, restart: true}]",
+    )  # fmt: skip
+    tree, _ = branch({"model.seq_len": 128}, of=of)
+    assert tree["stages"]["branch"] == {
+        "data": {"datasets": [{"path": "a", "weight": 1}]}, "model": {"seq_len": 128}, "steps": 60,
+    }  # fmt: skip
+    assert tree["stages"]["b"]["train"]["rampup"]["start"] == 4
+    assert tree["stages"]["b"]["data"]["datasets"][0]["restart"] is True
+    assert [*branch({}, of=of)[0]["stages"]] == ["a", "b"]
+
+
 def test_a_second_branch_has_a_name_of_its_own() -> None:
     of = ("stages.trunk.steps=30", "stages.branch.steps=70")
     assert [*branch({"model.seq_len": 128}, of=of)[0]["stages"]] == ["trunk", "branch", "branch-2"]

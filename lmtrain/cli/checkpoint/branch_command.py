@@ -188,14 +188,16 @@ def _settings_there(parent: RunConfig, step: int, name: str) -> Iterator[str]:
     """Yield the settings of the stage `name` that go on as they are in `parent` at a step: those of its stage, and the
     learning rate if it is not the run's optim.lr.
     """
+    from lmtrain.cli.pretrain.branch_settings import inherited_settings
+
     stage = parent.stage_at(step - 1)
     given = parent.stages[stage.stage_name].overrides() if parent.stages else {}
-    for group, values in given.items():
+    for group, values in inherited_settings(given).items():
         if group == "recompute":
             yield f"stages.{name}.{group}={_literal(values)}"
             continue
-        for key, value in values.items() if group != "schedule" else ():
-            if (group, key) not in (("optim", "lr"), ("train", "rampup"), ("data", "restart")):
+        for key, value in values.items():
+            if (group, key) != ("optim", "lr"):
                 yield f"stages.{name}.{group}.{key}={_literal(value)}"
     lr = stage.learning_rate(step - 1)
     if lr != parent.optim.lr:

@@ -39,23 +39,13 @@ class BranchPoint:
         """
         parent = build_settings(RunConfig, self.base)
         past, current = self._past(parent)
-        new_names = [name for name in _stages(tree) if name not in _stages(self.base)]
-        given = self._changed_stage(tree, typed, current)
-        types_stages = any(key.startswith("stages.") for key in typed) or bool(new_names)
-        differing = self._differing(current, given, _MAKE_A_STAGE if parent.stages or types_stages else _MAKE_STAGES)
+        given = self._changed_stage(tree, typed, inherited_settings(current))
+        types_stages = any(key.startswith("stages.") for key in typed) or [*_stages(tree)] != [*_stages(self.base)]
+        keys = _MAKE_A_STAGE if parent.stages or types_stages else _MAKE_STAGES
+        differing = self._differing(inherited_settings(current), given, keys)
         if types_stages:
-            if differing:
-                name = (new_names or [*_stages(tree)])[-1]
-                raise SettingsError([
-                    f"{differing[0]} is typed for the whole run, whose steps up to {self.step} are done, beside "
-                    f"stages. Give it to the stage that it is for, as in stages.{name}.{differing[0]}=..."
-                ])
-            ahead = [stage.stage_name for stage in parent.stage_configs if stage.end_step > self.step]
-            is_cut = not any(key.startswith(f"stages.{name}.") for key in typed for name in ahead if name)
-            if new_names and is_cut and not (TRUNK in new_names and not parent.stages):
-                tree["stages"] = past | {name: tree["stages"][name] for name in new_names}
-            return dict(typed)
-        if not differing:
+            self._cut_before_new_stages(tree, typed, parent, past, differing)
+        if types_stages or not differing:
             return dict(typed)
         self._check_schedule(typed, current)
         if "schedule" in typed or any(key.startswith("schedule.") for key in typed):
@@ -67,6 +57,24 @@ class BranchPoint:
         self._restore(tree)
         moved = {key: f"stages.{name}.{key}" for key in typed if stage_may_set(key)}
         return {moved.get(key, key): text for key, text in typed.items() if key not in ("train.steps", "train.tokens")}
+
+    def _cut_before_new_stages(
+        self, tree: Tree, typed: Mapping[str, str], parent: RunConfig, past: Tree, differing: Sequence[str]
+    ) -> None:
+        """Let the new stages in `tree` begin at the checkpoint, behind the stages `past`, unless a stage of the run
+        that is not done is typed. Raise SettingsError if settings of the whole run are typed beside them: `differing`.
+        """
+        new_names = [name for name in _stages(tree) if name not in _stages(self.base)]
+        if differing:
+            name = (new_names or [*_stages(tree)])[-1]
+            raise SettingsError([
+                f"{differing[0]} is typed for the whole run, whose steps up to {self.step} are done, beside stages. "
+                f"Give it to the stage that it is for, as in stages.{name}.{differing[0]}=..."
+            ])
+        ahead = [stage.stage_name for stage in parent.stage_configs if stage.end_step > self.step]
+        is_cut = not any(key.startswith(f"stages.{name}.") for key in typed for name in ahead if name)
+        if new_names and is_cut and not (TRUNK in new_names and not parent.stages):
+            tree["stages"] = past | {name: tree["stages"][name] for name in new_names}
 
     def _past(self, parent: RunConfig) -> tuple[Tree, Mapping[str, Any]]:
         """Return the stages up to the checkpoint, the last of them cut there, and the settings that the stage gives in
@@ -85,7 +93,7 @@ class BranchPoint:
 
     def _changed_stage(self, tree: Tree, typed: Mapping[str, str], current: Mapping[str, Any]) -> Tree:
         """Return the settings of a stage that is the stage `current` with what was typed, but for its schedule."""
-        given: Tree = {group: dict(values) for group, values in current.items() if group != "schedule"}
+        given: Tree = {group: dict(values) for group, values in current.items()}
         for group, keys in STAGE_KEYS.items():
             before, after = self._group(group), tree.get(group)
             if group == "schedule" or not isinstance(after, dict):
@@ -182,6 +190,22 @@ class BranchPoint:
                 for key in keys:
                     tree[group].pop(key, None)
                     tree[group] |= {key: base[key]} if key in base else {}
+
+
+def inherited_settings(stage: Mapping[str, Any]) -> Tree:
+    """Return the settings that a stage gives and that go on in a stage behind it: all but its schedule, its ramp-up and
+    the restarts of its data, which belong to its first step.
+    """
+    given: Tree = {group: dict(values) for group, values in stage.items() if group != "schedule"}
+    given.get("train", {}).pop("rampup", None)
+    data = given.get("data", {})
+    data.pop("restart", None)
+    if isinstance(data.get("datasets"), list):
+        data["datasets"] = [
+            {key: value for key, value in part.items() if key != "restart"} if isinstance(part, dict) else part
+            for part in data["datasets"]
+        ]
+    return {group: values for group, values in given.items() if values}
 
 
 def put_before_stages(base: Mapping[str, Any], tree: Tree, typed: Mapping[str, str]) -> dict[str, str]:

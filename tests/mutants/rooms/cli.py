@@ -275,7 +275,7 @@ MUTANTS = [
     Mutant(
         name="later_stages_are_dropped_though_one_is_typed",
         file="lmtrain/cli/pretrain/branch_settings.py",
-        function="BranchPoint.rewrite",
+        function="BranchPoint._cut_before_new_stages",
         old="if stage.end_step > self.step]",
         new="if stage.end_step > self.step][:1]",
         breaks="A typed setting of a later stage of the trunk is lost with the stage.",
