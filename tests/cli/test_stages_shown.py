@@ -94,6 +94,12 @@ def test_rows_know_their_stage_and_time_goes_on_over_borders(run: Path) -> None:
 
 
 @pytest.mark.wide
+def test_checkpoints_at_the_ends_of_stages_stay(run: Path) -> None:
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == ["step_00000006", "step_00000010", "step_00000012"]  # the newest two, and the end of the first stage
+
+
+@pytest.mark.wide
 def test_commands_that_look_at_a_run_name_the_stage(run: Path) -> None:
     assert "long 3/3 to step 12" in on_terminal("watch", run)
     [listed] = json.loads(lmtrain("runs", "list", run, "--json"))

@@ -56,11 +56,12 @@ class RunPanel:
     def __init__(
         self, facts: Mapping[str, str], total_steps: int, clock: Callable[[], float] = monotonic,
         saves: SaveSchedule | None = None, stages: Mapping[str, int] = MappingProxyType({}),
+        start: Row = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Set up the panel. `facts` is what stands above the figures, its entry "run" the title; `stages` is the last
-        step of each stage of the run, in order.
+        step of each stage of the run, in order; `start` has the step and the stage at which this view begins.
         """
-        self.stages = dict(stages)
+        self.stages, self.start = dict(stages), dict(start)
         self.facts, self.total_steps, self._clock, self.saves = dict(facts), total_steps, clock, saves or SaveSchedule()
         # because: the drawing thread reads these fields while rows come in; each is replaced whole, never changed in
         # place
@@ -129,7 +130,7 @@ class RunPanel:
         return Text("\n", overflow="fold").join(lines)
 
     def _progress(self, width: int) -> Table:
-        step = int(self.row.get("step", 0))
+        step = int(self.row.get("step", self.start.get("step", 0)))
         eta = self.row.get("eta_s")
         remaining = "-" if eta is None else format_clock(max(eta - (self._time_s() - self._row_at_s), 0.0))
         done = Text.assemble(f"step {step}/{self.total_steps}", ("  left ", "dim"), remaining)
@@ -190,7 +191,7 @@ class RunPanel:
 
     def _stage_text(self, row: Row) -> str:
         """Return the stage of the step row `row`, its number and its last step; empty in a run without stages."""
-        names, name = list(self.stages), row.get("stage")
+        names, name = list(self.stages), row.get("stage", self.start.get("stage"))
         if name not in names:
             return str(name or "")
         return f"{name} {names.index(name) + 1}/{len(names)} to step {self.stages[name]}"

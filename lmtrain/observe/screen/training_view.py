@@ -56,14 +56,16 @@ class RunLog:
 def build_view(
     console: Console, title_facts: Mapping[str, str], total_steps: int, *, log: RunLog | None = None,
     saves: SaveSchedule | None = None, stages: Mapping[str, int] = MappingProxyType({}),
+    start: Row = MappingProxyType({}),
 ) -> RunView:  # fmt: skip
     """Return a view that shows a training run on `console`: a live panel on a terminal, plain lines elsewhere.
     `title_facts["run"]` is the title, the other facts are listed below it. Each line also goes to `log`; `saves` has
-    the intervals between checkpoints, and `stages` the last step of each stage of the run.
+    the intervals between checkpoints, `stages` the last step of each stage of the run, and `start` the step and the
+    stage at which the view begins.
     """
     if not is_live(console):
         return RunView(console, title_facts, total_steps, log)
-    return LiveView(console, title_facts, total_steps, log, saves, stages)
+    return LiveView(console, title_facts, total_steps, log, saves, stages, start)
 
 
 def print_line(console: Console, text: str) -> None:
@@ -139,9 +141,10 @@ class LiveView(RunView):
     def __init__(
         self, console: Console, title_facts: Mapping[str, str], total_steps: int, log: RunLog | None = None,
         saves: SaveSchedule | None = None, stages: Mapping[str, int] = MappingProxyType({}),
+        start: Row = MappingProxyType({}),
     ) -> None:  # fmt: skip
         super().__init__(console, title_facts, total_steps, log)
-        self.panel = RunPanel(self.facts, total_steps, saves=saves, stages=stages)
+        self.panel = RunPanel(self.facts, total_steps, saves=saves, stages=stages, start=start)
         self._live = Live(self.panel, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:

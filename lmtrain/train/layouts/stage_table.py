@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.data.data_settings import BlendSettings, DataSettings, MaskedSettings
+from lmtrain.data.data_settings import BlendSettings, DataSettings, source_names
 from lmtrain.data.stream_history import KEY_DIGITS
 from lmtrain.errors import join_few
 from lmtrain.models.model_settings import ModelSettings
@@ -88,7 +88,7 @@ def stage_rows(config: RunConfig, inputs: Inputs, *, step: int = 0, runs_here: b
     would run on this machine.
     """
     inputs_of = {stage.stage_name: stage_inputs for stage, stage_inputs in inputs.stages(config)}
-    epochs: dict[str, float] = {}  # content of a source -> times that the run has read it
+    tokens: dict[str, int] = {}  # content of a source -> its tokens that the run has read
     rows = []
     for stage in config.stage_configs:
         if not isinstance(stage, StageConfig):
@@ -104,46 +104,48 @@ def stage_rows(config: RunConfig, inputs: Inputs, *, step: int = 0, runs_here: b
             "lr_first": stage.learning_rate(stage.first_step), "lr_last": stage.learning_rate(stage.end_step - 1),
             "batch_sizes": stage.batch_plan.sizes_between(stage.first_step, stage.end_step),
             "micro_batch": stage.train.micro_batch, "seq_len": stage.seq_len,
-            "sources": _source_rows(stage, inputs_of.get(stage.stage_name), epochs),
+            "sources": _source_rows(stage, inputs_of.get(stage.stage_name), tokens),
             **({"reached_step": step} if status == "current" else {}),
             **_forecast(stage, inputs.model, runs_here=runs_here),
         })  # fmt: skip
     return rows
 
 
-def _source_rows(stage: StageConfig, inputs: Inputs | None, epochs: dict[str, float]) -> list[dict[str, Any]]:
+def _source_rows(stage: StageConfig, inputs: Inputs | None, tokens: dict[str, int]) -> list[dict[str, Any]]:
     """Return a row per dataset that a stage trains on: its share, the samples and tokens that the stage reads, and how
-    often the run has read it by the end of the stage. `epochs` holds the latter by content and is updated. Without
-    `inputs`, for a stage that has ended, the rows have names and weights alone.
+    often the run has read it by the end of the stage. `tokens` holds what the run has read by content and is updated.
+    Without `inputs`, for a stage that has ended, the rows have names and weights alone.
     """
     if inputs is None:
-        return [{"dataset": path, "share": share} for path, share in _dataset_shares(stage)]
+        return [*_configured_sources(stage)]
     data, rows = inputs.data, []
     states = data.history.states_at(data.first_position) if data.history.origin <= data.first_position else {}
     for part, facts in zip(data.parts, data.contributions(stage.seq_len), strict=True):
-        content = part.indexed.content_digest[:KEY_DIGITS]
-        if content not in epochs:  # because: what stages before the first one in `inputs` have read is in the history
-            num_tokens = part.dataset.num_samples * stage.seq_len
+        if part.key not in tokens:  # because: what stages before the first one in `inputs` have read is in the history
             read = [(key.split(), state.samples) for key, state in states.items()]
-            epochs[content] = sum(count * int(key[1]) / num_tokens for key, count in read if key[0] == content)
-        epochs[content] += facts["epochs"]
+            tokens[part.key] = sum(n * int(key[1]) for key, n in read if key[0] == part.key[:KEY_DIGITS])
+        tokens[part.key] += facts["run_tokens"]
         rows.append({
-            "dataset": facts["dataset"], "share": facts["share"], "samples": facts["run_samples"],
-            "tokens": facts["run_tokens"], "epochs_in_stage": facts["epochs"], "epochs": epochs[content],
+            "name": part.name, "dataset": facts["dataset"], "share": facts["share"], "samples": facts["run_samples"],
+            "tokens": facts["run_tokens"], "epochs_in_stage": facts["run_tokens"] / max(part.num_tokens, 1),
+            "epochs": tokens[part.key] / max(part.num_tokens, 1),
         })  # fmt: skip
     return rows
 
 
-def _dataset_shares(stage: StageConfig) -> Iterator[tuple[str, float | None]]:
-    """Yield (path, share) of each dataset that a stage's settings name; the share is None if it is not a weight."""
+def _configured_sources(stage: StageConfig) -> Iterator[dict[str, Any]]:
+    """Yield name, path and share of each dataset that a stage's settings name; the share is None if it is not given by
+    weights.
+    """
     data = stage.data
     if isinstance(data, BlendSettings):
         weights = [part.weight for part in data.datasets]
         total = sum(weight or 0 for weight in weights)
-        for part in data.datasets:
-            yield part.path, None if None in weights or not total else (part.weight or 0) / total
-    elif isinstance(data, (DataSettings, MaskedSettings)):
-        yield data.path, 1.0
+        for name, part in zip(source_names(data.datasets), data.datasets, strict=True):
+            share = None if None in weights or not total else (part.weight or 0) / total
+            yield {"name": name, "dataset": part.path, "share": share}
+    elif isinstance(data, DataSettings):
+        yield {"name": Path(data.path).name, "dataset": data.path, "share": 1.0}
 
 
 def _forecast(stage: StageConfig, model: ModelSettings, *, runs_here: bool) -> dict[str, Any]:
@@ -208,23 +210,16 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
 def _source_text(sources: Sequence[Mapping[str, Any]]) -> str:
     """Return a stage's sources in words, those with the largest shares first."""
     ordered = sorted(sources, key=lambda source: -(source["share"] or 0.0))
-    names = _short_names([source["dataset"] for source in ordered[:_SHOWN_SOURCES]])
     words = []
-    for name, source in zip(names, ordered, strict=False):
+    for source in ordered[:_SHOWN_SOURCES]:
         share = "" if source["share"] is None or len(sources) == 1 else f" {source['share']:.1%}"
         epochs = "" if "epochs" not in source else f", {source['epochs']:.3g} epochs so far"
-        words.append(f"{name}{share}{epochs}")
+        words.append(f"{source['name']}{share}{epochs}")
     if rest := ordered[_SHOWN_SOURCES:]:
         total = sum(source["share"] or 0.0 for source in rest)
         most = max((source.get("epochs", 0.0) for source in rest), default=0.0)
         words.append(f"{len(rest):,} others {total:.1%}" + (f", at most {most:.3g} epochs" if most else ""))
     return "; ".join(words)
-
-
-def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return the last part of each path, or the whole path where two have the same last part."""
-    names = [Path(path).name for path in paths]
-    return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
 
 
 def stage_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

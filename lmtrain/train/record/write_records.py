@@ -157,9 +157,10 @@ def open_view(
     # because: a panel that never moves looks like a hung run
     is_live = model.mesh.rank == 0 and step < config.total_steps
     saves = SaveSchedule(config.checkpoint.interval_steps, config.checkpoint.interval_s)
+    start = {"step": step} | ({"stage": config.stage_name} if config.stage_name else {})
     stages = {stage.stage_name: stage.end_step for stage in config.stage_configs if stage.stage_name}
     view = stack.enter_context(
-        build_view(console, title, config.total_steps, log=log, saves=saves, stages=stages)
+        build_view(console, title, config.total_steps, log=log, saves=saves, stages=stages, start=start)
         if is_live
         else RunView(console, title, config.total_steps, log)
     )

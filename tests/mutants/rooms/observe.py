@@ -206,4 +206,13 @@ MUTANTS = [
         breaks="The mark at which a branch begins stands at too many or too few tokens.",
         only_for="branches with another number of tokens in a step than their trunk",
     ),
+    Mutant(
+        name="panel_names_the_stage_after_its_first_row",
+        file="lmtrain/observe/screen/live_panel.py",
+        function="RunPanel._stage_text",
+        old='row.get("stage", self.start.get("stage"))',
+        new='row.get("stage")',
+        breaks="The panel does not say which stage begins until the first row comes, which can take minutes.",
+        only_for="runs with stages",
+    ),
 ]

@@ -254,3 +254,21 @@ def test_the_time_to_a_save_and_to_the_end_runs_down() -> None:
     assert "at the latest" not in sooner
     assert "in 1m" in text
     assert "step 1200, 1m30s ago" in text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_panel_names_the_stage_from_its_beginning_on(columns: int) -> None:
+    stages = {"trunk": 1000, "a_name_of_some_length": 1500, "long": 2000}
+    for row, words in (
+        ({}, "trunk 1/3 to step 1000"),
+        ({"step": 1900, "stage": "long"}, "long 3/3 to step 2000"),
+        ({"step": 1900, "stage": "unknown"}, "unknown"),
+    ):  # fmt: skip
+        console = Console(width=columns, record=True, file=io.StringIO())
+        panel = RunPanel(FACTS, 2000, stages=stages, start={"step": 700, "stage": "trunk"})
+        if row:
+            panel.show_step(row)
+        console.print(panel)
+        shown = console.export_text()
+        assert words in shown
+        assert f"step {row.get('step', 700)}/2000" in shown

@@ -90,7 +90,7 @@ def test_the_memory_of_every_stage_counts() -> None:
         "model=gpt2_xl", "model.vocab_size=50257", "train.global_batch=64", "stages.a.steps=1000",
         "model.positions=rotary",
     )  # fmt: skip
-    large = ("stages.b.steps=1", "stages.b.model.seq_len=32768", "stages.b.train.global_batch=8")
+    large = ("stages.b.steps=1", "stages.b.model.seq_len=32768")
     run = compose(RunConfig, ["data.path=x", "parallel=auto", "hardware=h100", "precision=bf16", *words, *large])
     found, _ = choose_layout(run, run.model, 8, {})
     alone, _ = choose_layout(replace(run, stages={"a": run.stages["a"]}), run.model, 8, {})

@@ -63,11 +63,11 @@ def test_a_row_for_each_stage(folder: Path) -> None:
     ]  # fmt: skip
     assert (trunk["lr_first"], trunk["lr_last"]) == (0.5e-3, 1e-3)
     assert (decay["lr_first"], decay["lr_last"]) == (1e-3, pytest.approx(1e-3 / 5))
-    # a dataset has 97 samples of 8 tokens, or 48 of 16; of a, trunk reads 30 and long 48; of b, they read 10, 20, 16
+    # 780 tokens of a dataset are trained on; of a, trunk reads 240 and long 768; of b, the stages read 80, 160 and 256
     epochs = [[source["epochs"] for source in row["sources"]] for row in (trunk, decay, long)]
-    assert np.allclose(epochs[0], [30 / 97, 10 / 97])
-    assert np.allclose(epochs[1], [30 / 97])
-    assert np.allclose(epochs[2], [30 / 97 + 48 / 48, 30 / 97 + 16 / 48])
+    assert np.allclose(epochs[0], [240 / 780, 80 / 780])
+    assert np.allclose(epochs[1], [240 / 780])
+    assert np.allclose(epochs[2], [(240 + 768) / 780, (240 + 256) / 780])
     assert long["memory_bytes"] > trunk["memory_bytes"]
 
 
@@ -97,14 +97,14 @@ def test_a_resumed_run_says_which_stage_it_is_in(folder: Path, step: int) -> Non
     }[step]  # fmt: skip
     assert rows[0]["sources"][0]["share"] == 0.75
     long = [source["epochs"] for source in rows[2]["sources"]]
-    assert np.allclose(long, [30 / 97 + 48 / 48, 30 / 97 + 16 / 48], rtol=0.01)  # what was read before counts
+    assert np.allclose(long, [(240 + 768) / 780, (240 + 256) / 780])  # what was read before counts
     text = "\n".join(stage_lines(rows))
     assert ("The run has reached step 12, in the stage decay." in text, "done" in text) == (step == 12, step >= 10)
 
 
 def row(name: str, count: int = 1, **values: Any) -> dict[str, Any]:
     sources = [
-        {"dataset": f"/corpora/cleaned/source-{k}", "share": 1 / count, "epochs": 0.123} for k in range(count)
+        {"name": f"source-{k}", "share": 1 / count, "epochs": 0.123} for k in range(count)
     ]
     return {
         "stage": name, "status": "ahead", "steps": 1_234_567, "tokens": 123_456_789_012, "given": {"steps": 1},
