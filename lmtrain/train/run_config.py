@@ -382,7 +382,8 @@ def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
         yield from batch_problems(stage.parallel.layout, size, stage.train.micro_batch)
     if stage.has_own_schedule:
         for problem in stage.schedule.problems_in_run(stage.num_steps):
-            yield replace(problem, key=f"schedule.{problem.key}")
+            rule = problem.rule.replace("the run's", "the stage's")
+            yield replace(problem, key=f"schedule.{problem.key}", rule=rule)
     yield from problem_if(
         stage.data.order == "megatron", "data.order", stage.data.order,
         "depends on the number of samples of the whole run, of which a stage is a part",

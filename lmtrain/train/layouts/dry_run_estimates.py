@@ -218,7 +218,8 @@ def measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         )
     if inputs.evaluations:
         interval = config.eval.interval_steps
-        when = f"every {interval:,} steps and at the end" if interval else "at the end"
+        end = "at the end of the stage" if config.stage_name else "at the end"
+        when = f"every {interval:,} steps and {end}" if interval else end
         each = [f"{entry.name}, {entry.num_targets:,} targets of {entry.data}" for entry in inputs.evaluations]
         facts["evaluation"] = f"{when}: {'; '.join(each)}"
     return facts
