@@ -185,6 +185,21 @@ def test_it_stops_at_a_border_and_goes_on_at_another_layout(
     assert history(tmp_path / "moved") == history(unbroken)
 
 
+@pytest.mark.wide
+def test_a_validation_cut_off_at_a_border_is_made_with_the_data_of_its_stage(
+    toy: Toy, blends: dict[str, Path], unbroken: Path, tmp_path: Path
+) -> None:
+    given = words(toy, blends, tmp_path / "run")
+    fault = {"LMTRAIN_FAULT": "term:point=valid.batch:count=6", "LMTRAIN_ALLOW_FAULTS": "1"}  # at step 8
+    process = start("pretrain", *given, env=fault)
+    output = process.communicate(timeout=600)[0]
+    assert (process.returncode, "validation of step 8: left to the next start" in output) == (75, True), output
+    lmtrain("pretrain", *given)
+    assert_same(tmp_path / "run", unbroken)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["stage"] for row in rows if (row["event"], row["step"]) == ("valid", 8)] == ["trunk"]
+
+
 VARIANTS: dict[str, tuple[str, ...]] = {
     "fp16, LAMB": ("precision=fp16", "precision.initial_scale=1073741824", "optim=lamb"),
     "bf16, Muon, best fit": ("precision=bf16", "optim=muon", "data.packing=best_fit", "data.document_mask=true"),

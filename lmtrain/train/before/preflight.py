@@ -185,6 +185,8 @@ def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWei
     step = 0 if resumed is None else resumed.manifest.step
     history, split_rule = history_of(resumed), split_rule_of(resumed)
     first = config.stage_at(step)
+    if resumed is not None and first.first_step == step and _owes_measurements(config, resumed):
+        first = config.stage_at(step - 1)  # because: they are made with the data of the stage that they belong to
     loaded: list[Inputs] = []
     for stage in config.stage_configs:
         # because: a checkpoint without a history is older than stages, and the stages behind tell what was read
@@ -209,6 +211,14 @@ def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWei
     if resumed is not None and config.stages:
         sizes.append(_saved_vocab_size(resumed))  # because: the data of a stage behind may have had higher ids
     return [replace(inputs, model=(inputs.config or config).model.with_vocab(max(sizes))) for inputs in loaded]
+
+
+def _owes_measurements(config: RunConfig, resumed: Contents) -> bool:
+    """Return True if the run itself, and not one from which it branches off, was stopped in a measurement at the step
+    of its checkpoint `resumed`.
+    """
+    is_own = resumed.path.resolve().is_relative_to(Path(config.run.dir).resolve())
+    return is_own and resumed.manifest.step > 0 and bool(resumed.manifest.state.get("owed"))
 
 
 def _saved_vocab_size(resumed: Contents) -> int:

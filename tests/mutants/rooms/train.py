@@ -445,4 +445,14 @@ MUTANTS = [
         breaks="parallel=auto chooses a layout with which the stage that needs most memory does not fit.",
         only_for="runs whose stages differ much in length",
     ),
+    Mutant(
+        name="what_was_owed_at_a_border_is_measured_by_the_next_stage",
+        file="lmtrain/train/before/preflight.py",
+        function="load_stages",
+        old="first = config.stage_at(step - 1)",
+        new="first = config.stage_at(step)",
+        breaks="A validation that a stop cut off at a border is made with the data and length of the next stage, and "
+        "its row stands beside those of other data.",
+        only_for="runs stopped in the measurement at the end of a stage",
+    ),
 ]
