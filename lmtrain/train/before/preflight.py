@@ -184,6 +184,8 @@ def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWei
     """
     step = 0 if resumed is None else resumed.manifest.step
     history, split_rule = history_of(resumed), split_rule_of(resumed)
+    if history is not None and history.origin == 0 and not config.stages:
+        history = NOTHING_READ  # because: a run that never had a border reads what its settings say, as at its start
     first = config.stage_at(step)
     if resumed is not None and first.first_step == step and _owes_measurements(config, resumed):
         first = config.stage_at(step - 1)  # because: they are made with the data of the stage that they belong to

@@ -212,9 +212,10 @@ def _data_pairs(
         return [
             (f"data.path={path}", f"a dataset of {num_tokens:,} tokens", f"another one, of {saved_num_tokens or 0:,}")
         ]
-    if saved_history is not None and all(current == saved_value for _, current, saved_value in pairs):
+    history = NOTHING_READ if saved_history is None else DataHistory.from_dict(saved_history)
+    is_in_stages = bool(config.stage_name or history.origin)  # because: other runs have one mixture, that of the pairs
+    if saved_history is not None and is_in_stages and all(current == saved_value for _, current, saved_value in pairs):
         # because: a stage that trains on what was held out, or data that got or lost its sidecar, is another stream
-        history = DataHistory.from_dict(saved_history)
         pairs.append(("data: streams", _describe_mixture(data.history), _describe_mixture(history)))
     return pairs
 

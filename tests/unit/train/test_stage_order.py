@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmtrain.config.compose import compose
+from lmtrain.data.data_settings import BlendPart, BlendSettings
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before.preflight import Inputs, load_stages
@@ -194,6 +196,23 @@ def test_the_vocabulary_is_that_of_all_stages(base: RunConfig, sources: Sources,
     assert [inputs.model.shape.vocab_size for inputs in loaded] == [HIGHEST_ID + 1] * 2
     [resumed] = load_stages(config, checkpoint_of(4, loaded[0]), None)
     assert resumed.model.shape.vocab_size == HIGHEST_ID + 1
+
+
+def test_a_run_without_borders_knows_its_data_when_it_gets_a_sidecar(
+    base: RunConfig, sources: Sources, tmp_path: Path
+) -> None:
+    for suffix in (".bin", ".idx", ".json", ".blocks"):
+        shutil.copy(f"{sources[1][0]}{suffix}", tmp_path / f"d{suffix}")
+    data = BlendSettings(
+        datasets=(BlendPart(path=str(tmp_path / "d"), weight=1.0),), tokenizer=base.data.tokenizer, split=(1.0,)
+    )  # fmt: skip
+    config = replace(base, data=data, train=replace(base.train, steps=30))
+    (tmp_path / "d.json").rename(tmp_path / "later.json")
+    [begun] = load_stages(config, None, None)
+    (tmp_path / "later.json").rename(tmp_path / "d.json")
+    [resumed] = load_stages(config, checkpoint_of(10, begun), None)
+    assert resumed.data.history != begun.data.history
+    assert resumed.data.order.ids(20, 40).tolist() == begun.data.order.ids(20, 40).tolist()
 
 
 @st.composite
