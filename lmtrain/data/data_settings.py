@@ -239,6 +239,10 @@ class BlendSettings(DataChoice):
                 len(repeated) > 0, key, ", ".join(repeated), "is the name of several datasets",
                 "Give each dataset a name of its own, or leave the names out.",
             )  # fmt: skip
+        yield from problem_if(
+            any(part.restart for part in self.valid_datasets), "valid_datasets.restart", True,
+            "has no effect, since each validation begins at the first sample", "Leave it out.",
+        )  # fmt: skip
         yield from self.validation_key_conflict("valid_datasets")
         yield from self.problem_if(
             self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",

@@ -135,6 +135,11 @@ class RunConfig(Settings):
             )  # fmt: skip
         if "data" in parts and cls is RunConfig:
             yield from _restart_problems(parts["data"])
+            yield from problem_if(
+                parts["data"].train_on_held_out and not parts.get("stages"), "data.train_on_held_out", True,
+                "has no effect in a run without stages, in which nothing was held out before",
+                "Leave it out, or give it in a stage.",
+            )  # fmt: skip
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
             yield from parts["data"].problems_without_validation()
         if {"recompute", "model"} <= parts.keys():
@@ -393,9 +398,10 @@ def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
 
 def _restart_problems(data: DataChoice) -> Iterator[Problem]:
     """Yield a problem if data that a run begins with is said to restart."""
-    parts = data.datasets if isinstance(data, BlendSettings) else ()
+    is_blend = isinstance(data, BlendSettings)
+    restarts = any(part.restart for part in data.datasets) if is_blend else getattr(data, "restart", False) is True
     yield from problem_if(
-        any(part.restart for part in parts) or getattr(data, "restart", False) is True, "data.restart", True,
+        restarts, "data.datasets.restart" if is_blend else "data.restart", True,
         "has no effect where a run begins, as nothing was read before", "Give it in a later stage, or leave it out.",
     )  # fmt: skip
 

@@ -86,7 +86,12 @@ def typed(settings: Settings) -> list[str]:
         if isinstance(whole.get(above), list):
             whole[above][0][last] = value
             del whole[key]
-    return [f"{key}={_text(value)}" for key, value in whole.items()]
+    return [f"{_place(key)}={_text(value)}" for key, value in whole.items()]
+
+
+def _place(key: str) -> str:
+    """The key of a stage is that of the last one."""
+    return key.replace("stages.", "stages.last.", 1)
 
 
 def tree_of(settings: Settings) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def tree_of(settings: Settings) -> dict[str, Any]:
     tree = copy.deepcopy(_composed(tuple(typed(groups))))
     for key, value in settings.items():
         if "." in key:
-            *path, last = key.split(".")
+            *path, last = _place(key).split(".")
             node: Any = tree
             for word in path:
                 node = node[word]

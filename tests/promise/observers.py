@@ -358,6 +358,7 @@ def opened(settings: Settings) -> Iterator[Run]:
     inputs = preflight(config, env)
     device = pick_device(config.compute.device)
     mesh = build_mesh(config.parallel.layout, device)
+    config, inputs = inputs.stages(config)[0]
     with open_run(config, inputs, Console(quiet=True), mesh, device) as it:
         yield it
 

@@ -359,7 +359,24 @@ PLANNER = [
     *proofs("", see.layout, BASE | {"hardware": "cpu"}, {"parallel.auto": (False, True)}),
 ]  # fmt: skip
 
-PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL + PLANNER
+# a stage that differs from the run's settings, after one that does not
+STAGED = without(BASE, "train.steps") | {"stages": {"first": {"steps": 2}, "last": {"steps": 2}}}
+ENDLESS = STAGED | {"stages": {"first": {"steps": 2}, "last": {}}}
+STAGES = [
+    *proofs("", see.weights, ENDLESS, {"stages.steps": (1, 3), "stages.tokens": (64, 129), "stages.samples": (4, 9)}),
+    *proofs("", see.weights, STAGED, {
+        "stages.data": ({}, {"path": B}), "stages.model": ({}, {"seq_len": 8}, {"dropout": 0.5}),
+        "stages.train": ({}, {"global_batch": 2}), "stages.optim": ({}, {"lr": 0.1}, {"weight_decay": 0.5}),
+        "stages.schedule": ({}, {"kind": "linear"}, {"kind": "constant"}),
+    }),
+    *proofs("", see.activations, STAGED | {"stages": {"last": {"steps": 4}}},
+            {"stages.recompute": ({}, {"kind": "full"})}),
+    *proofs("", see.rows, STAGED, {"stages.eval": ({}, {"tasks": [PERPLEXITY]})}),
+    *proofs("", see.rows, STAGED | {"stages": {"last": {"steps": 2}, "then": {"steps": 2}}},
+            {"stages.stop_after": (False, True)}),
+]  # fmt: skip
+
+PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL + PLANNER + STAGES
 _VALUES = {(one.key.kind, one.key.name): one.values for one in PROOFS}
 PROOFS += [
     Proof(Key(kind, key), values, observer, on)
@@ -371,6 +388,12 @@ PROOFS += [
 ]  # fmt: skip
 
 REFUSALS = [
+    *(Refusal(Key(kind, "data.restart"), base | {"data.restart": True})
+      for kind, base in (("dataset", BASE), ("masked", BERT))),
+    *(Refusal(Key("blend", f"data.{key}.restart"), blend_of(f"data.{key}", "weight", 1, A) |
+              {f"data.{key}.restart": True}) for key in ("datasets", "valid_datasets")),
+    *(Refusal(Key(kind, "data.train_on_held_out"), base | {"data.train_on_held_out": True})
+      for kind, base in (("dataset", BASE), ("blend", BLEND), ("masked", BERT))),
     *(Refusal(Key("", f"observe.{key}"), BASE | {f"observe.{key}": value}) for key, value in {
         "wandb_project": "p", "wandb_entity": "us", "wandb_name": "n", "wandb_tags": ["a"], "profile_ranks": [0],
         "histograms_every_steps": 2, "profile_steps": [4, 5],
