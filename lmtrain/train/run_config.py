@@ -398,10 +398,11 @@ def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
 
 def _restart_problems(data: DataChoice) -> Iterator[Problem]:
     """Yield a problem if data that a run begins with is said to restart."""
-    is_blend = isinstance(data, BlendSettings)
-    restarts = any(part.restart for part in data.datasets) if is_blend else getattr(data, "restart", False) is True
+    key, restarts = "data.restart", getattr(data, "restart", False)
+    if isinstance(data, BlendSettings):
+        key, restarts = "data.datasets.restart", any(part.restart for part in data.datasets)
     yield from problem_if(
-        restarts, "data.datasets.restart" if is_blend else "data.restart", True,
+        restarts is True, key, True,
         "has no effect where a run begins, as nothing was read before", "Give it in a later stage, or leave it out.",
     )  # fmt: skip
 

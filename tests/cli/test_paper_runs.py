@@ -56,4 +56,4 @@ def test_the_planner_finds_it_a_layout(name: str, toy: Toy, tmp_path: Path) -> N
 
 
 def test_every_recipe_of_a_paper_is_here() -> None:
-    assert {*PUBLISHED, "demo"} == set(group_choices()["experiment"])
+    assert {*PUBLISHED, "demo", "stages_demo"} == set(group_choices()["experiment"])
