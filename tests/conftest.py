@@ -55,6 +55,20 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """Return the environment as it was: commands called in this process, and torch's compiler, write variables, and a
+    later test would otherwise depend on which tests came before it.
+    """
+    before = dict(os.environ)
+    yield
+    for name in {name for name in os.environ.keys() | before.keys() if not name.startswith("PYTEST")}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
+
+
+@pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Tests share few cores; equality must not hang on how many there are."""
     if "torch" in sys.modules:

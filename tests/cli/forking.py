@@ -24,8 +24,6 @@ _READ_EARLY = (
     "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GOMP_", "KMP_", "LD_", "CUDA_", "TORCH", "PYTORCH", "LANG", "LC_", "TZ",
     "TMPDIR", "LMTRAIN_NATIVE",
 )  # fmt: skip
-# torch writes it into a process that has compiled, and reads it when it compiles
-_WRITTEN_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
 # what each has anyway, by the harness or since the product sets it before torch is imported
 _SHARED = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000", "NO_COLOR": "1", "COLUMNS": "200",
@@ -84,8 +82,7 @@ class _Server:
         """Return the variables that a process has beside the server's; None where a fork cannot have them."""
         missing = self.environment.keys() - wanted.keys() - _SHARED.keys()
         changed = {name: value for name, value in wanted.items() if self.environment.get(name) != value}
-        early = [name for name in changed if name.startswith(_READ_EARLY) and name != _WRITTEN_BY_TORCH]
-        return None if missing or early else changed
+        return None if missing or any(name.startswith(_READ_EARLY) for name in changed) else changed
 
     def close(self) -> None:
         for process in self.started:
