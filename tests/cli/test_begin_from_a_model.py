@@ -152,6 +152,7 @@ def killed(arguments: Sequence[object], point: str) -> int:
     return process.returncode
 
 
+@pytest.mark.wide
 def test_what_was_imported_is_used_again_unless_the_source_has_changed(
     toy: Toy, models: Models, tmp_path: Path
 ) -> None:

@@ -134,10 +134,10 @@ def test_wrong_exports(models: Path, tmp_path: Path, arguments: tuple[str, ...],
 
 @pytest.mark.parametrize(
     ("to", "fault"),
-    [
-        ("megatron", "exchange.publish"),
-        *wide(("hf", "exchange.part:count=5"), ("megatron", "exchange.part:count=9"), ("hf", "exchange.publish")),
-    ],
+    wide(
+        ("megatron", "exchange.publish"), ("hf", "exchange.part:count=5"), ("megatron", "exchange.part:count=9"),
+        ("hf", "exchange.publish"),
+    ),
 )
 def test_a_killed_export_is_absent_and_the_same_command_begins_anew(
     models: Path, tmp_path: Path, to: str, fault: str

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from lmtrain.cli.plan.presets_page import presets_page
 from tests.cli.harness import lmtrain
 
 
+@pytest.mark.wide
 def test_a_row_is_the_first_of_the_plan_for_the_fewest_gpus() -> None:
     rows = [line for line in presets_page(["llama_7b", "gpt2"]).splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]

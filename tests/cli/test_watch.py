@@ -154,6 +154,7 @@ def test_a_folder_of_runs_is_no_run_to_wait_for(tmp_path: Path) -> None:
     assert f"is not a run folder but contains runs: {tmp_path}/a, {tmp_path}/b. Give one" in said
 
 
+@pytest.mark.wide
 def test_ctrl_c_ends_the_watching_alone(toy: Toy, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = endless(toy, folder)

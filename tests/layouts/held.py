@@ -187,7 +187,7 @@ def following(ledger: Ledger) -> Iterator[None]:
     def noted(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
         ledger.living.note_logits(logits)
         logits.register_hook(ledger.living.note_logits)  # type: ignore[no-untyped-call]
-        return entropy(logits, labels, num_samples)
+        return entropy(logits, labels, num_samples=num_samples)
 
     class Noted(Mailbox):
         def __init__(self, *args: Any, **options: Any) -> None:

@@ -121,6 +121,7 @@ def pair(folder: Path, code: str) -> Iterator[tuple[subprocess.Popen[str], list[
         yield mother, [int(word) for word in mother.stdout.readline().split()]
 
 
+@pytest.mark.wide
 def test_one_that_waits_on_its_device_ends_when_a_peer_is_lost(tmp_path: Path) -> None:
     """The main thread waits where no error of a collective reaches it, as in a copy from a GPU that waits for NCCL."""
     with pair(tmp_path, WAITS_ON_ITS_DEVICE) as (mother, pids):
@@ -130,6 +131,7 @@ def test_one_that_waits_on_its_device_ends_when_a_peer_is_lost(tmp_path: Path) -
         assert mother.communicate(timeout=120)[0] == f"76 {-signal.SIGKILL}\n"
 
 
+@pytest.mark.wide
 def test_one_that_is_done_after_rank_0_does_not_miss_its_companion(tmp_path: Path) -> None:
     with pair(tmp_path, LATE) as (mother, _):
         assert mother.communicate(timeout=120) == ("0 0\n", "")
