@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,14 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture(autouse=True)
 def _same_environment() -> Iterator[None]:
-    """Return the environment as it was: commands called in this process, and torch's compiler, write variables, and a
-    later test would otherwise depend on which tests came before it.
-    """
+    """Let no test depend on the variables that tests before it have left behind."""
+    with kept_environment():
+        yield
+
+
+@contextmanager
+def kept_environment() -> Iterator[None]:
+    """Return the environment to what it was: commands called in this process, and torch's compiler, write variables."""
     before = dict(os.environ)
     yield
     for name in {name for name in os.environ.keys() | before.keys() if not name.startswith("PYTEST")}:

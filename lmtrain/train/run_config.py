@@ -199,6 +199,7 @@ class RunConfig(Settings):
 
     first_step = 0  # the first step of the stage that these settings are for
     stage_name = ""  # "" if the run has no stages
+    has_own_schedule = False  # True for a stage with a schedule of its own
 
     @property
     def stage_number(self) -> int:

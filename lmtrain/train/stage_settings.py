@@ -6,9 +6,10 @@ RunConfig in run_config.py turns each stage into the settings of a whole run, wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import chain, count
 from typing import Any
 
 from lmtrain.config.settings_base import Choice, Problem, Settings, kinds, problem_if
@@ -148,3 +149,9 @@ def name_problems(names: Mapping[str, StageSettings]) -> Iterator[Problem]:
             not _NAME.fullmatch(name), "stages", name, "is not a stage's name: a letter, then letters, digits, - and _",
             "Use a name such as decay.",
         )  # fmt: skip
+
+
+def unused_stage_name(name: str, taken: Collection[str]) -> str:
+    """Return `name` if no stage in `taken` has it, else the first of NAME-2, NAME-3 and so on that none has."""
+    candidates = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)

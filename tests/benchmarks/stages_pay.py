@@ -13,20 +13,18 @@ little with any text that is. Finished runs are not run again.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import statistics
 import sysconfig
 from collections import Counter
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_tools.corpora.stdlib import NEAR_COPY, Document, choose_heldout, overlaps, read_library, write_jsonl
 from data_tools.corpus.flow.word_ngram_hashes import shingles
-from lmtrain.cli.main import main as main_of_lmtrain
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.units import parse_count
+from tests.benchmarks.lamb_batch import lmtrain
 
 VOCAB_SIZE, SEQ_LEN, BATCH = 1024, 128, 8
 TESTS_BYTES = 8 << 20  # because: as much as the modules have, and encoded in seconds
@@ -156,17 +154,6 @@ def finish(folder: Path, *words: object) -> None:
         unfinished = folder.with_name(folder.name + ".unfinished")
         lmtrain("pretrain", *words, f"run.dir={unfinished}")
         unfinished.rename(folder)
-
-
-def lmtrain(*words: object) -> None:
-    """Run a command in this process, so that torch is imported once."""
-    output = io.StringIO()
-    try:
-        with redirect_stdout(output), redirect_stderr(output):
-            main_of_lmtrain([str(word) for word in words])
-    except SystemExit as end:
-        if end.code:
-            raise SystemExit(output.getvalue()) from end
 
 
 def table(trunk_losses: list[float], losses: dict[Tail, list[float]]) -> str:

@@ -64,7 +64,7 @@ def same_tensors(run: Path, other: Path) -> bool:
 
 
 def killed(step: int) -> dict[str, str]:
-    """What kills a run when it computes this step, from 0."""
+    """Return the environment that kills a run when it computes this step, counted from 0."""
     return {"LMTRAIN_FAULT": f"kill:point=step:step={step}", "LMTRAIN_ALLOW_FAULTS": "1"}
 
 

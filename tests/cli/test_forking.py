@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.forking import Forked, forked
 from tests.cli.harness import Toy, start
+from tests.conftest import kept_environment
 
 pytestmark = pytest.mark.wide  # because: a server of forks takes seconds to start, and many tests of kills rely on it
 
@@ -42,12 +43,14 @@ def test_what_is_read_before_the_command_starts_needs_a_process_of_its_own(name:
     assert forked(["--version"], {**os.environ, name: value}, subprocess.PIPE) is None
 
 
-@pytest.mark.parametrize("time", ["first", "second"])
-def test_a_variable_that_a_command_writes_costs_later_tests_no_fork(time: str) -> None:
-    process = start("--version")
-    process.communicate(timeout=60)
-    assert isinstance(process, Forked), time
-    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+def test_variables_that_a_command_changes_cost_later_tests_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_KEPT", "before")
+    monkeypatch.setenv("TORCH_REMOVED", "before")
+    before = dict(os.environ)
+    with kept_environment():
+        os.environ |= {"TORCH_KEPT": "after", "PYTORCH_NEW": "after"}
+        del os.environ["TORCH_REMOVED"]
+    assert dict(os.environ) == before
 
 
 def test_another_folder_needs_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_stages_of_equal_settings_are_one_run(toy: Toy, blends: dict[str, Path],
 def test_a_branch_without_changes_is_the_trunk(
     toy: Toy, blends: dict[str, Path], unbroken: Path, tmp_path: Path
 ) -> None:
-    """From the checkpoint at a border, which is kept, and from a later one."""
+    """A branch begins from the checkpoint at a border, which is kept, and from a later one."""
     for step in (13, 18):
         folder = tmp_path / str(step)
         trunk = unbroken / "checkpoints" / f"step_{step:08d}"

@@ -201,7 +201,7 @@ def test_an_edited_history_is_noticed_by_the_manifests_digest(words: Words, runs
 
 
 def test_a_checkpoint_from_before_stages_goes_on(words: Words, runs: Path, tmp_path: Path) -> None:
-    """It has no history; the stages behind tell what was read, and need their data."""
+    """A checkpoint without a history is completed from the stages behind, which need their data."""
 
     def forget(manifest: dict[str, Any]) -> None:
         del manifest["state"]["history"]

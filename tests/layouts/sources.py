@@ -39,8 +39,9 @@ def gradients(model: ParallelModel) -> dict[str, str]:
 
 
 def train(name: str, steps: int) -> dict[str, Any]:
-    """Of each step its loss, and the losses and sources of its samples; of the first also whether gradients and shares
-    are the same bits without losses by sample, and what the plain loss of each sample is (None for several ranks).
+    """Return the loss of each step with the losses and sources of its samples; for the first step also whether the
+    gradients and shares are the same bits without losses by sample, and the plain loss of each sample (None for several
+    ranks).
     """
     case = Case.named(name)
     model, loader = build(case), loader_of(case)

@@ -152,10 +152,11 @@ def _build_branches(
     from lmtrain.cli.pretrain.settings_from_run import SourceRun, compose_run
     from lmtrain.config.settings_builder import build_settings
     from lmtrain.train.run_config import RunConfig
+    from lmtrain.train.stage_settings import unused_stage_name
 
     checkpoints = _find_checkpoints(run, steps)
     parent = build_settings(RunConfig, SourceRun.find(run).settings)
-    name = next(name for name in (_STAGE, *(f"{_STAGE}-{n}" for n in range(2, 1000))) if name not in parent.stages)
+    name = unused_stage_name(_STAGE, parent.stages)
     for step, checkpoint in zip(steps, checkpoints, strict=True):
         kind, number = length
         if kind == "percent":

@@ -12,7 +12,7 @@ from typing import Any
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set
+from lmtrain.train.stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
 from lmtrain.units import parse_count
 
 TRUNK, BRANCH = "trunk", "branch"
@@ -52,7 +52,7 @@ class BranchPoint:
             # because: the files suit a run that begins, and a branch goes on
             warm_up = {} if "schedule.warmup_steps" in typed else {"warmup_steps": 0}
             given["schedule"] = dict(tree["schedule"]) | warm_up
-        name = next(name for name in _names() if name not in past)
+        name = unused_stage_name(BRANCH, past)
         tree["stages"] = past | {name: given | self._length(parent, tree["train"], typed)}
         self._restore(tree)
         moved = {key: f"stages.{name}.{key}" for key in typed if stage_may_set(key)}
@@ -221,12 +221,3 @@ def _stages(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the stages of settings as nested dicts; {} if there are none."""
     stages = tree.get("stages")
     return stages if isinstance(stages, dict) else {}
-
-
-def _names() -> Any:
-    """Yield branch, branch-2, branch-3 and so on."""
-    yield BRANCH
-    number = 2
-    while True:
-        yield f"{BRANCH}-{number}"
-        number += 1

@@ -265,8 +265,7 @@ def _stage_facts(stage: RunConfig) -> dict[str, Any]:
     facts = {f"{group}.{key}": settings[group].get(key) for group, keys in _FACTS.items() for key in keys}
     parts = settings["data"].get("datasets", ())
     facts["data.datasets"] = [{key: part[key] for key in _SHARE_KEYS if part.get(key)} for part in parts]
-    is_own = getattr(stage, "has_own_schedule", False)
-    return facts | {"schedule": stage.schedule.to_dict() if is_own else "that of the run"}
+    return facts | {"schedule": stage.schedule.to_dict() if stage.has_own_schedule else "that of the run"}
 
 
 def _training_paths(stage: RunConfig) -> list[str]:

@@ -57,7 +57,7 @@ def dry_run_facts_of_stages(config: RunConfig, inputs: Inputs, *, runs_here: boo
     for key in ("training_samples", "epochs", "energy", "validation", "evaluation"):
         facts.pop(key, None)  # because: they differ by stage, and the table has epochs by source
     if len({(stage.train.global_batch, stage.train.micro_batch, stage.seq_len) for stage in stages}) > 1:
-        facts.pop("tokens_per_step"), facts.pop("microbatches_per_step")
+        del facts["tokens_per_step"], facts["microbatches_per_step"]
     measured = [(stage.stage_name, measurement_facts(stage, left)) for stage, left in inputs.stages(config)]
     for key in ("validation", "evaluation"):
         facts |= _by_stage(key, [(name, stage_facts.get(key)) for name, stage_facts in measured])

@@ -357,8 +357,8 @@ MUTANTS = [
         name="a_schedule_taken_from_a_stage_behind_is_not_noticed",
         file="lmtrain/train/before/resume_checks.py",
         function="_stage_facts",
-        old='return facts | {"schedule": stage.schedule.to_dict() if is_own else "that of the run"}',
-        new='return facts | ({"schedule": stage.schedule.to_dict()} if is_own else {})',
+        old='return facts | {"schedule": stage.schedule.to_dict() if stage.has_own_schedule else "that of the run"}',
+        new='return facts | ({"schedule": stage.schedule.to_dict()} if stage.has_own_schedule else {})',
         breaks="A stage that was trained with a schedule of its own counts as part of the run's schedule from the "
         "next start on, which moves the rates of all stages ahead.",
         only_for="resumed runs one of whose stages behind loses its schedule",

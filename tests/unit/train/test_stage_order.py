@@ -107,7 +107,7 @@ def read(inputs: Inputs, first_step: int | None = None) -> list[tuple[int, int]]
 
 
 def checkpoint_of(step: int, inputs: Inputs) -> Any:
-    """What a start finds in a checkpoint that was saved at this step of a stage."""
+    """Return the contents of a checkpoint that was saved at this step of a stage."""
     state = {
         "history": inputs.data.history.to_dict(), "data": inputs.data.sample_identity, "model": inputs.model.to_dict(),
     }  # fmt: skip

@@ -99,7 +99,7 @@ def test_settings_of_a_stage_are_in_place_of_the_runs_and_not_of_the_stage_befor
 
 
 def test_a_stage_takes_files_of_the_groups(tmp_path: Path) -> None:
-    """What a file of data leaves at its kind's defaults, the stage takes from the run."""
+    """A stage takes from the run what a file of data leaves at the defaults of its kind."""
     for name, text in {
         "data/mix.yaml": "defaults: [blend, _self_]\ndatasets: [{path: a, weight: 1}]\n",
         "stage/last.yaml": "samples: 5\ndata: mix\nschedule: linear\n", "stage/list.yaml": "- 1\n",
