@@ -55,11 +55,11 @@ def pool() -> Iterator[Pool]:
         yield workers
 
 
-@pytest.fixture(autouse=True)
-def _same_environment() -> Iterator[None]:
-    """Let no test depend on the variables that tests before it have left behind."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Let no test depend on the variables that tests before it, or the fixtures of their modules, have left behind."""
     with kept_environment():
-        yield
+        return (yield)
 
 
 @contextmanager
