@@ -33,6 +33,7 @@ class Cut:
 
     split: Split
     sections: tuple[int, ...] = ()  # sizes along dim 0, in order; empty means a single section
+    partial: bool = False  # a whole weight that each rank uses for its own heads: gradients are summed over tp
 
 
 Cuts = dict[str, Cut]  # parameter name -> cut; a name that is absent is Split.NONE
@@ -56,6 +57,14 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """What the attention of a layer reads: a window or all tokens, with or without rotary angles."""
+
+    window: bool = False
+    rotary: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The integers that determine a model's sizes and FLOPs."""
 
@@ -69,6 +78,7 @@ class ModelShape:
     vocab_size: int  # tokens without the padding of the vocabulary
     seq_len: int
     window: int | None = None  # tokens that sliding-window attention reads; None without a window
+    num_window_layers: int = 0  # layers with that window; the others read all tokens
     causal: bool = True
 
     @property
@@ -82,12 +92,14 @@ class ModelShape:
         + s/(6h)) + 6 h V.
 
         Attention counts in full, not halved for causality, and recompute is not counted, as in Korthikanti 2022 and
-        PaLM's MFU; a sliding window counts with its width. `scored_share` is the share of tokens for which logits are
-        computed.
+        PaLM's MFU; layers with a sliding window count with its width. `scored_share` is the share of tokens for which
+        logits are computed.
         """
         seq_len = seq_len or self.seq_len
-        attended_tokens = min(seq_len, self.window) if self.window else seq_len
-        attention = 12 * self.num_layers * self.num_heads * self.head_width * attended_tokens
+        attended_in_window = min(seq_len, self.window) if self.window else seq_len
+        num_full_layers = self.num_layers - self.num_window_layers
+        attended_tokens = num_full_layers * seq_len + self.num_window_layers * attended_in_window
+        attention = 12 * self.num_heads * self.head_width * attended_tokens
         head = 6.0 * self.width * self.vocab_size * scored_share
         return 6.0 * self.num_layers * self.block_matrix_params + attention + head
 

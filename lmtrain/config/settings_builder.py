@@ -94,6 +94,7 @@ class _Builder:
             if (chosen := self._choose_class(cls, data.pop("kind", None), path)) is None:
                 return _INVALID
             cls = chosen
+        data = cls.from_older(data)
         hints = _type_hints(cls)  # type: ignore[arg-type]  # because: mypy takes a class for a value without a hash
         fields = {f.name: f for f in dataclasses.fields(cls)}
         before = len(self.problems)

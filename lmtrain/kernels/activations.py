@@ -14,15 +14,15 @@ from torch import Tensor
 
 from lmtrain.kernels.kernel_support import can_run_kernel
 
-Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"]
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-def activate_with_bias(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
-    """Return f(product + bias), where f is the activation `kind` and `product` a linear's output without its bias. For
-    swiglu f is silu(gate) * up of [gate | up] in the last dim.
+def activate_with_bias(product: Tensor, bias: Tensor | None, kind: Activation, *, gated: bool = False) -> Tensor:
+    """Return f(product + bias), where f is the activation `kind` and `product` a linear's output without its bias. If
+    `gated`, return f(gate) * up of [gate | up] in the last dim of the sum.
     """
-    y: Tensor = _ActivateWithBias.apply(product, bias, kind)  # type: ignore[no-untyped-call]
+    y: Tensor = _ActivateWithBias.apply(product, bias, kind, gated)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -30,65 +30,90 @@ class _ActivateWithBias(torch.autograd.Function):
     """The autograd function of `activate_with_bias`."""
 
     @staticmethod
-    def forward(ctx: Any, product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
+    def forward(ctx: Any, product: Tensor, bias: Tensor | None, kind: Activation, gated: bool) -> Tensor:
         ctx.save_for_backward(product, bias)
-        ctx.kind = kind
-        return (_forward_in_graph if torch.compiler.is_compiling() else forward)(product, bias, kind)
+        ctx.form = kind, gated
+        return (_forward_in_graph if torch.compiler.is_compiling() else forward)(product, bias, kind, gated)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         product, bias = ctx.saved_tensors
         function = _backward_in_graph if torch.compiler.is_compiling() else backward
-        grad, grad_bias = function(grads[0].contiguous(), product, bias, ctx.kind)
-        return grad, None if bias is None else grad_bias, None
+        grad, grad_bias = function(grads[0].contiguous(), product, bias, *ctx.form)
+        return grad, None if bias is None else grad_bias, None, None
 
 
-def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """Return f(product + bias), where f is the activation `kind`: gelu, gelu_tanh or swiglu, which halves the last dim.
-    Runs a Triton kernel if it can process the tensor, otherwise torch operations.
+def forward(product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+    """Return what `activate_with_bias` returns. Runs a Triton kernel if it can process the tensor, otherwise torch
+    operations.
     """
     if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
-        return triton_activations.forward(product, bias, kind)
-    return forward_in_torch(product, bias, kind)
+        return triton_activations.forward(product, bias, kind, gated)
+    return forward_in_torch(product, bias, kind, gated)
 
 
-def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> tuple[Tensor, Tensor]:
     """Return the gradients of `product` and of `bias` in `forward`, given `grad`, the gradient of its output. The
     second is empty if there is no bias. Runs a Triton kernel if it can process the tensor, otherwise torch operations.
     """
     if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
-        return triton_activations.backward(grad, product, bias, kind)
-    return backward_in_torch(grad, product, bias, kind)
+        return triton_activations.backward(grad, product, bias, kind, gated)
+    return backward_in_torch(grad, product, bias, kind, gated)
 
 
-def forward_in_torch(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """Return f(product + bias), where f is the activation `kind`: gelu, gelu_tanh or swiglu. Uses torch operations, on
-    any device.
-    """
+def forward_in_torch(product: Tensor, bias: Tensor | None, kind: str, gated: bool = False) -> Tensor:
+    """Return what `activate_with_bias` returns, by torch operations on any device."""
     x = _add_bias(product, bias)
-    if kind == "swiglu":
+    if gated:
         gate, up = x.chunk(2, dim=-1)
-        return (F.silu(gate) * up).to(product.dtype)
-    return F.gelu(x, approximate=_APPROXIMATE[kind]).to(product.dtype)
+        return (_activate(gate, kind) * up).to(product.dtype)
+    return _activate(x, kind).to(product.dtype)
 
 
-def backward_in_torch(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+def backward_in_torch(
+    grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gated: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of `product` and of `bias` (empty if there is none) in `forward`, given `grad`, the gradient
     of its output. Uses torch operations, on any device.
     """
     x = _add_bias(product, bias)
     grad = grad.to(x.dtype)
-    if kind == "swiglu":
+    if gated:
         gate, up = x.chunk(2, dim=-1)
-        grad_x = torch.cat([torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)], dim=-1)
+        grad_x = torch.cat([_activate_backward(grad * up, gate, kind), grad * _activate(gate, kind)], dim=-1)
     else:
-        grad_x = torch.ops.aten.gelu_backward(grad, x, approximate=_APPROXIMATE[kind])
+        grad_x = _activate_backward(grad, x, kind)
     grad_bias = product.new_empty(0) if bias is None else grad_x.flatten(0, -2).sum(0).to(bias.dtype)
     return grad_x.to(product.dtype), grad_bias
+
+
+def _activate(x: Tensor, kind: str) -> Tensor:
+    match kind:
+        case "silu":
+            return F.silu(x)
+        case "relu":
+            return F.relu(x)
+        case "relu2":
+            return F.relu(x).square()
+    return F.gelu(x, approximate=_APPROXIMATE[kind])
+
+
+def _activate_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+    """Return the gradient of x in `_activate`, given `grad`, the gradient of its output."""
+    match kind:
+        case "silu":
+            y: Tensor = torch.ops.aten.silu_backward(grad, x)
+        case "relu":
+            y = torch.ops.aten.threshold_backward(grad, x, 0)
+        case "relu2":
+            y = grad * 2 * F.relu(x)
+        case _:
+            y = torch.ops.aten.gelu_backward(grad, x, approximate=_APPROXIMATE[kind])
+    return y
 
 
 def _add_bias(product: Tensor, bias: Tensor | None) -> Tensor:
@@ -99,20 +124,21 @@ def _add_bias(product: Tensor, bias: Tensor | None) -> Tensor:
 
 # because: torch.compile cannot trace into a Triton kernel; a custom operator gives it the output shapes
 _forward_in_graph = torch.library.custom_op(
-    "lmtrain::activated", forward, mutates_args=(), schema="(Tensor product, Tensor? bias, str kind) -> Tensor"
-)
+    "lmtrain::activated", forward, mutates_args=(),
+    schema="(Tensor product, Tensor? bias, str kind, bool gated) -> Tensor",
+)  # fmt: skip
 _backward_in_graph = torch.library.custom_op(
     "lmtrain::activated_backward", backward, mutates_args=(),
-    schema="(Tensor grad, Tensor product, Tensor? bias, str kind) -> (Tensor, Tensor)",
+    schema="(Tensor grad, Tensor product, Tensor? bias, str kind, bool gated) -> (Tensor, Tensor)",
 )  # fmt: skip
 
 
 @_forward_in_graph.register_fake
-def _(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    width = product.shape[-1] // (2 if kind == "swiglu" else 1)
+def _(product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+    width = product.shape[-1] // (2 if gated else 1)
     return product.new_empty(*product.shape[:-1], width)
 
 
 @_backward_in_graph.register_fake
-def _(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(product), product.new_empty(0) if bias is None else torch.empty_like(bias)

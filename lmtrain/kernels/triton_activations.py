@@ -21,24 +21,24 @@ _INNER = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi); Triton's interpreter 
 _CUBIC = tl.constexpr(0.044715)
 
 
-def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """Return f(product + bias), computed by a Triton kernel, where f is the activation `kind`: gelu, gelu_tanh or
-    swiglu, which halves the last dim.
+def forward(product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+    """Return f(product + bias), computed by a Triton kernel, where f is the activation `kind`; or f(gate) * up of [gate
+    | up] in the last dim, if `gated`.
     """
     product = product.contiguous()
-    parts = 2 if kind == "swiglu" else 1
+    parts = 2 if gated else 1
     num_columns = product.shape[-1] // parts
     y = torch.empty(*product.shape[:-1], num_columns, dtype=product.dtype, device=product.device)
     num_rows = y.numel() // num_columns
     if num_rows:
         _activation_forward[(triton.cdiv(num_rows, ROWS), triton.cdiv(num_columns, COLUMNS))](
             product, bias, y, num_rows, num_columns,
-            KIND=kind, HAS_BIAS=bias is not None, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=NUM_WARPS,
+            KIND=kind, GATED=gated, HAS_BIAS=bias is not None, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=NUM_WARPS,
         )  # fmt: skip
     return y
 
 
-def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> tuple[Tensor, Tensor]:
     """Return the gradients of `product` and of `bias` (empty if there is none) in `forward`, given `grad`, the gradient
     of its output. Computed by a Triton kernel.
     """
@@ -51,24 +51,37 @@ def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> t
     if num_rows:
         _activation_backward[(triton.cdiv(num_columns, COLUMNS), blocks)](
             grad, product, bias, grad_x, sums, num_rows, num_columns,
-            KIND=kind, HAS_BIAS=bias is not None, ROWS=ROWS, COLUMNS=COLUMNS, ROWS_OF_A_SUM=ROWS_OF_A_SUM,
+            KIND=kind, GATED=gated, HAS_BIAS=bias is not None, ROWS=ROWS, COLUMNS=COLUMNS, ROWS_OF_A_SUM=ROWS_OF_A_SUM,
             STAGES=STAGES, num_warps=NUM_WARPS,
         )  # fmt: skip
     return grad_x, sums.sum(0).to(product.dtype if bias is None else bias.dtype)
 
 
 @triton.jit
-def _gelu(x, KIND: tl.constexpr):
-    if KIND == "gelu":
-        cumulated = 0.5 * (1.0 + tl.erf(x * _ROOT_HALF))
+def _activate(x, KIND: tl.constexpr):
+    if KIND == "silu":
+        y = x * tl.sigmoid(x)
+    elif KIND == "relu":
+        y = tl.maximum(x, 0.0)
+    elif KIND == "relu2":
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif KIND == "gelu":
+        y = x * (0.5 * (1.0 + tl.erf(x * _ROOT_HALF)))
     else:  # (1 + tanh z) / 2 is sigmoid(2 z)
-        cumulated = tl.sigmoid((x + x * x * x * _CUBIC) * _INNER * 2.0)
-    return x * cumulated
+        y = x * tl.sigmoid((x + x * x * x * _CUBIC) * _INNER * 2.0)
+    return y
 
 
 @triton.jit
-def _gelu_slope(x, KIND: tl.constexpr):
-    if KIND == "gelu":
+def _slope(x, KIND: tl.constexpr):
+    if KIND == "silu":
+        share = tl.sigmoid(x)
+        slope = share * (1.0 + x * (1.0 - share))
+    elif KIND == "relu":
+        slope = tl.where(x > 0.0, 1.0, 0.0)
+    elif KIND == "relu2":
+        slope = 2.0 * tl.maximum(x, 0.0)
+    elif KIND == "gelu":
         slope = 0.5 * (1.0 + tl.erf(x * _ROOT_HALF)) + x * _DENSITY * tl.exp(-0.5 * x * x)
     else:
         cumulated = tl.sigmoid((x + x * x * x * _CUBIC) * _INNER * 2.0)
@@ -80,32 +93,32 @@ def _gelu_slope(x, KIND: tl.constexpr):
 @triton.jit
 def _activation_forward(
     product, bias, y, num_rows, num_columns,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < num_rows)[:, None] & (at < num_columns)[None, :]
     out = row[:, None] * num_columns + at[None, :]
     place = out
-    if KIND == "swiglu":
+    if GATED:
         place = row[:, None] * (2 * num_columns) + at[None, :]
     x = tl.load(product + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias + at, mask=at < num_columns, other=0.0).to(tl.float32)[None, :]
-    if KIND == "swiglu":
+    if GATED:
         up = tl.load(product + place + num_columns, mask=inside, other=0.0).to(tl.float32)
         if HAS_BIAS:
             up += tl.load(bias + num_columns + at, mask=at < num_columns, other=0.0).to(tl.float32)[None, :]
-        value = x * tl.sigmoid(x) * up
+        value = _activate(x, KIND) * up
     else:
-        value = _gelu(x, KIND)
+        value = _activate(x, KIND)
     tl.store(y + out, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _activation_backward(
     grad, product, bias, grad_x, sums, num_rows, num_columns,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_OF_A_SUM: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_OF_A_SUM: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1).to(tl.int64)
@@ -119,27 +132,26 @@ def _activation_backward(
         inside = (row < num_rows)[:, None] & here[None, :]
         out = row[:, None] * num_columns + at[None, :]
         place = out
-        if KIND == "swiglu":
+        if GATED:
             place = row[:, None] * (2 * num_columns) + at[None, :]
         of_y = tl.load(grad + out, mask=inside, other=0.0).to(tl.float32)
         x = tl.load(product + place, mask=inside, other=0.0).to(tl.float32)
         if HAS_BIAS:
             x += tl.load(bias + at, mask=here, other=0.0).to(tl.float32)[None, :]
-        if KIND == "swiglu":
+        if GATED:
             up = tl.load(product + place + num_columns, mask=inside, other=0.0).to(tl.float32)
             if HAS_BIAS:
                 up += tl.load(bias + num_columns + at, mask=here, other=0.0).to(tl.float32)[None, :]
-            gate = tl.sigmoid(x)
-            of_x = of_y * up * gate * (1.0 + x * (1.0 - gate))
-            of_up = of_y * x * gate
+            of_x = of_y * up * _slope(x, KIND)
+            of_up = of_y * _activate(x, KIND)
             tl.store(grad_x + place + num_columns, of_up.to(grad_x.dtype.element_ty), mask=inside)
             second += of_up
         else:
-            of_x = of_y * _gelu_slope(x, KIND)
+            of_x = of_y * _slope(x, KIND)
         tl.store(grad_x + place, of_x.to(grad_x.dtype.element_ty), mask=inside)
         first += of_x
     if HAS_BIAS:
-        if KIND == "swiglu":
+        if GATED:
             tl.store(sums + block * (2 * num_columns) + at, tl.sum(first, 0), mask=here)
             tl.store(sums + block * (2 * num_columns) + num_columns + at, tl.sum(second, 0), mask=here)
         else:

@@ -15,10 +15,11 @@ from lmtrain.errors import SettingsError
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.init import apply_ties
-from lmtrain.models.layers.attention import Attention
-from lmtrain.models.layers.block import MLP, Block, PostNormBlock, build_norm
+from lmtrain.models.layers.attention import Attention, DotProduct
+from lmtrain.models.layers.block import MLP, Block, PostNormBlock
 from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.heads import MaskedHead, PairHead
+from lmtrain.models.layers.norms import build_norm
 
 
 def build(settings: BertSettings) -> Bert:
@@ -65,10 +66,12 @@ class Bert(Stack):
 
 def _build_block(s: BertSettings) -> Block:
     attention = Attention(
-        s.width, s.num_heads, s.num_heads, s.width // s.num_heads, bias=True, dropout=s.dropout, causal=False
-    )
+        s.width, s.num_heads, s.num_heads, s.width // s.num_heads, qkv_bias=True, out_bias=True,
+        core=DotProduct(s.dropout, causal=False), dropout=s.dropout,
+    )  # fmt: skip
     mlp = MLP(s.width, s.ffn, s.activation, bias=True, dropout=s.dropout)
-    return (PostNormBlock if s.norm_order == "post" else Block)(_build_norm(s), attention, _build_norm(s), mlp)
+    kind = PostNormBlock if s.norm_order == "post" else Block
+    return kind(attention, mlp, attention_norm=_build_norm(s), mlp_norm=_build_norm(s))
 
 
 def _build_norm(s: BertSettings) -> nn.Module:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
-from lmtrain.models.layers.attention import (
-    BuildMask,
-    build_mask,
-    build_rotation,
-    scatter_to_sequence,
-    select_query_positions,
-)
+from lmtrain.models.layers.attention import BuildMask, build_mask, scatter_to_sequence, select_query_positions
 from lmtrain.models.layers.block import Block, BlockContext
 from lmtrain.models.layers.embedding import positions_of
-from lmtrain.models.model_settings import TransformerSettings, cut_of
+from lmtrain.models.layers.rotary import Rotation, build_rotation
+from lmtrain.models.model_settings import TransformerSettings
+from lmtrain.models.rotary_settings import RotarySettings
 from lmtrain.spec import Cuts, ModelShape, Start, Tie
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 class Stack(nn.Module):
@@ -42,17 +41,13 @@ class Stack(nn.Module):
         head: nn.Module,
         *,
         causal: bool,
-        window: int | None = None,
-        rotary_width: int | None = None,
-        rotary_base: float = 10000.0,
     ) -> None:
         super().__init__()
         self.embedding = embedding
         self.blocks = nn.ModuleDict(blocks)
         self.norm = norm
         self.head = head
-        self.causal, self.window = causal, window
-        self.rotary_width, self.rotary_base = rotary_width, rotary_base
+        self.causal = causal
 
     @property
     def shape(self) -> ModelShape:
@@ -62,7 +57,7 @@ class Stack(nn.Module):
         return self.settings.ties()
 
     def cuts(self) -> Cuts:
-        return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
+        return {name: self.settings.cut_of(name) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def starts(self) -> dict[str, Start]:
         """Return GPT-2's initialization: one std for all weights except the last linear of a branch."""
@@ -74,19 +69,24 @@ class Stack(nn.Module):
         """
         x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
         assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
-        context = self.block_context(batch)
-        blocks = list(self.blocks.values())
+        contexts = self.block_contexts(batch)
+        blocks = list(self.blocks.items())
         query_positions_BQ = self._query_positions(x_BTD, batch) if blocks else None
-        for block in blocks if query_positions_BQ is None else blocks[:-1]:
-            x_BTD = block(x_BTD, context)
+        for name, block in blocks if query_positions_BQ is None else blocks[:-1]:
+            x_BTD = block(x_BTD, contexts[name])
         if query_positions_BQ is not None:
-            x_BQD = blocks[-1](x_BTD, replace(context, query_positions_BQ=query_positions_BQ))
+            name, block = blocks[-1]
+            x_BQD = block(x_BTD, replace(contexts[name], query_positions_BQ=query_positions_BQ))
             x_BTD = scatter_to_sequence(x_BQD, query_positions_BQ, x_BTD.shape[1])
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits over the padded vocabulary, -inf at padding, for any leading dims."""
-        return hidden if self.head is None else self.head(hidden)
+        return hidden if self.head is None else self.finish_logits(self.head(hidden))
+
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        """Return logits from the head's output, number by number, as a rank holds only some columns."""
+        return logits
 
     def cut(self, layers: range, *, first: bool, last: bool) -> None:
         """Keep only the modules of a pipeline stage: the blocks whose numbers are in `layers`, the embedding if
@@ -107,21 +107,36 @@ class Stack(nn.Module):
             return None
         return select_query_positions(batch.is_query_BT)
 
-    def block_context(self, batch: Batch) -> BlockContext:
-        """Return the attention mask and rotary angles that all blocks share. They cover the batch's whole sequence,
-        even if the hidden states are a shard of it.
+    def block_contexts(self, batch: Batch) -> dict[str, BlockContext]:
+        """Return the attention mask and rotary angles of each block of this stage, by its number; blocks of a kind
+        share them. They cover the batch's whole sequence, even if the hidden states are a shard of it.
         """
-        mask = self.build_mask(
+        kinds = {name: self.settings.layer_kinds[int(name)] for name in self.blocks}
+        used = set(kinds.values())
+        masks = {is_local: self._mask(batch, is_local) for is_local in {kind.window for kind in used}}
+        angles = {kind.window: self._rotation(batch, kind.window) for kind in used if kind.rotary}
+        contexts = {
+            kind: BlockContext(masks[kind.window], angles[kind.window] if kind.rotary else None) for kind in used
+        }
+        return {name: contexts[kind] for name, kind in kinds.items()}
+
+    def _mask(self, batch: Batch, has_window: bool) -> Tensor | BlockMask | None:
+        return self.build_mask(
             batch.tokens_BT.shape[1],
             causal=self.causal,
-            window=self.window,
+            window=self.shape.window if has_window else None,
             documents_BT=batch.documents_BT,
             not_padding_BT=batch.not_padding_BT,
             device=batch.tokens_BT.device,
+            always=self.settings.caps_scores,
         )
-        if self.rotary_width is None:
-            return BlockContext(mask)
-        return BlockContext(mask, build_rotation(positions_of(batch), self.rotary_width, self.rotary_base))
+
+    def _rotation(self, batch: Batch, is_local: bool) -> Rotation:
+        """Return the rotary angles of a decoder's layers with a window (`is_local`) or without."""
+        settings = self.settings
+        assert isinstance(settings, RotarySettings), "only a model with settings of rotary positions has such layers"
+        length, head_width = batch.tokens_BT.shape[1], self.shape.head_width
+        return build_rotation(positions_of(batch), head_width, settings, length=length, is_local=is_local)
 
 
 def _start_of(name: str, settings: TransformerSettings) -> Start:
@@ -130,8 +145,8 @@ def _start_of(name: str, settings: TransformerSettings) -> Start:
     match name.split(".")[-2:]:
         case [_, "bias"]:
             return Start()
-        case ["norm" | "attention_norm" | "mlp_norm", _]:
-            return Start(mean=1.0)
+        case [part, _] if part.endswith("norm"):
+            return Start(mean=settings.norm_start)
         case ["out" | "down", _]:
             return Start(std=settings.branch_std)
         case ["token" | "head" | "decoder", _]:

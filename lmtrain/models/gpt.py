@@ -6,16 +6,17 @@ Built by parallel from GPTSettings; independent of processes and layout. In a pi
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
-from lmtrain.models.layers.attention import Attention
-from lmtrain.models.layers.block import MLP, Block, build_norm
+from lmtrain.models.layers.attention import Attention, DotProduct
+from lmtrain.models.layers.block import MLP, Block, ParallelBlock, PostNormBlock
 from lmtrain.models.layers.embedding import Embedding
-from lmtrain.models.layers.heads import Head
+from lmtrain.models.layers.heads import Head, cap_logits
+from lmtrain.models.layers.norms import HeadNorm, WholeNorm, build_norm
 
 
 def build(settings: GPTSettings) -> GPT:
@@ -38,24 +39,42 @@ class GPT(Stack):
                 s.width,
                 num_positions=s.position_rows if s.positions == "learned" else None,
                 dropout=s.dropout,
+                scale=s.embedding_scale,
             ),
             {str(layer): _build_block(s) for layer in range(s.num_layers)},
-            _build_norm(s),
-            Head(s.width, vocab_size, s.padded_vocab_size),
+            None if s.norm_order == "post" else _build_norm(s),
+            Head(s.width, vocab_size, s.padded_vocab_size, bias=s.head_bias),
             causal=True,
-            window=s.window,
-            rotary_width=s.head if s.positions == "rotary" else None,
-            rotary_base=s.rotary_base,
         )
         self.settings = settings
         apply_ties(self)
 
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        s = self.settings
+        logits = logits if s.logit_scale == 1.0 else logits * s.logit_scale
+        return logits if s.logit_cap is None else cap_logits(logits, s.logit_cap)
+
 
 def _build_block(s: GPTSettings) -> Block:
-    attention = Attention(s.width, s.num_heads, s.kv_heads, s.head, bias=s.bias, dropout=s.dropout, causal=True)
-    mlp = MLP(s.width, s.ffn, s.activation, bias=s.bias, dropout=s.dropout)
-    return Block(_build_norm(s), attention, None if s.parallel_block else _build_norm(s), mlp)
+    core = DotProduct(s.dropout, causal=True, scale=s.attention_scale, cap=s.attention_cap)
+    q_norm, k_norm = (_build_qk_norm(s, num_heads) for num_heads in (s.num_heads, s.kv_heads))
+    attention = Attention(
+        s.width, s.num_heads, s.kv_heads, s.head, qkv_bias=s.bias in ("all", "qkv"), out_bias=s.bias == "all",
+        core=core, dropout=s.dropout, q_norm=q_norm, k_norm=k_norm,
+    )  # fmt: skip
+    mlp = MLP(s.width, s.ffn, s.activation, gated=s.gated, bias=s.bias in ("all", "mlp"), dropout=s.dropout)
+    norms = {name: _build_norm(s) for name in s.block_norms}
+    kind = ParallelBlock if s.parallel_block != "no" else PostNormBlock if s.norm_order == "post" else Block
+    return kind(attention, mlp, residual_scale=s.residual_scale, **norms)
 
 
 def _build_norm(s: GPTSettings) -> nn.Module:
-    return build_norm(s.norm, s.width, eps=s.norm_eps, bias=s.bias)
+    return build_norm(s.norm, s.width, eps=s.norm_eps, bias=s.has_norm_bias, weight=s.norm_weight)
+
+
+def _build_qk_norm(s: GPTSettings, num_heads: int) -> nn.Module | None:
+    if s.qk_norm == "none":
+        return None
+    if s.qk_norm == "head":
+        return HeadNorm(s.head, eps=s.norm_eps, weight=s.norm_weight)
+    return WholeNorm(num_heads, s.head, eps=s.norm_eps, weight=s.norm_weight)

@@ -1,4 +1,4 @@
-"""The settings of a decoder: GPT-2, Megatron's and MegaScale's GPTs and LLaMA are values of these keys.
+"""The settings of a decoder: GPT-2, LLaMA, Qwen, OLMo, Gemma and others are values of these keys.
 
 Torch-free. Called by gpt.build and by code that sizes or checks a model before torch is imported.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from lmtrain.config.settings_base import Problem, problem_if
+from lmtrain.config.settings_base import Check, Problem
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import (
     Shape,
@@ -19,31 +19,62 @@ from lmtrain.models.model_settings import (
     norm_shapes,
     round_up,
 )
-from lmtrain.spec import ModelShape, Tie
+from lmtrain.models.rotary_settings import RotarySettings
+from lmtrain.spec import Cut, LayerKind, ModelShape, Split, Tie
 
 # because: LLaMA rounds 8/3 of the width up to this multiple, so that shards over 2, 4 or 8 ranks are multiples of 32
-SWIGLU_MULTIPLE = 256
+GATED_MULTIPLE = 256
+# The layers that the letters of a pattern stand for.
+LAYER_LETTERS = {
+    "w": LayerKind(window=True, rotary=True), "f": LayerKind(window=False, rotary=True),
+    "W": LayerKind(window=True, rotary=False), "F": LayerKind(window=False, rotary=False),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTSettings(TransformerSettings):
+class GPTSettings(RotarySettings, TransformerSettings):
     kind: ClassVar[str] = "gpt"
     optional: ClassVar[tuple[str, ...]] = (
-        "num_kv_heads", "head_width", "ffn_width", "vocab_size", "num_positions", "window",
+        "num_kv_heads", "head_width", "ffn_width", "vocab_size", "num_positions", "window", *RotarySettings.optional,
     )  # fmt: skip
-    positive: ClassVar[tuple[str, ...]] = ("rotary_base", "norm_eps", "init_std")
+    positive: ClassVar[tuple[str, ...]] = (
+        "norm_eps", "init_std", "embedding_scale", "residual_scale", "logit_scale", *RotarySettings.positive
+    )  # fmt: skip
 
     num_kv_heads: int | None = None  # fewer than heads: grouped-query attention; None: as many as heads
     head_width: int | None = None  # None: width / num_heads
-    ffn_width: int | None = None  # None: 4 x width, or 8/3 x width rounded up for swiglu
+    ffn_width: int | None = None  # None: 4 x width, or 8/3 x width rounded up if gated
     positions: Literal["learned", "rotary"] = "learned"
-    rotary_base: float = 10000.0
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    activation: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu_tanh"
-    bias: bool = True
+    norm_order: Literal["pre", "branch", "sandwich", "post"] = "pre"
+    norm_weight: Literal["ones", "from_zero", "none"] = "ones"
+    norm_bias: bool | None = None  # None: layer norms add one if bias=all
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    activation: Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"] = "gelu_tanh"
+    gated: bool = False
+    bias: Literal["all", "none", "qkv", "mlp"] = "all"
+    head_bias: bool = False
     tied: bool = True
-    parallel_block: bool = False
+    parallel_block: Literal["no", "one_norm", "two_norms"] = "no"
     window: int | None = None
+    layer_pattern: str | None = None  # letters of LAYER_LETTERS, repeated over the layers
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # None: 1 / sqrt(head_width)
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    z_loss: float = 0.0
+
+    @classmethod
+    def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of these settings in a config or checkpoint of an older version, which knew fewer."""
+        words = {("bias", True): "all", ("bias", False): "none"}
+        words |= {("parallel_block", True): "one_norm", ("parallel_block", False): "no"}
+        result = {
+            key: words.get((key, value), value) if isinstance(value, bool) else value for key, value in data.items()
+        }
+        return result | {"activation": "silu", "gated": True} if result.get("activation") == "swiglu" else result
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -58,58 +89,151 @@ class GPTSettings(TransformerSettings):
         return self.width // self.num_heads if self.head_width is None else self.head_width
 
     @property
-    def gated(self) -> bool:
-        return self.activation == "swiglu"
-
-    @property
     def ffn(self) -> int:
         if self.gated and self.ffn_width is None:
-            return round_up(-(-8 * self.width // 3), SWIGLU_MULTIPLE)
+            return round_up(-(-8 * self.width // 3), GATED_MULTIPLE)
         return super().ffn
 
     @property
+    def has_norm_bias(self) -> bool:
+        """True if layer norms add a bias."""
+        return self.norm == "layernorm" and (self.bias == "all" if self.norm_bias is None else self.norm_bias)
+
+    @property
+    def norm_start(self) -> float:
+        return 0.0 if self.norm_weight == "from_zero" else 1.0
+
+    @property
+    def caps_scores(self) -> bool:
+        return self.attention_cap is not None
+
+    @property
+    def norm_parts(self) -> tuple[str, ...]:
+        """The parameters of a norm: weight and bias, one of them, or none."""
+        has_weight = self.norm_weight != "none"
+        return (("weight",) if has_weight else ()) + (("bias",) if has_weight and self.has_norm_bias else ())
+
+    @property
+    def block_norms(self) -> tuple[str, ...]:
+        """The names of a block's norms of hidden states: before the branches, after them, or both."""
+        before = ("attention_norm", *(() if self.parallel_block == "one_norm" else ("mlp_norm",)))
+        after = ("attention_out_norm", "mlp_out_norm")
+        return {"branch": after, "sandwich": (*before, *after)}.get(self.norm_order, before)
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What the attention of each layer reads: a window or all tokens, with or without rotary angles."""
+        if self.layer_pattern is None:
+            kind = LayerKind(window=self.window is not None, rotary=self.positions == "rotary")
+            return (kind,) * self.num_layers
+        return tuple(LAYER_LETTERS[self.layer_pattern[i % len(self.layer_pattern)]] for i in range(self.num_layers))
+
+    @property
     def shape(self) -> ModelShape:
+        num_window_layers = sum(kind.window for kind in self.layer_kinds)
         return replace(
-            super().shape, num_kv_heads=self.kv_heads, head_width=self.head, gated=self.gated, window=self.window
-        )
+            super().shape, num_kv_heads=self.kv_heads, head_width=self.head, gated=self.gated,
+            window=self.window, num_window_layers=num_window_layers,
+        )  # fmt: skip
 
     @property
     def num_parameters(self) -> int:
-        shape, bias = self.shape, int(self.bias)
-        norm = self.width * (1 + bias if self.norm == "layernorm" else 1)
-        biases = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_width + shape.ffn_width * (1 + shape.gated)
-        block = shape.block_matrix_params + bias * (biases + 2 * self.width) + norm * (1 if self.parallel_block else 2)
-        tokens = shape.vocab_size * self.width * (1 if self.tied else 2)
-        positions = self.position_rows * self.width if self.positions == "learned" else 0
-        return self.num_layers * block + norm + tokens + positions
+        shape, width = self.shape, self.width
+        norm = width * len(self.norm_parts)
+        qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_width
+        biases = qkv if self.bias in ("all", "qkv") else 0
+        biases += width if self.bias == "all" else 0
+        biases += shape.ffn_width * (1 + shape.gated) + width if self.bias in ("all", "mlp") else 0
+        block = shape.block_matrix_params + biases + norm * len(self.block_norms) + sum(self._qk_norm_widths())
+        tokens = shape.vocab_size * (width * (1 if self.tied else 2) + self.head_bias)
+        positions = self.position_rows * width if self.positions == "learned" else 0
+        return self.num_layers * block + (0 if self.norm_order == "post" else norm) + tokens + positions
+
+    def _qk_norm_widths(self) -> tuple[int, ...]:
+        """Return the number of weights of the norms of queries and of keys, () if there are none."""
+        if self.qk_norm == "none" or self.norm_weight == "none":
+            return ()
+        return (self.head,) * 2 if self.qk_norm == "head" else (self.num_heads * self.head, self.kv_heads * self.head)
 
     def weights(self) -> dict[str, Shape]:
         shape, width, vocab = self.shape, self.width, self.padded_vocab_size
-        norm_bias = self.bias and self.norm == "layernorm"
         result: dict[str, Shape] = {"embedding.token.weight": (vocab, width)}
         if self.positions == "learned":
             result["embedding.position.weight"] = (self.position_rows, width)
         for layer in range(self.num_layers):
             result |= block_shapes(
-                f"blocks.{layer}", shape, bias=self.bias, norm_bias=norm_bias, parallel=self.parallel_block
-            )
-        result |= norm_shapes("norm", width, bias=norm_bias)
-        return result if self.tied else result | {"head.weight": (vocab, width)}
+                f"blocks.{layer}", shape, norms=dict.fromkeys(self.block_norms, self.norm_parts),
+                qkv_bias=self.bias in ("all", "qkv"), out_bias=self.bias == "all",
+                mlp_bias=self.bias in ("all", "mlp"), qk_norms=self._qk_norm_widths(),
+            )  # fmt: skip
+        if self.norm_order != "post":
+            result |= norm_shapes("norm", width, self.norm_parts)
+        result |= {} if self.tied else {"head.weight": (vocab, width)}
+        return result | ({"head.bias": (vocab,)} if self.head_bias else {})
+
+    def cut_of(self, name: str) -> Cut:
+        match name.split(".")[-2:]:
+            case ["q_norm" | "k_norm", _] if self.qk_norm == "whole":
+                return Cut(Split.COLUMN)
+            case ["q_norm" | "k_norm", _]:
+                return Cut(Split.NONE, partial=True)
+        return super().cut_of(name)
 
     def ties(self) -> tuple[Tie, ...]:
         return (Tie("embedding.token.weight", "head.weight"),) if self.tied else ()
 
     def unused(self) -> Iterator[Problem]:
-        usual = type(self).rotary_base
-        yield from self.problem_if(
-            self.positions == "learned" and self.rotary_base != usual, "rotary_base",
-            "has an effect only with model.positions=rotary, and positions are learned",
-            f"Leave it out, which is {usual:g}.",
-        )  # fmt: skip
+        yield from self.unused_rotary()
         yield from self.problem_if(
             self.positions == "rotary" and self.num_positions is not None, "num_positions",
             "has an effect only with model.positions=learned, and rotary positions have no table", "Leave it out.",
         )
+        letters = self.layer_pattern or ""
+        yield from self.problem_if(
+            self.window is not None and letters != "" and "w" not in letters.lower(), "window",
+            f"has an effect only in layers w or W, and layer_pattern={letters} has none",
+            "Leave it out, or add such layers.",
+        )  # fmt: skip
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from self.rotary_problems(self.head)
+        yield from self._word_problems()
+        yield from self._pattern_problems()
+        yield from self.checked(
+            *(self.above_0(key, "Use a number above 0, or null.")
+              for key in ("attention_scale", "attention_cap", "logit_cap")),
+            (self.z_loss < 0, "z_loss", "must be at least 0", "Use 0 or 1e-4."),
+        )  # fmt: skip
+
+    def _word_problems(self) -> Iterator[Problem]:
+        """Yield the problems of words that exclude each other."""
+        yield from self.checked(
+            (self.parallel_block != "no" and self.norm_order != "pre", "parallel_block",
+             f"needs norms before the branches, and norm_order={self.norm_order}", "Use norm_order=pre."),
+            (bool(self.norm_bias) and self.norm == "rmsnorm", "norm_bias",
+             "needs norm=layernorm, and an RMSNorm has no bias", "Leave it out."),
+            (bool(self.norm_bias) and self.norm_weight == "none", "norm_bias",
+             "needs a norm with a weight, and norm_weight=none", "Leave it out."),
+        )  # fmt: skip
+
+    def _pattern_problems(self) -> Iterator[Problem]:
+        """Yield the problems of `layer_pattern` and of what depends on it."""
+        pattern = self.layer_pattern
+        if pattern is None:
+            return
+        unknown = sorted(set(pattern) - set(LAYER_LETTERS))
+        checks: list[Check] = [
+            (not pattern or bool(unknown), "layer_pattern", "is not a row of the letters w, f, W and F",
+             "Use w for a window, f for all tokens, a capital letter for a layer without rotary angles, or null."),
+            (len(pattern) > self.num_layers, "layer_pattern", f"has more letters than num_layers={self.num_layers}",
+             f"Use {self.num_layers} letters or fewer."),
+            ("w" in pattern.lower() and self.window is None, "layer_pattern", "has layers with a window, and window=null",
+             "Set window to the tokens that such a layer reads."),
+            (bool(set(pattern) & set("wf")) and self.positions == "learned", "layer_pattern",
+             "has layers with rotary angles, and positions=learned", "Use positions=rotary, or capital letters."),
+        ]  # fmt: skip
+        yield from self.checked(*checks)
 
     def head_problems(self) -> Iterator[Problem]:
         if min(self.width, self.num_heads, self.kv_heads) < 1:
@@ -121,7 +245,3 @@ class GPTSettings(TransformerSettings):
             (self.num_heads % self.kv_heads != 0, "num_kv_heads",
              f"does not divide num_heads={self.num_heads}", f"Use {format_largest_choices(divisors(self.num_heads))}."),
         )  # fmt: skip
-        yield from problem_if(
-            self.positions == "rotary" and self.head % 2 == 1, "head_width", self.head,
-            "is odd, and rotary positions turn pairs of numbers", f"Use {self.head + 1}, or positions=learned.",
-        )

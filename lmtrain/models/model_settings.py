@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar, Self
 
 from lmtrain.config.settings_base import Choice, Problem
 from lmtrain.errors import SettingsError
 from lmtrain.layout import divisors, format_choices
-from lmtrain.spec import Cut, Cuts, LanguageModel, ModelShape, Split, Tie
+from lmtrain.spec import Cut, Cuts, LanguageModel, LayerKind, ModelShape, Split, Tie
 
 Shape = tuple[int, ...]
+NORM_PARTS = ("weight", "bias")  # of a layer norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +183,42 @@ class TransformerSettings(ModelSettings):
         """The init std of a branch's last linear: smaller, because 2L branches add up in the residual stream."""
         return self.init_std / math.sqrt(2 * self.num_layers)
 
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What the attention of each layer reads."""
+        return (LayerKind(),) * self.num_layers
+
+    @property
+    def caps_scores(self) -> bool:
+        """True if attention caps its scores, which needs kernels of their own."""
+        return False
+
+    @property
+    def norm_start(self) -> float:
+        """The initial value of a norm's weights."""
+        return 1.0
+
     def cuts(self) -> Cuts:
+        return {name: self.cut_of(name) for name in self.weights()}
+
+    def cut_of(self, name: str) -> Cut:
+        """Return how the parameter `name` is split over tensor-parallel ranks, as in Megatron-LM: attention's and the
+        MLP's first linear by outputs, their second by inputs, embedding and head by tokens; others are not split.
+
+        Head and decoder have a bias element for each token; the parameters of an encoder's head before are whole.
+        """
         shape = self.shape
-        return {name: cut_of(name, shape) for name in self.weights()}
+        match name.split(".")[-2:]:
+            case ["qkv", _]:
+                kv = shape.num_kv_heads * shape.head_width
+                return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
+            case ["up", _]:
+                return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
+            case ["out" | "down", "weight"]:
+                return Cut(Split.ROW)
+            case ["token", "weight"] | ["head" | "decoder", _]:
+                return Cut(Split.VOCAB)
+        return Cut(Split.NONE)
 
     def with_vocab(self, vocab_size: int) -> Self:
         return replace(self, vocab_size=checked_vocab_size(self.vocab_size, vocab_size))
@@ -221,47 +256,42 @@ class TransformerSettings(ModelSettings):
             )  # fmt: skip
 
 
-def cut_of(name: str, shape: ModelShape) -> Cut:
-    """Return how the parameter `name` is split over tensor-parallel ranks, as in Megatron-LM: attention's and the MLP's
-    first linear by outputs, their second by inputs, embedding and head by tokens; other parameters are not split.
-
-    BERT's decoder shares the embedding's rows and has a bias element for each; other head parameters are not sharded.
-    """
-    match name.split(".")[-2:]:
-        case ["qkv", _]:
-            kv = shape.num_kv_heads * shape.head_width
-            return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
-        case ["up", _]:
-            return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
-        case ["out" | "down", "weight"]:
-            return Cut(Split.ROW)
-        case ["token" | "head", "weight"] | ["decoder", _]:
-            return Cut(Split.VOCAB)
-    return Cut(Split.NONE)
-
-
 def block_shapes(
-    path: str, shape: ModelShape, *, bias: bool = True, norm_bias: bool = True, parallel: bool = False
+    path: str,
+    shape: ModelShape,
+    *,
+    norms: Mapping[str, tuple[str, ...]] = MappingProxyType(dict.fromkeys(("attention_norm", "mlp_norm"), NORM_PARTS)),
+    qkv_bias: bool = True,
+    out_bias: bool = True,
+    mlp_bias: bool = True,
+    qk_norms: tuple[int, ...] = (),
 ) -> dict[str, Shape]:
     """Return the shapes of a transformer block's weights by name; `path` is the block's name, such as `blocks.0`.
-    `bias` adds biases to linears, `norm_bias` to norms; `parallel` means attention and MLP in parallel, with a single
-    norm.
+    `norms` has the parameters of each norm of hidden states; `qkv_bias`, `out_bias` and `mlp_bias` tell which linears
+    have a bias; `qk_norms` are the numbers of weights of the norms of queries and keys.
     """
     width, ffn = shape.width, shape.ffn_width
     heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
+    norm_weights = {name: norm_shapes(f"{path}.{name}", width, parts) for name, parts in norms.items()}
+    qk_weights = zip(("q_norm", "k_norm"), qk_norms, strict=False)
     return (
-        norm_shapes(f"{path}.attention_norm", width, bias=norm_bias)
-        | linear_shapes(f"{path}.attention.qkv", heads + 2 * keys, width, bias=bias)
-        | linear_shapes(f"{path}.attention.out", width, heads, bias=bias)
-        | ({} if parallel else norm_shapes(f"{path}.mlp_norm", width, bias=norm_bias))
-        | linear_shapes(f"{path}.mlp.up", ffn * (2 if shape.gated else 1), width, bias=bias)
-        | linear_shapes(f"{path}.mlp.down", width, ffn, bias=bias)
+        norm_weights.get("attention_norm", {})
+        | linear_shapes(f"{path}.attention.qkv", heads + 2 * keys, width, bias=qkv_bias)
+        | {f"{path}.attention.{name}.weight": (size,) for name, size in qk_weights}
+        | linear_shapes(f"{path}.attention.out", width, heads, bias=out_bias)
+        | norm_weights.get("attention_out_norm", {})
+        | norm_weights.get("mlp_norm", {})
+        | linear_shapes(f"{path}.mlp.up", ffn * (2 if shape.gated else 1), width, bias=mlp_bias)
+        | linear_shapes(f"{path}.mlp.down", width, ffn, bias=mlp_bias)
+        | norm_weights.get("mlp_out_norm", {})
     )
 
 
-def norm_shapes(path: str, width: int, *, bias: bool = True) -> dict[str, Shape]:
-    """Return the shapes of a norm's weights by name; `path` is the module's name in the model."""
-    return {f"{path}.{name}": (width,) for name in (("weight", "bias") if bias else ("weight",))}
+def norm_shapes(path: str, width: int, parts: tuple[str, ...] = NORM_PARTS) -> dict[str, Shape]:
+    """Return the shapes of a norm's weights by name; `path` is the module's name in the model, `parts` those of weight
+    and bias that it has.
+    """
+    return {f"{path}.{name}": (width,) for name in parts}
 
 
 def linear_shapes(path: str, outputs: int, inputs: int, *, bias: bool = True) -> dict[str, Shape]:

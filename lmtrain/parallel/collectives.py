@@ -72,6 +72,14 @@ def sum_parts(x: Tensor, axis: Axis, *, sequence_parallel: bool) -> Tensor:
     return y
 
 
+def sum_of_parts_and_gradients(x: Tensor, axis: Axis) -> Tensor:
+    """Return the sum of x over the ranks of `axis`, from which each rank goes on in its own way: in backward each
+    rank's x receives the sum of the gradients of all ranks.
+    """
+    y: Tensor = _SumOfPartsAndGradients.apply(x, axis)  # type: ignore[no-untyped-call]
+    return y
+
+
 def broadcast_from_first(x: Tensor, axis: Axis) -> Tensor:
     """Return the x of the first rank of `axis` on each of its ranks. In backward only the first rank's x receives a
     gradient, so that it counts once.
@@ -160,6 +168,19 @@ class _SumParts(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
         return gather_sequence(grad, ctx.axis) if ctx.sequence_parallel else grad, None, None
+
+
+class _SumOfPartsAndGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        # collective: sums a few numbers of each token, such as squares, over tp
+        return _output_with_bias(all_reduce(x.clone(), axis))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # collective: sums the gradients of these numbers over tp
+        return _output_with_bias(all_reduce(grads[0].clone(), ctx.axis)), None
 
 
 class _BroadcastFromFirst(torch.autograd.Function):

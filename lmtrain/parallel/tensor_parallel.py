@@ -29,6 +29,7 @@ from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statis
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
+from lmtrain.models.layers.norms import WholeNorm, scaled
 from lmtrain.objectives.cross_entropy import with_sample_sums
 from lmtrain.parallel.collectives import (
     all_reduce,
@@ -36,6 +37,7 @@ from lmtrain.parallel.collectives import (
     column_linear,
     gather_stack,
     row_linear,
+    sum_of_parts_and_gradients,
     sum_parts,
 )
 from lmtrain.parallel.matrix_products import SummingModule
@@ -78,6 +80,8 @@ def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bo
     weight is split. Raise LayoutError if a module of this type cannot be split that way.
     """
     match cut.split, module:
+        case _, WholeNorm():
+            return SplitWholeNorm(module, tp)
         case Split.COLUMN, nn.Linear():
             return ColumnLinear(module, tp, sequence_parallel=sequence_parallel)
         case Split.ROW, nn.Linear():
@@ -130,6 +134,24 @@ class RowLinear(SummingModule):
             x_BTF, self.weight, self.bias, self.axis,
             sequence_parallel=self.sequence_parallel, gradient_total=self.gradient_total,
         )  # fmt: skip
+
+
+class SplitWholeNorm(nn.Module):
+    """A norm over all heads of queries or keys, of which this rank has a part: ranks add their sums of squares."""
+
+    def __init__(self, norm: WholeNorm, axis: Axis) -> None:
+        super().__init__()
+        self.axis, self.eps, self.form = axis, norm.eps, norm.form
+        self.weight = None
+        if norm.weight is not None:
+            self.weight = nn.Parameter(norm.weight.new_empty(norm.weight.numel() // axis.size))
+
+    def forward(self, x_BTHK: Tensor) -> Tensor:
+        x_BTN = x_BTHK.flatten(2)
+        exact_BTN = x_BTN.to(torch.promote_types(x_BTN.dtype, torch.float32))
+        squares_BT1 = sum_of_parts_and_gradients(exact_BTN.square().sum(-1, keepdim=True), self.axis)
+        root_BT1 = torch.rsqrt(squares_BT1 / (x_BTN.shape[-1] * self.axis.size) + self.eps)
+        return scaled((exact_BTN * root_BT1).type_as(x_BTN), self.weight, self.form).view_as(x_BTHK)
 
 
 class SequenceEmbedding(nn.Module):

@@ -46,8 +46,8 @@ MODELS = {
     "GPT-2": GPTSettings(width=768, num_heads=12, **SIZE),
     "BERT": BertSettings(width=768, num_heads=12, **SIZE),
     "LLaMA-like": GPTSettings(
-        width=768, num_heads=12, num_kv_heads=4, ffn_width=2048, bias=False, tied=False, positions="rotary",
-        norm="rmsnorm", activation="swiglu", **SIZE,
+        width=768, num_heads=12, num_kv_heads=4, ffn_width=2048, bias="none", tied=False, positions="rotary",
+        norm="rmsnorm", activation="silu", gated=True, **SIZE,
     ),
 }  # fmt: skip
 LARGE = GPTSettings(num_layers=32, width=3072, num_heads=32, vocab_size=50264, seq_len=1024)  # High-Flyer's 3.8B
@@ -128,7 +128,7 @@ def block_of(settings: Any, *, sums: bool = False) -> tuple[Any, Callable[[], Te
         block.masters.clear_gradients(num_microbatches=2)
         tokens_BT = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
         not_padding_BT = None if settings.shape.causal else torch.arange(LENGTH) < torch.tensor([[LENGTH]] * ROWS) - 7
-        around = model.block_context(Batch(tokens_BT, tokens_BT, not_padding_BT=not_padding_BT))
+        around = model.block_contexts(Batch(tokens_BT, tokens_BT, not_padding_BT=not_padding_BT))["0"]
         x_BTD = torch.randn(ROWS, LENGTH, settings.width).bfloat16().requires_grad_()
     return model, lambda: block(x_BTD, around)
 

@@ -168,22 +168,22 @@ def _every_cut_has_a_first_token() -> Iterator[Patch]:
 def _documents_of_the_first_microbatch() -> Iterator[Patch]:
     """The mask is made once, and not for each microbatch."""
     first: dict[str, Tensor] = {}
-    right = Stack.block_context
+    right = Stack.block_contexts
 
-    def block_context(self: Stack, batch: Batch) -> Any:
+    def block_contexts(self: Stack, batch: Batch) -> Any:
         return right(self, replace(batch, documents_BT=first.setdefault("documents", batch.documents_BT)))
 
-    yield Stack, "block_context", block_context
+    yield Stack, "block_contexts", block_contexts
 
 
 def _documents_shifted_by_one() -> Iterator[Patch]:
     """The mask is of the labels' documents, and not of the tokens'."""
-    right = Stack.block_context
+    right = Stack.block_contexts
 
-    def block_context(self: Stack, batch: Batch) -> Any:
+    def block_contexts(self: Stack, batch: Batch) -> Any:
         return right(self, replace(batch, documents_BT=batch.documents_BT.roll(-1, dims=1)))
 
-    yield Stack, "block_context", block_context
+    yield Stack, "block_contexts", block_contexts
 
 
 def _blocks_deaf_to_documents() -> Iterator[Patch]:

@@ -53,11 +53,11 @@ MODELS: dict[str, GPTSettings | BertSettings] = {
     "tied": GPTSettings(width=42, num_heads=24, ffn_width=96, vocab_multiple=1, **_SMALL),
     "untied": GPTSettings(width=48, num_heads=12, ffn_width=72, vocab_multiple=16, tied=False, **_SMALL),
     "gqa": GPTSettings(
-        width=48, num_heads=24, num_kv_heads=12, ffn_width=96, vocab_multiple=1, tied=False, bias=False,
-        positions="rotary", norm="rmsnorm", activation="swiglu", **_SMALL,
+        width=48, num_heads=24, num_kv_heads=12, ffn_width=96, vocab_multiple=1, tied=False, bias="none",
+        positions="rotary", norm="rmsnorm", activation="silu", gated=True, **_SMALL,
     ),
     "parallel": GPTSettings(
-        width=44, num_heads=8, ffn_width=88, vocab_multiple=1, parallel_block=True, num_positions=48, **_SMALL
+        width=44, num_heads=8, ffn_width=88, vocab_multiple=1, parallel_block="one_norm", num_positions=48, **_SMALL
     ),
     "window": GPTSettings(width=40, num_heads=24, num_kv_heads=24, ffn_width=120, vocab_multiple=8, window=7, **_SMALL),
     "bert": BertSettings(width=48, num_heads=24, ffn_width=96, vocab_multiple=1, num_positions=48, **_TINY),
@@ -69,8 +69,8 @@ DEEP_MODELS: dict[str, GPTSettings | BertSettings] = {
     "deep": GPTSettings(width=18, num_heads=2, head_width=4, ffn_width=24, vocab_multiple=1, num_positions=48, **_DEEP),
     "deepuntied": GPTSettings(width=16, num_heads=2, ffn_width=32, vocab_multiple=16, tied=False, **_DEEP),
     "deepgqa": GPTSettings(
-        width=16, num_heads=4, num_kv_heads=2, head_width=4, ffn_width=24, vocab_multiple=1, bias=False,
-        positions="rotary", norm="rmsnorm", activation="swiglu", **_DEEP,
+        width=16, num_heads=4, num_kv_heads=2, head_width=4, ffn_width=24, vocab_multiple=1, bias="none",
+        positions="rotary", norm="rmsnorm", activation="silu", gated=True, **_DEEP,
     ),
     "deepbert": BertSettings(width=16, num_heads=2, ffn_width=32, vocab_multiple=1, **_DEEP),
     "deeppost": BertSettings(width=16, num_heads=4, ffn_width=24, vocab_multiple=16, norm_order="post", **_DEEP),

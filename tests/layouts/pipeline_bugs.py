@@ -76,23 +76,23 @@ def _virtual_stages_swapped() -> Iterator[Patch]:
 
 def _padding_unknown_to_later_stages() -> Iterator[Patch]:
     """Segments and padding, which every stage reads from its own batch."""
-    right = Stack.block_context
+    right = Stack.block_contexts
 
-    def block_context(self: Stack, batch: Batch) -> Any:
+    def block_contexts(self: Stack, batch: Batch) -> Any:
         if self.embedding is None and batch.not_padding_BT is not None:
             batch = replace(batch, segments_BT=None, not_padding_BT=torch.ones_like(batch.not_padding_BT))
         return right(self, batch)
 
-    yield Stack, "block_context", block_context
+    yield Stack, "block_contexts", block_contexts
 
 
 def _documents_unknown_to_later_stages() -> Iterator[Patch]:
-    right = Stack.block_context
+    right = Stack.block_contexts
 
-    def block_context(self: Stack, batch: Batch) -> Any:
+    def block_contexts(self: Stack, batch: Batch) -> Any:
         return right(self, batch if self.embedding is not None else replace(batch, documents_BT=None))
 
-    yield Stack, "block_context", block_context
+    yield Stack, "block_contexts", block_contexts
 
 
 def _dropout_repeated_under_recompute() -> Iterator[Patch]:

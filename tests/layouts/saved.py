@@ -41,7 +41,7 @@ def measure(name: str) -> dict[str, int]:
     logits: Sizes = {}
     shared: list[Any] = []
     objective: Any = model.objective
-    entropy, surroundings = objective.cross_entropy, Stack.block_context
+    entropy, surroundings = objective.cross_entropy, Stack.block_contexts
 
     def keep(tensor: Tensor) -> Tensor:
         saved[tensor.untyped_storage()._cdata] = tensor
@@ -51,15 +51,15 @@ def measure(name: str) -> dict[str, int]:
         logits.update(sizes_of([scores]))
         return entropy(scores, labels, **options)
 
-    def note_shared(self: Stack, batch: Any) -> BlockContext:
+    def note_shared(self: Stack, batch: Any) -> dict[str, BlockContext]:
         around = surroundings(self, batch)
-        shared.extend(map(ref, _tensors(around)))
+        shared.extend(ref(tensor) for context in set(around.values()) for tensor in _tensors(context))
         return around
 
     aside: list[Any] = []
     objective.cross_entropy = note_logits
     with (
-        replaced(Stack, "block_context", note_shared),
+        replaced(Stack, "block_contexts", note_shared),
         replaced(checkpoint._VersionWrapper, "__init__", _noted(aside)),
         saved_tensors_hooks(keep, lambda tensor: tensor),
     ):

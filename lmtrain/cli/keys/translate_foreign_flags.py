@@ -20,7 +20,7 @@ from lmtrain.train.run_config import RunConfig
 
 PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
 _SWITCHES = {
-    "swiglu": "model.activation=swiglu", "disable_bias_linear": "model.bias=false",
+    "swiglu": "model.activation=swiglu", "disable_bias_linear": "model.bias=none",
     "untie_embeddings_and_output_weights": "model.tied=false",
     "use_rotary_position_embeddings": "model.positions=rotary",
     "use_distributed_optimizer": "parallel.zero=1", "recompute_activations": "recompute=attention",

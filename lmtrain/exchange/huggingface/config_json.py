@@ -12,6 +12,7 @@ from typing import Any
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.build_imported_settings import build_imported_settings
+from lmtrain.exchange.decoder_words import words_at_their_default
 from lmtrain.exchange.huggingface.config_keys import ignored_reason, uncomputed_keys, uncomputed_problem
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
@@ -102,22 +103,29 @@ def _gpt2_rules(s: GPTSettings) -> list[tuple[bool, str]]:
     """
     return [
         (s.norm == "layernorm", f"model.norm={s.norm} would have to be layernorm"),
-        (s.activation in _GELUS, f"model.activation={s.activation} would have to be gelu or gelu_tanh"),
-        (s.bias, "model.bias=false would have to be true"),
+        (s.activation in _GELUS and not s.gated, f"{_activation(s)} would have to be gelu or gelu_tanh, without gates"),
+        (s.bias == "all", f"model.bias={s.bias} would have to be all"),
         (s.kv_heads == s.num_heads, f"model.num_kv_heads={s.kv_heads} would have to be {s.num_heads}"),
         (s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"),
         (s.window is None, f"model.window={s.window} would have to be null"),
-        (not s.parallel_block, "model.parallel_block=true would have to be false"),
+        (s.parallel_block == "no", f"model.parallel_block={s.parallel_block} would have to be no"),
+        *words_at_their_default(s),
     ]
+
+
+def _activation(s: GPTSettings) -> str:
+    return f"model.activation={s.activation}" + (" with model.gated=true" if s.gated else "")
 
 
 def _llama_rules(s: GPTSettings) -> list[tuple[bool, str]]:
     return [
         (s.norm == "rmsnorm", f"model.norm={s.norm} would have to be rmsnorm"),
-        (s.activation == "swiglu", f"model.activation={s.activation} would have to be swiglu"),
-        (not s.parallel_block, "model.parallel_block=true would have to be false"),
+        (s.activation == "silu" and s.gated, f"{_activation(s)} would have to be silu with model.gated=true"),
+        (s.parallel_block == "no", f"model.parallel_block={s.parallel_block} would have to be no"),
         (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
-        (s.window is None or not s.bias, "model.bias=true would have to be false, or model.window null"),
+        (s.bias in (("none",) if s.window is not None else ("none", "all")),
+         f"model.bias={s.bias} would have to be none{'' if s.window is not None else ' or all'}"),
+        *words_at_their_default(s),
     ]
 
 
@@ -203,7 +211,7 @@ def _llama_config(s: GPTSettings, family: str) -> Config:
         "initializer_range": s.init_std, "attention_dropout": 0.0, "tie_word_embeddings": s.tied,
         # because: transformers 4 reads the base alone, 5 the group
         "rope_theta": s.rotary_base, "rope_parameters": {"rope_type": "default", "rope_theta": s.rotary_base},
-        **({"sliding_window": s.window} if family == "mistral" else {"attention_bias": s.bias, "mlp_bias": s.bias}),
+        **({"sliding_window": s.window} if family == "mistral" else {"attention_bias": s.bias == "all", "mlp_bias": s.bias == "all"}),
     }  # fmt: skip
 
 
@@ -273,7 +281,7 @@ def _from_gpt2(c: Config, problems: list[str]) -> Config:
     return {
         "kind": "gpt", "num_layers": c["n_layer"], "width": c["n_embd"], "num_heads": c["n_head"],
         "ffn_width": c["n_inner"], "vocab_size": c["vocab_size"], "seq_len": c["n_positions"], "positions": "learned",
-        "norm": "layernorm", "norm_eps": c["layer_norm_epsilon"], "activation": activation, "bias": True,
+        "norm": "layernorm", "norm_eps": c["layer_norm_epsilon"], "activation": activation, "bias": "all",
         "tied": c["tie_word_embeddings"], "init_std": c["initializer_range"],
     }  # fmt: skip
 
@@ -291,7 +299,7 @@ def _from_llama(c: Config, problems: list[str]) -> Config:
         "num_heads": c["num_attention_heads"], "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"],
         "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"], "seq_len": c["max_position_embeddings"],
         "positions": "rotary", "rotary_base": _rotary_base(c, problems), "norm": "rmsnorm",
-        "norm_eps": c["rms_norm_eps"], "activation": "swiglu", "bias": c["attention_bias"],
+        "norm_eps": c["rms_norm_eps"], "activation": "silu", "gated": True, "bias": "all" if attention_bias else "none",
         "tied": c["tie_word_embeddings"], "window": window, "init_std": c["initializer_range"],
     }  # fmt: skip
 

@@ -276,13 +276,13 @@ def model_scores(
         part.to_empty(device="meta")
         return result
 
-    x_BTD, context = run("embedding", batch), model.block_context(batch)
+    x_BTD, contexts = run("embedding", batch), model.block_contexts(batch)
     for layer in model.blocks:
-        x_BTD = run(f"blocks.{layer}", x_BTD, context)
+        x_BTD = run(f"blocks.{layer}", x_BTD, contexts[layer])
     if model.norm is not None:
         x_BTD = run("norm", x_BTD)
     real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.not_padding_BT is None else batch.not_padding_BT
-    result = [run("head", x_BTD[real])[:, : settings.shape.vocab_size]]
+    result = [model.finish_logits(run("head", x_BTD[real]))[:, : settings.shape.vocab_size]]
     pair: nn.Module | None = getattr(model, "pair", None)
     return result if pair is None else [*result, run("pair", x_BTD)]
 

@@ -13,6 +13,7 @@ from typing import Any
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, SettingsError, shorten
 from lmtrain.exchange.build_imported_settings import build_imported_settings
+from lmtrain.exchange.decoder_words import words_at_their_default
 from lmtrain.exchange.torch_files.safe_pickle import CallRecord, Global
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
@@ -116,9 +117,10 @@ def settings_from_arguments(
         values |= {
             "kind": "gpt", "head_width": argument("kv_channels"), "positions": "rotary" if rotary else "learned",
             "num_kv_heads": argument("num_query_groups") if argument("group_query_attention", False) else None,
-            "bias": facts.has_bias,
+            "bias": "all" if facts.has_bias else "none",
             "norm": "layernorm" if is_layernorm else "rmsnorm",
-            "activation": "swiglu" if argument("swiglu", False) else "gelu_tanh" if by_tanh else "gelu",
+            "activation": "silu" if argument("swiglu", False) else "gelu_tanh" if by_tanh else "gelu",
+            "gated": bool(argument("swiglu", False)),
             "tied": not argument("untie_embeddings_and_output_weights", False)
             and not (get_argument is None and facts.has_output),
             "window": None if window is None or window[0] < 0 else window[0] + 1,
@@ -185,7 +187,7 @@ def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) ->
     shape, causal = settings.shape, settings.shape.causal
     gpt = settings if isinstance(settings, GPTSettings) else None
     rotary = gpt is not None and gpt.positions == "rotary"
-    bias = gpt is None or gpt.bias
+    bias = gpt is None or gpt.bias == "all"
     return {
         "num_layers": shape.num_layers, "hidden_size": shape.width, "ffn_hidden_size": shape.ffn_width,
         "num_attention_heads": shape.num_heads, "kv_channels": shape.head_width,
@@ -221,12 +223,17 @@ def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) ->
         ]
     else:
         is_integer_base = settings.rotary_base == int(settings.rotary_base)
-        bias, by_tanh, layernorm = settings.bias, settings.activation == "gelu_tanh", settings.norm == "layernorm"
+        s, bias, layernorm = settings, settings.bias == "all", settings.norm == "layernorm"
+        by_tanh, activation = s.activation == "gelu_tanh", f"model.activation={s.activation}, model.gated={show(s.gated)}"
         rules = [
-            (not settings.parallel_block, "model.parallel_block=true would have to be false"),
-            (bias or not by_tanh, "model.bias=false would have to be true, or model.activation gelu or swiglu"),
+            (s.parallel_block == "no", f"model.parallel_block={s.parallel_block} would have to be no"),
+            (s.bias in ("all", "none"), f"model.bias={s.bias} would have to be all or none"),
+            (s.activation == "silu" if s.gated else s.activation in ("gelu", "gelu_tanh"),
+             f"{activation} would have to be gelu or gelu_tanh without gates, or silu with them"),
+            (bias or not by_tanh, "model.bias=none would have to be all, or model.activation gelu, or silu with gates"),
             (is_integer_base, f"model.rotary_base={settings.rotary_base} would have to be a whole number"),
-            (bias or not layernorm, "model.bias=false would have to be true, since its LayerNorm has a bias"),
+            (bias or not layernorm, "model.bias=none would have to be all, since its LayerNorm has a bias"),
+            *words_at_their_default(s),
         ]
     rules += [
         (value % count == 0, f"{axis}={count} does not divide model.{name}={value}")

@@ -10,44 +10,22 @@ still computed for all positions, so that the results equal those of the whole b
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.models.layers.rotary import Rotation, rotate
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-class Rotation(NamedTuple):
-    """Rotary angles in fp32: [T, 1, K/2], or [B, T, 1, K/2] if positions restart within a row; equal for all heads."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-def build_rotation(positions: Tensor, head_width: int, base: float) -> Rotation:
-    """Return the cosines and sines of rotary position embedding for `positions`, [T] or [B, T]. `base` is the base of
-    its frequencies, usually 10,000.
-    """
-    pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions.device)
-    frequencies = 1.0 / base ** (pairs / head_width)
-    angles = positions.float()[..., None, None] * frequencies
-    return Rotation(angles.cos(), angles.sin())
-
-
-def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Apply rotary position embedding to queries or keys and return them in their dtype. It is computed in fp32,
-    because a bf16 angle at position 100,000 would be off by whole turns.
-    """
-    left, right = x_BTHK.float().chunk(2, dim=-1)
-    cos, sin = rotation
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x_BTHK)
-
-
 class Attention(nn.Module):
-    """Self-attention. The rows of qkv.weight are stored as [H*K queries | Hkv*K keys | Hkv*K values]."""
+    """Self-attention. The rows of qkv.weight are stored as [H*K queries | Hkv*K keys | Hkv*K values]. `q_norm` and
+    `k_norm`, if given, normalize queries and keys before they are turned.
+    """
 
     def __init__(
         self,
@@ -56,17 +34,21 @@ class Attention(nn.Module):
         num_kv_heads: int,
         head_width: int,
         *,
-        bias: bool,
+        qkv_bias: bool,
+        out_bias: bool,
+        core: DotProduct,
         dropout: float,
-        causal: bool,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.head_width = head_width
         self.queries_per_key = num_heads // num_kv_heads
-        self.qkv = nn.Linear(width, (num_heads + 2 * num_kv_heads) * head_width, bias=bias)
-        self.causal = causal
-        self.core = DotProduct(dropout, causal=causal)
-        self.out = nn.Linear(num_heads * head_width, width, bias=bias)
+        self.qkv = nn.Linear(width, (num_heads + 2 * num_kv_heads) * head_width, bias=qkv_bias)
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.causal = core.causal
+        self.core = core
+        self.out = nn.Linear(num_heads * head_width, width, bias=out_bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -81,6 +63,8 @@ class Attention(nn.Module):
         be None.
         """
         q_BTHK, k_BTHK, v_BTHK = self._split_heads(self.qkv(x_BTD))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         if rotation is not None:
             q_BTHK, k_BTHK = rotate(q_BTHK, rotation), rotate(k_BTHK, rotation)
         # because: the memory order stays token by token, head after head, as the linears before and after use it; the
@@ -104,27 +88,53 @@ class Attention(nn.Module):
 
 
 class DotProduct(nn.Module):
-    """softmax(q k / sqrt(K)) v as a separate module, so that the kernel and the random numbers can be replaced."""
+    """softmax(q k x scale) v as a separate module, so that the kernel and the random numbers can be replaced. `scale`
+    is 1 / sqrt(K) by default. With a `cap` the scores s = q k x scale become cap x tanh(s / cap) before the softmax.
+    """
 
-    def __init__(self, dropout: float, *, causal: bool) -> None:
+    def __init__(
+        self, dropout: float, *, causal: bool, scale: float | None = None, cap: float | None = None
+    ) -> None:
         super().__init__()
         self.dropout, self.causal = dropout, causal
+        self.scale, self.cap = scale, cap
 
     def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         if mask is not None and not isinstance(mask, Tensor):
             from lmtrain.models.layers.block_masks import attend_with_block_mask  # because: this import takes a second
 
-            return attend_with_block_mask(q_BHTK, k_BHTK, v_BHTK, mask)
+            return attend_with_block_mask(q_BHTK, k_BHTK, v_BHTK, mask, self.scale, self.cap)
         if mask is not None and q_BHTK.shape[1] != k_BHTK.shape[1]:
             # because: no fused CUDA kernel takes a mask with grouped queries; the fallback would hold all scores
             group = q_BHTK.shape[1] // k_BHTK.shape[1]
             k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
+        if self.cap is not None:
+            return self._attend_with_cap(q_BHTK, k_BHTK, v_BHTK, mask, self.cap)
         return F.scaled_dot_product_attention(
             q_BHTK, k_BHTK, v_BHTK, mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal and mask is None,
+            scale=self.scale,
             enable_gqa=q_BHTK.shape[1] != k_BHTK.shape[1],
         )
+
+    def _attend_with_cap(
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | None, cap: float
+    ) -> Tensor:
+        """Return attention's output with capped scores, which no fused kernel with a dense mask computes: the matrices
+        of all scores are held.
+        """
+        group = q_BHTK.shape[1] // k_BHTK.shape[1]
+        if group > 1:
+            k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
+        scale = q_BHTK.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores_BHTT = cap * torch.tanh(q_BHTK @ k_BHTK.transpose(-1, -2) * (scale / cap))
+        if mask is None and self.causal:
+            mask = _query_minus_key(k_BHTK.shape[2], q_BHTK.device) >= 0
+        if mask is not None:
+            scores_BHTT = scores_BHTT.masked_fill(~mask, float("-inf"))
+        shares_BHTT = scores_BHTT.float().softmax(-1).type_as(q_BHTK)
+        return F.dropout(shares_BHTT, self.dropout, self.training) @ v_BHTK
 
 
 class BuildMask(Protocol):
@@ -139,6 +149,7 @@ class BuildMask(Protocol):
         documents_BT: Tensor | None,
         not_padding_BT: Tensor | None,
         device: torch.device,
+        always: bool,
     ) -> Tensor | BlockMask | None: ...
 
 
@@ -150,11 +161,13 @@ def build_mask(
     documents_BT: Tensor | None,
     not_padding_BT: Tensor | None = None,
     device: torch.device,
+    always: bool = False,
 ) -> Tensor | None:
     """Return the attention mask of sequences of `length` tokens, True where a query may attend to a key: [T, T], [B, 1,
     T, T] or [B, 1, 1, T]. Return None if no mask is needed besides the attention kernel's own causal rule.
 
     With a window token i attends to i - window + 1 .. i; with documents only to its own document; never to padding.
+    `always` is for block masks, and changes nothing here.
     """
     masks = []
     if window is not None and window < length:

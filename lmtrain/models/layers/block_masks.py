@@ -28,15 +28,17 @@ def build_block_mask(
     documents_BT: Tensor | None,
     not_padding_BT: Tensor | None = None,
     device: torch.device,
+    always: bool = False,
 ) -> BlockMask | None:
     """Return flex_attention's BlockMask that allows the same (query, key) pairs as `build_mask` with these arguments;
-    None if `build_mask` returns None. Each document should be contiguous.
+    None if `build_mask` returns None, unless `always`: kernels of capped scores take only block masks. Each document
+    should be contiguous.
 
     With scattered documents more blocks than necessary would be masked pair by pair, with the same result.
     """
     window = None if window is None or window >= length else window
     not_padding_BT = None if causal else not_padding_BT
-    if window is None and documents_BT is None and not_padding_BT is None:
+    if window is None and documents_BT is None and not_padding_BT is None and not always:
         return None
     min_distance, max_distance = (0 if causal else 1 - (window or length)), (window or length) - 1
     first_N = torch.arange(0, length, BLOCK, device=device)
@@ -51,15 +53,35 @@ def build_block_mask(
     return BlockMask.from_kv_blocks(*blocks, *full, BLOCK_SIZE=BLOCK, mask_mod=allowed, seq_lengths=(length, length))
 
 
-def attend_with_block_mask(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask) -> Tensor:
-    """Return attention's output, softmax(q k / sqrt(K)) v, computed by flex_attention under a block mask. Several query
-    heads may share a key head.
+def attend_with_block_mask(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    mask: BlockMask,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> Tensor:
+    """Return what DotProduct with this `scale` and `cap` returns, computed by flex_attention under a block mask.
+    Several query heads may share a key head.
     """
     # because: uncompiled, flex_attention creates the full score matrix; a compiled block traces it into its own graph
     uncompiled_gpu = q_BHTK.is_cuda and not torch.compiler.is_compiling()
     flex = _compiled() if uncompiled_gpu else flex_attention
-    y: Tensor = flex(q_BHTK, k_BHTK, v_BHTK, block_mask=mask, enable_gqa=q_BHTK.shape[1] != k_BHTK.shape[1])
+    y: Tensor = flex(
+        q_BHTK, k_BHTK, v_BHTK, None if cap is None else _cap_scores(cap), mask, scale,
+        q_BHTK.shape[1] != k_BHTK.shape[1],
+    )  # fmt: skip
     return y
+
+
+@cache
+def _cap_scores(cap: float) -> Callable[..., Tensor]:
+    """Return a flex_attention `score_mod`: the function of a score and its place that caps the score."""
+
+    def capped(score: Tensor, *place: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
 
 
 @cache

@@ -9,7 +9,9 @@ from lmtrain.batch import Batch
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus a table of `num_positions` learned positions if that is given; rotary models have none."""
+    """Token embedding times `scale`, plus a table of `num_positions` learned positions if that is given; rotary models
+    have none.
+    """
 
     def __init__(
         self,
@@ -20,8 +22,10 @@ class Embedding(nn.Module):
         dropout: float,
         num_segments: int = 0,
         norm: nn.Module | None = None,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
+        self.scale = scale
         self.token = _table(padded_vocab_size, width)
         self.position = _table(num_positions, width) if num_positions is not None else None
         self.segment = _table(num_segments, width) if num_segments else None
@@ -30,6 +34,8 @@ class Embedding(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         x_BTD: Tensor = self.token(batch.tokens_BT)
+        if self.scale != 1.0:
+            x_BTD = x_BTD * self.scale
         if self.position is not None:
             x_BTD = x_BTD + self.position(positions_of(batch))
         if self.segment is not None:

@@ -38,6 +38,12 @@ def padded_bias(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tensor 
     return (weight.new_zeros(num_rows) if bias is None else bias).masked_fill(rows >= num_tokens, float("-inf"))
 
 
+def cap_logits(logits: Tensor, cap: float) -> Tensor:
+    """Return cap x tanh(logits / cap); -inf at padding stays -inf."""
+    capped = cap * torch.tanh(logits / cap)
+    return torch.where(logits == float("-inf"), logits, capped)
+
+
 class MaskedHead(nn.Module):
     """BERT's head: a linear, gelu and norm before the logits."""
 

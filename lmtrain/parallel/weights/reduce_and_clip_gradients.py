@@ -124,11 +124,18 @@ def sum_tied_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], tie
 
 
 @torch.no_grad()
-def sum_partial_gradients(gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], tp: Axis) -> None:
-    """Sum over tensor-parallel ranks, in place, the gradients of weights that are not split over tp, such as norms and
-    biases. With sequence parallelism each rank's gradient covers its own sequence shard only.
+def sum_partial_gradients(
+    gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], tp: Axis, *, sequence_parallel: bool
+) -> None:
+    """Sum over tensor-parallel ranks, in place, the gradients of weights that every rank holds whole but uses for a
+    part: those that serve its own heads, and with sequence parallelism, where each rank has its own shard of the
+    sequence, all that are not split, such as norms and biases.
     """
-    partial = [gradient for name, gradient in gradients.items() if placements[name].cut.split is Split.NONE]
+    cuts = {name: placements[name].cut for name in gradients}
+    partial = [
+        gradients[name]
+        for name, cut in cuts.items() if cut.split is Split.NONE and (sequence_parallel or cut.partial)
+    ]
     if tp.size == 1 or not partial:
         return
     flat = torch.cat([gradient.flatten() for gradient in partial])

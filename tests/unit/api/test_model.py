@@ -89,9 +89,9 @@ def test_hidden_states_are_named_and_lead_to_the_logits(gpt: lmtrain.Model, bert
         assert all(each.shape == (2, 5, 16) and each.dtype == torch.float32 for each in hidden.values())
         inner: Any = model._model.model
         with torch.no_grad():
-            context = inner.block_context(Batch(torch.tensor(IDS), None))
+            contexts = inner.block_contexts(Batch(torch.tensor(IDS), None))
             for number, before in enumerate(names[:2]):
-                after_BTD = inner.blocks[str(number)](hidden[before], context)
+                after_BTD = inner.blocks[str(number)](hidden[before], contexts[str(number)])
                 assert torch.equal(after_BTD, hidden[f"blocks.{number}"])
             logits_BTV = inner.logits(hidden[last])[..., : model.settings.shape.vocab_size]
         assert torch.equal(logits_BTV, model.logits(IDS))

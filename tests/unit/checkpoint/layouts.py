@@ -27,7 +27,7 @@ MODELS: dict[str, ModelSettings] = {
     "tied": GPTSettings(num_layers=5, width=24, num_heads=4, vocab_size=67, vocab_multiple=1, seq_len=8),
     "gqa": GPTSettings(
         num_layers=5, width=24, num_heads=4, num_kv_heads=2, ffn_width=40, vocab_size=67, vocab_multiple=16, seq_len=8,
-        tied=False, bias=False, positions="rotary", norm="rmsnorm", activation="swiglu",
+        tied=False, bias="none", positions="rotary", norm="rmsnorm", activation="silu", gated=True,
     ),
     "bert": BertSettings(num_layers=5, width=24, num_heads=4, vocab_size=67, vocab_multiple=1, seq_len=8),
 }  # fmt: skip

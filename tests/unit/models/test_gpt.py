@@ -29,8 +29,8 @@ def llama(**changes: Any) -> GPTSettings:
     values: dict[str, Any] = {
         "positions": "rotary",
         "norm": "rmsnorm",
-        "activation": "swiglu",
-        "bias": False,
+        "activation": "silu", "gated": True,
+        "bias": "none",
         "tied": False,
         "ffn_width": 80,
     }
@@ -300,7 +300,7 @@ def test_vocabulary_must_be_known() -> None:
 def test_compiled_block_equals_the_plain_one(backend: str, settings: GPTSettings) -> None:
     """One graph, forward and backward, with mask and rotation handed in."""
     model, batch = model_of(settings), batch_of(1)
-    block, around = model.blocks["0"], model.block_context(batch)
+    block, around = model.blocks["0"], model.block_contexts(batch)["0"]
     compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=backend)
     x = torch.randn(1, LENGTH, 48, requires_grad=True)
     results = []

@@ -24,8 +24,8 @@ def tiny(**changes: Any) -> GPTSettings:
 def test_what_follows_when_nothing_is_said() -> None:
     shape = tiny().shape
     assert (shape.num_kv_heads, shape.head_width, shape.ffn_width, shape.gated) == (4, 16, 256, False)
-    assert tiny(width=4096, num_heads=32, activation="swiglu").shape.ffn_width == 11008  # LLaMA 7B's
-    assert tiny(ffn_width=100, activation="swiglu").shape.ffn_width == 100
+    assert tiny(width=4096, num_heads=32, activation="silu", gated=True).shape.ffn_width == 11008  # LLaMA 7B's
+    assert tiny(ffn_width=100, activation="silu", gated=True).shape.ffn_width == 100
     assert tiny(head_width=5).shape.head_width == 5
     assert tiny(num_kv_heads=1, window=3).shape.num_kv_heads == 1
     assert tiny(window=3).shape.window == 3

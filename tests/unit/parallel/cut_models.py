@@ -26,7 +26,7 @@ GPT2 = {
 }  # fmt: skip
 LLAMA = GPT2 | {
     "num_heads": 24, "num_kv_heads": 12, "head_width": 4, "positions": "rotary", "norm": "rmsnorm",
-    "activation": "swiglu", "bias": False, "tied": False,
+    "activation": "silu", "gated": True, "bias": "none", "tied": False,
 }  # fmt: skip
 
 

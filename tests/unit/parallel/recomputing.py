@@ -25,7 +25,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 CPU = torch.device("cpu")
 SETTINGS = GPTSettings(
     num_layers=3, width=32, num_heads=4, num_kv_heads=2, vocab_size=61, vocab_multiple=1, seq_len=32, dropout=0.2,
-    activation="swiglu", norm="rmsnorm", positions="rotary", ffn_width=96, init_std=0.1,
+    activation="silu", gated=True, norm="rmsnorm", positions="rotary", ffn_width=96, init_std=0.1,
 )  # fmt: skip
 
 

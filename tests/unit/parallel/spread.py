@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 # because: no size is a multiple of 4 x 2, so that shards and the vocabulary need padding and some are empty
 SETTINGS = GPTSettings(
     num_layers=2, width=12, num_heads=4, num_kv_heads=2, vocab_size=13, vocab_multiple=1, seq_len=8, ffn_width=14,
-    activation="swiglu",
+    activation="silu", gated=True,
 )  # fmt: skip
 PRECISIONS: dict[str, PrecisionSettings] = {
     "fp32": Fp32Settings(), "bf16": Bf16Settings(), "fp16": Fp16Settings(initial_scale=1024.0),

@@ -25,7 +25,7 @@ from lmtrain.parallel.parallel_model import ParallelModel
 
 SETTINGS = GPTSettings(
     num_layers=2, width=16, num_heads=2, vocab_size=13, vocab_multiple=8, seq_len=8, positions="learned",
-    norm="layernorm", activation="gelu", bias=True, tied=True, dropout=0.0,
+    norm="layernorm", activation="gelu", bias="all", tied=True, dropout=0.0,
 )  # fmt: skip
 CPU = torch.device("cpu")
 

@@ -27,7 +27,7 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 # each axis and each zero once or, with another axis beside it, in tests/layouts
 FEW = [LAYOUTS[number] for number in (2, 6, 7, 10)]
-UNTIED = {"tied": False, "positions": "rotary", "head_width": 4, "norm": "rmsnorm", "bias": False}
+UNTIED = {"tied": False, "positions": "rotary", "head_width": 4, "norm": "rmsnorm", "bias": "none"}
 
 
 def num_processes(parallel: dict[str, Any]) -> int:

@@ -27,7 +27,7 @@ ALL: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "model",
-    [{}, {"dropout": 0.0, "window": 5, "parallel_block": True, "norm": "layernorm"}, *wide({"dropout": 0.0})],
+    [{}, {"dropout": 0.0, "window": 5, "parallel_block": "one_norm", "norm": "layernorm"}, *wide({"dropout": 0.0})],
 )
 def test_gradients_are_bit_for_bit_those_of_none(model: dict[str, Any]) -> None:
     assert recomputing.different(ALL, {}, model) == []

@@ -44,8 +44,8 @@ def test_each_way_to_do_it_again_keeps_less() -> None:
 
 
 def test_words_of_the_model_change_what_is_kept() -> None:
-    wide = replace(GPT3, num_kv_heads=8), replace(GPT3, parallel_block=True)
-    more = replace(GPT3, activation="swiglu", ffn_width=4 * 12288), replace(GPT3, positions="rotary")
+    wide = replace(GPT3, num_kv_heads=8), replace(GPT3, parallel_block="one_norm")
+    more = replace(GPT3, activation="silu", gated=True, ffn_width=4 * 12288), replace(GPT3, positions="rotary")
     assert all(a_block(model) < a_block() for model in wide)
     assert all(a_block(model) > a_block() for model in more)
     assert a_block(document_mask=True) == a_block(), "a mask of blocks is shared by all of them"

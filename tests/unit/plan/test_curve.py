@@ -14,7 +14,7 @@ from tests.unit.plan.ranked_run import h100, ranked, run_of, study
 
 LLAMA_7B = GPTSettings(
     num_layers=32, width=4096, num_heads=32, ffn_width=11008, vocab_size=32000, seq_len=4096, positions="rotary",
-    norm="rmsnorm", activation="swiglu", bias=False, tied=False,
+    norm="rmsnorm", activation="silu", gated=True, bias="none", tied=False,
 )  # fmt: skip
 SHARDED = {"dp_replicate": 1, "zero": 3, "balance": "layers"}
 PUBLISHED_LOSS, PUBLISHED_POWER = 0.3722, 0.0587  # of a GPU's throughput and power, from 128 to 2,048 H100

@@ -75,10 +75,10 @@ def test_a_setting_changes_the_case(changes: dict[str, Any], field: str, value: 
 @pytest.mark.parametrize(
     ("changes", "field", "value"),
     [
-        ({"activation": "swiglu"}, "gated", True),
+        ({"activation": "silu", "gated": True}, "gated", True),
         ({"num_kv_heads": 8}, "num_kv_heads", 8),
         ({"positions": "rotary"}, "rotary", True),
-        ({"parallel_block": True}, "parallel_block", True),
+        ({"parallel_block": "one_norm"}, "parallel_block", True),
         ({"tied": False}, "tied", False),
         ({"dropout": 0.1}, "dropout", True),
         ({"vocab_size": 50305, "vocab_multiple": 1}, "vocab", 50312),

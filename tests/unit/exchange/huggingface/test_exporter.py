@@ -26,7 +26,7 @@ MODELS: dict[str, tuple[str, ModelSettings]] = {
     "gpt2": ("gpt2", gpt2(num_positions=56)),
     "gpt2-untied-gelu": ("gpt2", gpt2(tied=False, activation="gelu")),
     "llama": ("llama", llama()),
-    "llama-tied-bias": ("llama", llama(tied=True, bias=True, rotary_base=500000.0)),
+    "llama-tied-bias": ("llama", llama(tied=True, bias="all", rotary_base=500000.0)),
     "mistral": ("mistral", llama(window=9)),
     "bert": ("bert", bert()),
     "bert-one-head": ("bert", bert(pair_head=False, num_positions=56)),

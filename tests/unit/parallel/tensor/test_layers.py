@@ -45,8 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2_padded": GPT2 | {"vocab_multiple": 64},  # a rank of nothing but padding
     "llama": LLAMA,
     "llama_documents": LLAMA | {"window": 5},
-    "parallel_block": GPT2 | {"parallel_block": True},
-    "llama_parallel_block": LLAMA | {"parallel_block": True, "tied": True},
+    "parallel_block": GPT2 | {"parallel_block": "one_norm"},
+    "llama_parallel_block": LLAMA | {"parallel_block": "one_norm", "tied": True},
 }
 
 
@@ -152,7 +152,7 @@ def saved_by(model: Any, x_BTD: Tensor) -> int:
             seen[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    around = model.block_context(batch_of(GPT2))
+    around = model.block_contexts(batch_of(GPT2))["0"]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         kept_alive = model.blocks["0"](x_BTD.requires_grad_(), around)
     del kept_alive

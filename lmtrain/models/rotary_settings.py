@@ -1,0 +1,121 @@
+"""The settings of rotary positions: how far apart the angles of two positions are, and what stretches them. Torch-free.
+
+A part of a decoder's settings. layers/rotary.py computes the angles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from lmtrain.config.settings_base import Problem, Settings, problem_if
+
+# The keys that each scaling reads.
+_READ_BY = {
+    "none": (),
+    "linear": ("rotary_factor",),
+    "llama3": ("rotary_factor", "rotary_original_len", "rotary_low_factor", "rotary_high_factor"),
+    "yarn": ("rotary_factor", "rotary_original_len", "rotary_beta_fast", "rotary_beta_slow", "rotary_rounds",
+             "rotary_attention_factor"),
+    "longrope": ("rotary_factor", "rotary_original_len", "rotary_short_factors", "rotary_long_factors",
+                 "rotary_attention_factor"),
+}  # fmt: skip
+_SCALING_KEYS = tuple(dict.fromkeys(key for keys in _READ_BY.values() for key in keys))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotarySettings(Settings):
+    optional: ClassVar[tuple[str, ...]] = ("rotary_original_len",)
+    positive: ClassVar[tuple[str, ...]] = (
+        "rotary_base", "rotary_factor", "rotary_low_factor", "rotary_high_factor", "rotary_beta_fast",
+        "rotary_beta_slow",
+    )  # fmt: skip
+
+    rotary_base: float = 10000.0
+    local_rotary_base: float | None = None  # of layers with a window, which then have no scaling; None: as all layers
+    rotary_share: float = 1.0  # of a head's numbers, from its first; the others are not turned
+    rotary_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
+    rotary_factor: float = 1.0  # how many times longer texts are than those of the original training
+    rotary_original_len: int | None = None  # tokens of the original training's texts
+    rotary_low_factor: float = 1.0
+    rotary_high_factor: float = 4.0
+    rotary_beta_fast: float = 32.0
+    rotary_beta_slow: float = 1.0
+    rotary_rounds: bool = True  # whether the first and last frequency that are scaled in part are whole numbers
+    rotary_attention_factor: float | None = None  # of the angles' cosines and sines; None: by the paper's formula
+    rotary_short_factors: tuple[float, ...] | None = None  # a divisor for each frequency up to rotary_original_len
+    rotary_long_factors: tuple[float, ...] | None = None  # the same for longer texts
+
+    def rotary_width(self, head_width: int) -> int:
+        """Return the number of a head's numbers that are turned."""
+        return int(head_width * self.rotary_share)
+
+    @property
+    def angle_factor(self) -> float:
+        """The factor of cosines and sines: 1 unless yarn or longrope scales the angles."""
+        if self.rotary_scaling not in ("yarn", "longrope"):
+            return 1.0
+        if self.rotary_attention_factor is not None:
+            return self.rotary_attention_factor
+        if self.rotary_factor <= 1:
+            return 1.0
+        if self.rotary_scaling == "yarn":
+            return 0.1 * math.log(self.rotary_factor) + 1.0
+        return math.sqrt(1 + math.log(self.rotary_factor) / math.log(self.rotary_original_len or 1))
+
+    def unused_rotary(self) -> Iterator[Problem]:
+        """Yield a problem for each rotary setting without an effect."""
+        defaults = RotarySettings()
+        changed = [key for key in vars(defaults) if getattr(self, key) != getattr(defaults, key)]
+        learned = getattr(self, "positions", "rotary") == "learned"
+        windows = any(kind.window and kind.rotary for kind in getattr(self, "layer_kinds", ()))
+        for key in changed:
+            usual = getattr(defaults, key)
+            way_out = "Leave it out." if usual is None else f"Leave it out, which is {usual:g}."
+            way_out = f"Leave it out, which is {usual}." if isinstance(usual, str) else way_out
+            if learned:
+                rule = "has an effect only with model.positions=rotary, and positions are learned"
+            elif key in _SCALING_KEYS and key not in _READ_BY[self.rotary_scaling]:
+                readers = " or ".join(kind for kind, keys in _READ_BY.items() if key in keys)
+                rule = f"has an effect only with model.rotary_scaling={readers}, and it is {self.rotary_scaling}"
+            elif key == "local_rotary_base" and not windows:
+                rule = "has an effect only in layers with a window, and there are none"
+            else:
+                continue
+            yield from self.problem_if(True, key, rule, way_out)
+
+    def rotary_problems(self, head_width: int) -> Iterator[Problem]:
+        """Yield the problems of these settings in a model whose heads have `head_width` numbers."""
+        if getattr(self, "positions", "rotary") == "learned" or head_width < 1:
+            return
+        width, kind = self.rotary_width(head_width), self.rotary_scaling
+        yield from self.checked(
+            (not 0 < self.rotary_share <= 1, "rotary_share",
+             "is not a share of a head's numbers, which lies above 0 and up to 1", "Use 1 or 0.25."),
+            self.above_0("local_rotary_base", "Use 10000, or null."),
+            self.above_0("rotary_attention_factor", "Use 1, or null for the formula."),
+            ("rotary_original_len" in _READ_BY[kind] and self.rotary_original_len is None, "rotary_original_len",
+             f"must be set with rotary_scaling={kind}", "Use the tokens of the original training's texts."),
+            (kind == "longrope" and self.rotary_original_len == 1, "rotary_original_len",
+             "must be at least 2 with rotary_scaling=longrope", "Use the tokens of the original training's texts."),
+            (kind == "llama3" and self.rotary_high_factor <= self.rotary_low_factor, "rotary_high_factor",
+             f"must be above rotary_low_factor={self.rotary_low_factor:g}", "Use 4, with rotary_low_factor=1."),
+            (kind == "yarn" and self.rotary_beta_fast <= self.rotary_beta_slow, "rotary_beta_fast",
+             f"must be above rotary_beta_slow={self.rotary_beta_slow:g}", "Use 32, with rotary_beta_slow=1."),
+        )  # fmt: skip
+        if kind == "longrope" and width % 2 == 0:
+            for key in ("rotary_short_factors", "rotary_long_factors"):
+                factors = getattr(self, key)
+                yield from self.problem_if(
+                    factors is None or len(factors) != width // 2 or min(factors, default=0.0) <= 0, key,
+                    f"is not a list of {width // 2} numbers above 0, one for each frequency",
+                    "Use those of the model's publication.",
+                )  # fmt: skip
+        if 0 < self.rotary_share <= 1:
+            yield from problem_if(
+                width % 2 == 1 or width == 0, "head_width", head_width,
+                f"x rotary_share={self.rotary_share:g} is {width} numbers, and rotary positions turn pairs",
+                "Use another width or share, or positions=learned.",
+            )  # fmt: skip
