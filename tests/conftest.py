@@ -7,8 +7,7 @@ import signal
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.layouts.workers import Pool
 ROOT = Path(__file__).resolve().parent.parent
 # marker -> the command that runs the tests that bear it
 COMMANDS = {"wide": "make test-all", "slow": "make test-slow"}
+ENVIRONMENT = dict(os.environ)  # in which the tests were started
 _skipped: list[tuple[str, str]] = []
 _left: Counter[str] = Counter()
 hypothesis.settings.register_profile("house", deadline=None)  # because: a busy machine is not a slow function
@@ -56,22 +56,24 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    """Let no test depend on the variables that tests before it, or the fixtures of their modules, have left behind."""
-    with kept_environment():
-        return (yield)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Let no test depend on variables that collection, other tests or the fixtures of their modules have left behind.
+    """
+    restore_environment()
+    result = yield
+    restore_environment()
+    return result
 
 
-@contextmanager
-def kept_environment() -> Iterator[None]:
-    """Return the environment to what it was: commands called in this process, and torch's compiler, write variables."""
-    before = dict(os.environ)
-    yield
-    for name in {name for name in os.environ.keys() | before.keys() if not name.startswith("PYTEST")}:
-        if name not in before:
+def restore_environment() -> None:
+    """Make the environment what it was at the start: commands called in this process write variables, and so does
+    torch's compiler when it is imported.
+    """
+    for name in {name for name in os.environ.keys() | ENVIRONMENT.keys() if not name.startswith("PYTEST")}:
+        if name not in ENVIRONMENT:
             del os.environ[name]
-        elif os.environ.get(name) != before[name]:
-            os.environ[name] = before[name]
+        elif os.environ.get(name) != ENVIRONMENT[name]:
+            os.environ[name] = ENVIRONMENT[name]
 
 
 @pytest.fixture(autouse=True)

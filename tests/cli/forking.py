@@ -17,6 +17,7 @@ import lmtrain.__main__
 from lmtrain.cli.ranks import launch_ranks
 from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter
 from lmtrain.runtime.processes.stop_signals import unblock_stops
+from tests.conftest import ENVIRONMENT
 
 MODULE = "tests.cli.forking"
 # read while modules are imported, or once for all
@@ -35,7 +36,7 @@ _BY_SETTINGS = (
 )  # fmt: skip
 # because: the server is started by the first test that needs it, which may have changed both for itself
 _FOLDER = os.getcwd()
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+_ENVIRONMENT = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("PYTEST")}
 _server: _Server | None = None
 
 
