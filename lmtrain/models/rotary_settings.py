@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lmtrain.config.settings_base import Problem, Settings, problem_if
+from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 
 # The keys that each scaling reads.
 _READ_BY = {
@@ -73,8 +73,7 @@ class RotarySettings(Settings):
         windows = any(kind.window and kind.rotary for kind in getattr(self, "layer_kinds", ()))
         for key in changed:
             usual = getattr(defaults, key)
-            way_out = "Leave it out." if usual is None else f"Leave it out, which is {usual:g}."
-            way_out = f"Leave it out, which is {usual}." if isinstance(usual, str) else way_out
+            way_out = "Leave it out." if usual is None else f"Leave it out, which is {show(usual)}."
             if learned:
                 rule = "has an effect only with model.positions=rotary, and positions are learned"
             elif key in _SCALING_KEYS and key not in _READ_BY[self.rotary_scaling]:
