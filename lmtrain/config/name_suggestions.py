@@ -123,7 +123,7 @@ UNSUPPORTED_SETTINGS = {
 }  # fmt: skip
 _KEY_BY_FOREIGN_NAME = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
 _VALUE_BY_FOREIGN_VALUE = {
-    "bert": "bert_base", "adamw_torch": "adamw", "silu": "swiglu", "wandb": "online",
+    "bert": "bert_base", "adamw_torch": "adamw", "swish": "silu", "gelu_new": "gelu_tanh", "wandb": "online",
     "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",

@@ -118,8 +118,8 @@ def _activation_forward(
 @triton.jit
 def _activation_backward(
     grad, product, bias, grad_x, sums, num_rows, num_columns,
-    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_OF_A_SUM: tl.constexpr,
-    STAGES: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS_OF_A_SUM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

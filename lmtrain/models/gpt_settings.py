@@ -122,7 +122,7 @@ class GPTSettings(RotarySettings, TransformerSettings):
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """What the attention of each layer reads: a window or all tokens, with or without rotary angles."""
+        """The kind of each layer: whether its attention reads a window or all tokens, with or without rotary angles."""
         if self.layer_pattern is None:
             kind = LayerKind(window=self.window is not None, rotary=self.positions == "rotary")
             return (kind,) * self.num_layers
@@ -197,7 +197,8 @@ class GPTSettings(RotarySettings, TransformerSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from self.rotary_problems(self.head)
+        if self.num_heads >= 1:  # because: another number is reported above, and the default head width divides by it
+            yield from self.rotary_problems(self.head)
         yield from self._word_problems()
         yield from self._pattern_problems()
         yield from self.checked(
@@ -228,8 +229,8 @@ class GPTSettings(RotarySettings, TransformerSettings):
              "Use w for a window, f for all tokens, a capital letter for a layer without rotary angles, or null."),
             (len(pattern) > self.num_layers, "layer_pattern", f"has more letters than num_layers={self.num_layers}",
              f"Use {self.num_layers} letters or fewer."),
-            ("w" in pattern.lower() and self.window is None, "layer_pattern", "has layers with a window, and window=null",
-             "Set window to the tokens that such a layer reads."),
+            ("w" in pattern.lower() and self.window is None, "layer_pattern",
+             "has layers with a window, and window=null", "Set window to the tokens that such a layer reads."),
             (bool(set(pattern) & set("wf")) and self.positions == "learned", "layer_pattern",
              "has layers with rotary angles, and positions=learned", "Use positions=rotary, or capital letters."),
         ]  # fmt: skip

@@ -185,7 +185,7 @@ class TransformerSettings(ModelSettings):
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """What the attention of each layer reads."""
+        """The kind of each layer, which says what its attention reads."""
         return (LayerKind(),) * self.num_layers
 
     @property

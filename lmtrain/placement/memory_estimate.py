@@ -211,7 +211,7 @@ class ActivationSizes:
         self.up = self.ffn * (2 if shape.gated else 1)
         self.logits: float = -(-model.padded_vocab_size // tp) * e * run.scored_share
         self.rotary = getattr(model, "positions", "learned") == "rotary"
-        self.parallel_block = getattr(model, "parallel_block", False)
+        self.parallel_block = getattr(model, "parallel_block", "no") != "no"
         self.post_norm = getattr(model, "norm_order", "pre") == "post"
         self.rms = getattr(model, "norm", "layernorm") == "rmsnorm"
         # dropout masks

@@ -66,7 +66,7 @@ def test_the_model_is_that_of_the_weights(toy: Toy, models: Models, tmp_path: Pa
     found = settled(*words(toy, tmp_path / "a"), f"checkpoint.init_from={source}")
     model = found["model"]
     assert (model["kind"], model["num_heads"], model["rotary_base"], model["norm"]) == ("gpt", 4, 20000.0, "rmsnorm")
-    assert (model["width"], model["seq_len"], model["activation"]) == (32, 32, "swiglu")
+    assert (model["width"], model["seq_len"], model["activation"], model["gated"]) == (32, 32, "silu", True)
     longer = settled(*words(toy, tmp_path / "a"), f"checkpoint.init_from={source}", "model.seq_len=64")
     assert longer["model"] == model | {"seq_len": 64}
     chosen = settled(*words(toy, tmp_path / "a"), f"checkpoint.init_from={source}", "model=gpt_tiny")

@@ -20,7 +20,8 @@ from lmtrain.kernels import kernel_support
 from lmtrain.layout import Coordinate
 from lmtrain.models import block_stack
 from lmtrain.models.layers import attention
-from lmtrain.models.layers.attention import Rotation
+from lmtrain.models.layers.rotary import Rotation
+from lmtrain.models.rotary_settings import RotarySettings
 from lmtrain.objectives import objective
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.objectives.objective import build_objective
@@ -96,9 +97,9 @@ def _by_plain_torch(case: Case, dtype: torch.dtype, device: torch.device) -> Gra
 def _in_fp64() -> Iterator[None]:
     """What the house does in fp32 whatever comes is done in fp64."""
 
-    def angles(positions: Tensor, head_width: int, base: float) -> Rotation:
+    def angles(positions: Tensor, head_width: int, settings: RotarySettings, **_: Any) -> Rotation:
         pairs = torch.arange(0, head_width, 2, dtype=torch.float64)
-        turned = positions.double()[..., None, None] / base ** (pairs / head_width)
+        turned = positions.double()[..., None, None] / settings.rotary_base ** (pairs / head_width)
         return Rotation(turned.cos(), turned.sin())
 
     def rotated(x_BTHK: Tensor, rotation: Rotation) -> Tensor:

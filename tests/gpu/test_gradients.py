@@ -11,7 +11,7 @@ import torch
 from lmtrain.kernels import activations, kernel_support
 from lmtrain.kernels.cross_entropy import logits_gradient as right_gradient
 from lmtrain.models.layers import attention
-from lmtrain.models.layers.attention import Rotation
+from lmtrain.models.layers.rotary import Rotation
 from lmtrain.objectives import cross_entropy
 from lmtrain.parallel import matrix_products
 from lmtrain.parallel.weights import master_weights as precision_room

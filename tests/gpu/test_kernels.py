@@ -31,10 +31,10 @@ def test_rows_may_begin_further_apart_than_32_bits_count() -> None:
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # because: an fp32 product that is to be exact
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu"])
-def test_an_mlp_equals_the_plain_one(kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "gated"), [("gelu", False), ("gelu_tanh", False), ("relu2", False), ("silu", True)])
+def test_an_mlp_equals_the_plain_one(kind: str, gated: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    mlp = MLP(256, 1024, kind, bias=True, dropout=0.0).cuda()  # type: ignore[arg-type]
+    mlp = MLP(256, 1024, kind, gated=gated, bias=True, dropout=0.0).cuda()  # type: ignore[arg-type]
     x, grad = torch.randn(2, 8, 64, 256, device="cuda")
     forward = torch.compile(mlp, fullgraph=True, dynamic=False) if compiled else mlp
     found = torch.autograd.grad(forward(x), list(mlp.parameters()), grad)

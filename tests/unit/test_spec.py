@@ -29,9 +29,11 @@ def test_a_shorter_sequence_and_a_window_cost_less_attention() -> None:
     full = GPT2_SMALL.flops_per_token()
     assert full - GPT2_SMALL.flops_per_token(scored_share=0.15) == pytest.approx(0.85 * 6 * 768 * 50257)
     assert full - GPT2_SMALL.flops_per_token(256) == pytest.approx(attention * (1024 - 256))
-    windowed = dataclasses.replace(GPT2_SMALL, window=128)
+    windowed = dataclasses.replace(GPT2_SMALL, window=128, num_window_layers=12)
     assert full - windowed.flops_per_token() == pytest.approx(attention * (1024 - 128))
     assert windowed.flops_per_token(64) == GPT2_SMALL.flops_per_token(64)
+    five_of_twelve = dataclasses.replace(windowed, num_window_layers=5)
+    assert full - five_of_twelve.flops_per_token() == pytest.approx(5 / 12 * attention * (1024 - 128))
 
 
 def test_attention_costs_what_its_heads_are_wide_together() -> None:

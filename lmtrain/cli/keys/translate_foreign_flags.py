@@ -20,7 +20,8 @@ from lmtrain.train.run_config import RunConfig
 
 PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
 _SWITCHES = {
-    "swiglu": "model.activation=swiglu", "disable_bias_linear": "model.bias=none",
+    "swiglu": "model.activation=silu model.gated=true", "squared_relu": "model.activation=relu2",
+    "disable_bias_linear": "model.bias=none",
     "untie_embeddings_and_output_weights": "model.tied=false",
     "use_rotary_position_embeddings": "model.positions=rotary",
     "use_distributed_optimizer": "parallel.zero=1", "recompute_activations": "recompute=attention",
@@ -76,9 +77,10 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
             _add_override(result, _OFF_SWITCHES[last])
         elif last in _OFF_SWITCHES or (values and value.lower() in _FALSE and _switch_override(last, groups)):
             continue  # because: a feature that is off there is off here by default
-        elif override := (
-            (value.lower() in ("", *_TRUE) and _switch_override(last, groups)) or _combined_override(last, values)
-        ):
+        elif value.lower() in ("", *_TRUE) and (override := _switch_override(last, groups)):
+            for part in override.split():
+                _add_override(result, part)
+        elif override := _combined_override(last, values):
             _add_override(result, override)
         elif overrides := names.suggest_overrides(name, _to_yaml(value)):
             _add_override(result, overrides[0])
@@ -178,8 +180,8 @@ def _to_yaml(value: str) -> str:
 
 
 def _switch_override(name: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the override for an option that is a switch, such as "swiglu", or the name of a choice of a group; empty
-    for others.
+    """Return the overrides, with a blank between two, for an option that is a switch, such as "swiglu", or the name of
+    a choice of a group; empty for others.
     """
     chosen = (f"{group}={name}" for group, choices in groups.items() if name in choices)
     return _SWITCHES.get(name) or next(chosen, "")

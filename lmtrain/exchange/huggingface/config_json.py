@@ -211,7 +211,8 @@ def _llama_config(s: GPTSettings, family: str) -> Config:
         "initializer_range": s.init_std, "attention_dropout": 0.0, "tie_word_embeddings": s.tied,
         # because: transformers 4 reads the base alone, 5 the group
         "rope_theta": s.rotary_base, "rope_parameters": {"rope_type": "default", "rope_theta": s.rotary_base},
-        **({"sliding_window": s.window} if family == "mistral" else {"attention_bias": s.bias == "all", "mlp_bias": s.bias == "all"}),
+        **({"sliding_window": s.window} if family == "mistral"
+           else dict.fromkeys(("attention_bias", "mlp_bias"), s.bias == "all")),
     }  # fmt: skip
 
 

@@ -224,7 +224,8 @@ def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) ->
     else:
         is_integer_base = settings.rotary_base == int(settings.rotary_base)
         s, bias, layernorm = settings, settings.bias == "all", settings.norm == "layernorm"
-        by_tanh, activation = s.activation == "gelu_tanh", f"model.activation={s.activation}, model.gated={show(s.gated)}"
+        by_tanh = s.activation == "gelu_tanh"
+        activation = f"model.activation={s.activation}, model.gated={show(s.gated)}"
         rules = [
             (s.parallel_block == "no", f"model.parallel_block={s.parallel_block} would have to be no"),
             (s.bias in ("all", "none"), f"model.bias={s.bias} would have to be all or none"),

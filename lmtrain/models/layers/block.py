@@ -133,7 +133,8 @@ class PostNormBlock(Block):
     """A post-norm block, as in the original transformer and BERT: a norm after each residual sum."""
 
     def forward(self, x_BTD: Tensor, context: BlockContext) -> Tensor:
-        assert self.attention_norm is not None and self.mlp_norm is not None, "a sum lacks its norm"
+        assert self.attention_norm is not None
+        assert self.mlp_norm is not None
         attention_BTD: Tensor = self.attention(x_BTD, context.mask, context.rotation, context.query_positions_BQ)
         if context.query_positions_BQ is not None:
             x_BTD = select_positions(x_BTD, context.query_positions_BQ)

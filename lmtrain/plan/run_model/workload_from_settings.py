@@ -185,7 +185,7 @@ def build_case(run: PlannedRun, hardware: Hardware) -> Case:
         # because: with a mask matrix kernels skip neither the causal half of the scores nor those beyond a window
         causal=shape.causal and not run.has_mask and not run.window, window=run.window,
         rotary=getattr(model, "positions", "learned") == "rotary",
-        parallel_block=bool(getattr(model, "parallel_block", False)), dropout=model.uses_dropout,
+        parallel_block=getattr(model, "parallel_block", "no") != "no", dropout=model.uses_dropout,
         pp=parallel.pp, vp=parallel.vp, dp=parallel.layout.dp, tp=parallel.tp,
         zero=parallel.zero if parallel.dp_shard > 1 else 0, shard=parallel.dp_shard,
         sequence_parallel=run.sequence_parts > 1,

@@ -53,11 +53,10 @@ MUTANTS = [
     ),
     Mutant(
         name="rotary_base_is_not_handed_on",
-        file="lmtrain/models/gpt.py",
-        function="GPT.__init__",
-        old='            rotary_width=s.head if s.positions == "rotary" else None,\n'
-        "            rotary_base=s.rotary_base,\n",
-        new='            rotary_width=s.head if s.positions == "rotary" else None,\n',
+        file="lmtrain/models/layers/rotary.py",
+        function="_frequencies",
+        old="else s.rotary_base",
+        new="else 10000.0",
         breaks="model.rotary_base is accepted and ignored: angles always have the base 10,000.",
         only_for="rotary models with another base than 10,000, as imported LLaMA 3 has",
     ),
@@ -82,10 +81,10 @@ MUTANTS = [
     ),
     Mutant(
         name="rmsnorm_has_torchs_own_eps",
-        file="lmtrain/models/layers/block.py",
+        file="lmtrain/models/layers/norms.py",
         function="build_norm",
-        old='return nn.RMSNorm(width, eps=eps) if kind == "rmsnorm"',
-        new='return nn.RMSNorm(width) if kind == "rmsnorm"',
+        old="return nn.RMSNorm(width, eps=eps, elementwise_affine",
+        new="return nn.RMSNorm(width, elementwise_affine",
         breaks="model.norm_eps is ignored and the dtype's own epsilon taken, so activations differ from those of the "
         "same weights in other programs, most of all while hidden states are small.",
         only_for="rmsnorm",

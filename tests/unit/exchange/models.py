@@ -28,8 +28,8 @@ def gpt2(**changes: Any) -> GPTSettings:
 
 def llama(**changes: Any) -> GPTSettings:
     values: dict[str, Any] = {
-        "num_kv_heads": 2, "ffn_width": 80, "positions": "rotary", "norm": "rmsnorm", "activation": "silu", "gated": True,
-        "bias": "none", "tied": False,
+        "num_kv_heads": 2, "ffn_width": 80, "positions": "rotary", "norm": "rmsnorm", "activation": "silu",
+        "gated": True, "bias": "none", "tied": False,
     }  # fmt: skip
     return gpt2(**(values | changes))
 

@@ -107,12 +107,13 @@ def compare_activations(rows: int, columns: int, dtype: torch.dtype) -> Off:
 
     ahead, back = [0.0], [0.0]
     torch.manual_seed(rows * columns)
-    for kind in ("gelu", "gelu_tanh", "swiglu"):
-        wide = 2 * columns if kind == "swiglu" else columns
+    kinds = ("gelu", False), ("gelu_tanh", False), ("silu", False), ("relu", False), ("relu2", False), ("silu", True)
+    for kind, gated in kinds:
+        wide = 2 * columns if gated else columns
         shapes = (rows, wide), (wide,), (rows, columns)
         product, bias, grad = (3 * torch.randn(shape) for shape in shapes)
         for given in (bias.to(dtype), None):
-            x = product.to(dtype), given, kind
+            x = product.to(dtype), given, kind, gated
             ahead.append(off(kernels.forward(*x), activations.forward_in_torch(*x), product))
             pairs = kernels.backward(grad.to(dtype), *x), activations.backward_in_torch(grad.to(dtype), *x)
             back += (off(one, other, grad) for one, other in zip(*pairs, strict=True))

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from lmtrain.kernels import kernel_support
 from lmtrain.kernels.activations import Activation, activate_with_bias
-from lmtrain.models.layers.block import ACTIVATIONS, MLP, UpLinear
+from lmtrain.models.layers.block import MLP, UpLinear, activate
 from lmtrain.parallel.matrix_products import SummingLinear, apply_summing_linears
 
-KINDS: tuple[Activation, ...] = ("gelu", "gelu_tanh", "swiglu")
+# a kind and whether it is gated: each kind once, and the gates of two
+KINDS: tuple[tuple[Activation, bool], ...] = (
+    ("gelu", False), ("gelu_tanh", False), ("silu", False), ("relu", False), ("relu2", False), ("silu", True),
+    ("gelu_tanh", True),
+)  # fmt: skip
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -25,16 +29,17 @@ def gradients(y: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(y, of, drawn(*y.shape, dtype=y.dtype, seed=9))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_equals_torch(kind: Activation) -> None:
+@pytest.mark.parametrize(("kind", "gated"), KINDS)
+def test_equals_torch(kind: Activation, gated: bool) -> None:
     product, bias = drawn(3, 5, 14).requires_grad_(), drawn(14, seed=1).requires_grad_()
-    ours, right = activate_with_bias(product, bias, kind), ACTIVATIONS[kind](product + bias)
+    ours = activate_with_bias(product, bias, kind, gated=gated)
+    right = activate(product + bias, kind, gated=gated)
     pairs = zip((ours, *gradients(ours, product, bias)), (right, *gradients(right, product, bias)), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    bare = activate_with_bias(product, None, kind)
-    torch.testing.assert_close(bare, ACTIVATIONS[kind](product), rtol=1e-12, atol=1e-12)
-    assert torch.equal(gradients(bare, product)[0], gradients(ACTIVATIONS[kind](product), product)[0])
+    bare, right = activate_with_bias(product, None, kind, gated=gated), activate(product, kind, gated=gated)
+    torch.testing.assert_close(bare, right, rtol=1e-12, atol=1e-12)
+    assert torch.equal(gradients(bare, product)[0], gradients(right, product)[0])
 
 
 def test_half_precision_is_rounded_once() -> None:
@@ -55,12 +60,12 @@ def is_close(found: Tensor, right: Tensor) -> bool:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "gated"), KINDS)
 def test_an_mlp_takes_this_way_where_kernels_run(
-    kind: Activation, bias: bool, own: bool, monkeypatch: pytest.MonkeyPatch
+    kind: Activation, gated: bool, bias: bool, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    plain = MLP(8, 12, kind, bias=bias, dropout=0.0)
+    plain = MLP(8, 12, kind, gated=gated, bias=bias, dropout=0.0)
     fused = deepcopy(plain)
     if own:
         apply_summing_linears(fused)
@@ -90,11 +95,11 @@ def names_of(tensor: Tensor) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiles_to_one_graph(kind: Activation) -> None:
+@pytest.mark.parametrize(("kind", "gated"), KINDS)
+def test_compiles_to_one_graph(kind: Activation, gated: bool) -> None:
     product, bias = drawn(6, 14).requires_grad_(), drawn(14, seed=1).requires_grad_()
     compiled = torch.compile(activate_with_bias, fullgraph=True, dynamic=False, backend="aot_eager")
-    ours, right = compiled(product, bias, kind), activate_with_bias(product, bias, kind)
+    ours, right = (of(product, bias, kind, gated=gated) for of in (compiled, activate_with_bias))
     assert torch.equal(ours, right)
     for found, expected in zip(gradients(ours, product, bias), gradients(right, product, bias), strict=True):
         assert torch.equal(found, expected)
@@ -106,11 +111,11 @@ def test_a_wrong_bias_is_noticed() -> None:
     assert not torch.allclose(activate_with_bias(product, None, "gelu"), F.gelu(product + bias), rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_mlp_compiles_to_one_graph(kind: Activation, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "gated"), KINDS)
+def test_an_mlp_compiles_to_one_graph(kind: Activation, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
     torch.manual_seed(0)
-    mlp, x = MLP(8, 12, kind, bias=True, dropout=0.0), drawn(3, 5, 8, dtype=torch.float32)
+    mlp, x = MLP(8, 12, kind, gated=gated, bias=True, dropout=0.0), drawn(3, 5, 8, dtype=torch.float32)
     compiled = torch.compile(mlp, fullgraph=True, dynamic=False, backend="aot_eager")
     ours, plain = (gradients(of(x), *mlp.parameters()) for of in (compiled, mlp))
     for found, right in zip(ours, plain, strict=True):

@@ -13,7 +13,9 @@ from lmtrain.kernels.kernel_support import HAS_TRITON
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 WIDE = "global.v4.b32"
-KINDS = ("gelu", "gelu_tanh", "swiglu")
+KINDS = (
+    ("gelu", False), ("gelu_tanh", False), ("silu", False), ("relu", False), ("relu2", False), ("silu", True)
+)  # fmt: skip
 BF16, FP32, INT64 = "*bf16", "*fp32", "*i64"
 
 
@@ -52,12 +54,13 @@ def test_the_loss() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_activations(kind: str, bias: bool) -> None:
+@pytest.mark.parametrize(("kind", "gated"), KINDS)
+def test_activations(kind: str, gated: bool, bias: bool) -> None:
     from lmtrain.kernels import triton_activations as room
 
     signature = {"product": BF16, "num_rows": "i32", "num_columns": "i32"} | ({"bias": BF16} if bias else {})
-    constants: dict[str, Any] = {"KIND": kind, "HAS_BIAS": bias, "ROWS": room.ROWS, "COLUMNS": room.COLUMNS}
+    constants: dict[str, Any] = {"KIND": kind, "GATED": gated, "HAS_BIAS": bias}
+    constants |= {"ROWS": room.ROWS, "COLUMNS": room.COLUMNS}
     constants |= {} if bias else {"bias": None}
     assert WIDE in assembly(room._activation_forward, signature | {"y": BF16}, constants)
     signature |= {"grad": BF16, "grad_x": BF16, "sums": FP32}
@@ -121,12 +124,12 @@ def test_what_is_launched_with_one_row_of_one_column(launched: list[str]) -> Non
     triton_cross_entropy.overwrite_with_gradient(logits_NV, column_N, *sums_3N.unbind())
     assert launched == ["_cross_entropy_sums", "_cross_entropy_gradient"]
     launched.clear()
-    for kind in KINDS:
-        product = torch.zeros(1, 2 if kind == "swiglu" else 1, dtype=torch.bfloat16)
+    for kind, gated in KINDS:
+        product = torch.zeros(1, 2 if gated else 1, dtype=torch.bfloat16)
         for bias in (product[0].clone(), None):
-            grad = triton_activations.forward(product, bias, kind)
-            triton_activations.backward(grad, product, bias, kind)
-    assert launched == 6 * ["_activation_forward", "_activation_backward"]
+            grad = triton_activations.forward(product, bias, kind, gated)
+            triton_activations.backward(grad, product, bias, kind, gated)
+    assert launched == 12 * ["_activation_forward", "_activation_backward"]
     launched.clear()
     weight, gradient, first, second = torch.zeros(4, 1, 1).unbind()
     rates = Rates(lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, count=1)

@@ -17,7 +17,9 @@ from tests.unit.models.first_weights import start
 
 LENGTH, VOCAB = 24, 61
 SIZE: dict[str, Any] = {"num_layers": 2, "width": 32, "num_heads": 4, "vocab_size": VOCAB, "seq_len": LENGTH}
-ROTARY: dict[str, Any] = {"positions": "rotary", "norm": "rmsnorm", "activation": "silu", "gated": True, "num_kv_heads": 2}
+ROTARY: dict[str, Any] = {
+    "positions": "rotary", "norm": "rmsnorm", "activation": "silu", "gated": True, "num_kv_heads": 2,
+}  # fmt: skip
 MODELS: dict[str, ModelSettings] = {
     "gpt2": GPTSettings(**SIZE),
     "llama": GPTSettings(**SIZE, **ROTARY),

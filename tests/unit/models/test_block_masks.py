@@ -166,7 +166,9 @@ def test_attention_by_blocks_is_attention_by_positions(
 
 
 SIZE: dict[str, Any] = {"num_layers": 3, "width": 32, "num_heads": 4, "vocab_size": 61, "seq_len": 24}
-ROTARY: dict[str, Any] = {"positions": "rotary", "norm": "rmsnorm", "activation": "silu", "gated": True, "num_kv_heads": 2}
+ROTARY: dict[str, Any] = {
+    "positions": "rotary", "norm": "rmsnorm", "activation": "silu", "gated": True, "num_kv_heads": 2,
+}  # fmt: skip
 
 
 def model_of(**words: Any) -> Any:

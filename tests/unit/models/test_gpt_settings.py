@@ -56,7 +56,7 @@ def test_dropout_decides_whether_steps_are_random() -> None:
         ({"num_heads": 0}, ["num_heads=0 must be at least 1"]),
         ({"num_kv_heads": 3}, ["num_kv_heads=3 does not divide num_heads=4", "1, 2 or 4"]),
         ({"num_kv_heads": 8}, ["num_kv_heads=8 does not divide"]),
-        ({"head_width": 7, "positions": "rotary"}, ["head_width=7 is odd", "Use 8"]),
+        ({"head_width": 7, "positions": "rotary"}, ["head_width=7 x rotary_share=1 is 7 numbers", "another width"]),
         ({"window": 0}, ["window=0 must be at least 1", "null"]),
         ({"dropout": 1.0}, ["dropout=1.0"]),
         ({"dropout": -0.1}, ["dropout=-0.1"]),
@@ -85,6 +85,6 @@ def test_words_are_checked_when_built_from_data() -> None:
     assert settings == tiny()
     assert made(settings.to_dict()) == settings
     with pytest.raises(SettingsError) as caught:
-        made(data | {"activation": "swigly", "positons": "rotary"})
-    assert "Did you mean swiglu?" in str(caught.value)
+        made(data | {"activation": "sillu", "positons": "rotary"})
+    assert "Did you mean silu?" in str(caught.value)
     assert "Did you mean positions?" in str(caught.value)

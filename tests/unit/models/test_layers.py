@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -11,22 +12,28 @@ import torch.nn.functional as F
 from lmtrain.batch import Batch
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.layers.attention import build_rotation, rotate
-from lmtrain.models.layers.block import MLP, BlockContext, build_norm
+from lmtrain.models.layers.block import MLP, BlockContext
 from lmtrain.models.layers.embedding import Embedding, positions_of
 from lmtrain.models.layers.heads import Head
+from lmtrain.models.layers.norms import build_norm
+from lmtrain.models.layers.rotary import Rotation, build_rotation, rotate
+from lmtrain.models.rotary_settings import RotarySettings
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-def test_block_formula(parallel: bool) -> None:
-    """x + A(LN(x)), then + MLP(LN2(.)); in parallel x + MLP(LN(x)) + A(LN(x)) on one norm."""
+@pytest.mark.parametrize("parallel", ["no", "one_norm", "two_norms"])
+def test_block_formula(parallel: Literal["no", "one_norm", "two_norms"]) -> None:
+    """x + A(LN(x)), then + MLP(LN2(.)); in parallel x + MLP(LN(x)) + A(LN(x)) on one norm, or each on its own."""
     settings = GPTSettings(
         num_layers=1, width=32, num_heads=2, vocab_size=16, seq_len=8, parallel_block=parallel, init_std=0.3
     )
     torch.manual_seed(0)
     block = build(settings).blocks["0"]
     weights = dict(block.named_parameters())
-    assert ("mlp_norm.weight" in weights) is not parallel
+    assert ("mlp_norm.weight" in weights) == (parallel != "one_norm")
+    with torch.no_grad():
+        for name in ("attention_norm.weight", "mlp_norm.weight"):
+            if name in weights:
+                weights[name].copy_(torch.rand(32))
     x = torch.randn(2, 8, 32)
 
     def linear(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -46,16 +53,17 @@ def test_block_formula(parallel: bool) -> None:
     def mlp(value: torch.Tensor) -> torch.Tensor:
         return linear("mlp.down", F.gelu(linear("mlp.up", value), approximate="tanh"))
 
-    if parallel:
-        expected = x + mlp(norm("attention_norm", x)) + attention(norm("attention_norm", x))
-    else:
+    if parallel == "no":
         after = x + attention(norm("attention_norm", x))
         expected = after + mlp(norm("mlp_norm", after))
+    else:
+        mlp_norm = "attention_norm" if parallel == "one_norm" else "mlp_norm"
+        expected = x + mlp(norm(mlp_norm, x)) + attention(norm("attention_norm", x))
     assert torch.allclose(block(x, BlockContext()), expected, atol=1e-5)
 
 
-def test_swiglu_is_silu_of_the_first_half_times_the_second() -> None:
-    mlp = MLP(8, 12, "swiglu", bias=False, dropout=0.0)
+def test_gated_silu_is_silu_of_the_first_half_times_the_second() -> None:
+    mlp = MLP(8, 12, "silu", gated=True, bias=False, dropout=0.0)
     x = torch.randn(3, 8)
     gate, up = mlp.up.weight[:12], mlp.up.weight[12:]
     gated = x @ gate.T
@@ -83,12 +91,16 @@ def test_layer_norm_without_bias() -> None:
     assert [name for name, _ in build_norm("layernorm", 8, eps=1e-5, bias=False).named_parameters()] == ["weight"]
 
 
+def rotation_of(positions: torch.Tensor, head_width: int) -> Rotation:
+    return build_rotation(positions, head_width, RotarySettings(), length=positions.shape[-1])
+
+
 def test_rotation_depends_on_distance_alone() -> None:
     q, k = torch.randn(2, 1, 1, 1, 16).double()
 
     def score(at: int, seen: int) -> float:
-        turned_q = rotate(q.float(), build_rotation(torch.tensor([at]), 16, 10000.0))
-        turned_k = rotate(k.float(), build_rotation(torch.tensor([seen]), 16, 10000.0))
+        turned_q = rotate(q.float(), rotation_of(torch.tensor([at]), 16))
+        turned_k = rotate(k.float(), rotation_of(torch.tensor([seen]), 16))
         return float((turned_q * turned_k).sum())
 
     assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)
@@ -100,14 +112,14 @@ def test_rotation_turns_the_pairs_half_a_head_apart() -> None:
     x = torch.zeros(1, 1, 1, 8)
     x[..., 1] = 1.0  # pairs with number 1 + 8/2
     angle = 5 / 10000 ** (2 / 8)
-    y = rotate(x, build_rotation(torch.tensor([5]), 8, 10000.0))[0, 0, 0]
+    y = rotate(x, rotation_of(torch.tensor([5]), 8))[0, 0, 0]
     assert y[1] == pytest.approx(math.cos(angle))
     assert y[5] == pytest.approx(math.sin(angle))
     assert y.count_nonzero() == 2
 
 
 def test_rotation_keeps_dtype_and_its_own_precision() -> None:
-    rotation = build_rotation(torch.tensor([[0, 100_000], [3, 4]]), 8, 10000.0)
+    rotation = rotation_of(torch.tensor([[0, 100_000], [3, 4]]), 8)
     assert rotation.cos.dtype == torch.float32
     assert rotation.cos.shape == (2, 2, 1, 4)
     assert rotation.cos[0, 1, 0, 0] == pytest.approx(math.cos(100_000), abs=1e-3)

@@ -22,8 +22,10 @@ from lmtrain.batch import Batch
 from lmtrain.kernels import cross_entropy as kernels_room
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.layers.attention import DotProduct, Rotation, build_mask, build_rotation, rotate
-from lmtrain.models.layers.block import build_norm
+from lmtrain.models.layers.attention import DotProduct, build_mask
+from lmtrain.models.layers.norms import build_norm
+from lmtrain.models.layers.rotary import Rotation, build_rotation, rotate
+from lmtrain.models.rotary_settings import RotarySettings
 from lmtrain.objectives import cross_entropy as loss_room
 from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.parallel import tensor_parallel as tensor_room
@@ -80,7 +82,7 @@ def test_rotation(dtype: torch.dtype) -> None:
     def off(found: Tensor) -> float:
         return last_places(found, exact, 0.5)  # because: fp32's angles are off by 1e-5 at position 256
 
-    rotation = build_rotation(positions, 16, base)
+    rotation = build_rotation(positions, 16, RotarySettings(rotary_base=base), length=256)
     assert rotation.cos.dtype is rotation.sin.dtype is torch.float32
     assert off(rotate(x_BTHK, rotation)) <= ROUNDED_ONCE
     assert off(turned_in_half(x_BTHK, rotation)) > ROUNDED_ONCE

@@ -15,13 +15,13 @@ from tests.unit.exchange.models import bert, gpt2, llama
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (gpt2(parallel_block="one_norm"), "model.parallel_block=true"),
-        (gpt2(bias="none"), "model.bias=false"),
+        (gpt2(parallel_block="one_norm"), "model.parallel_block=one_norm"),
+        (gpt2(bias="none"), "model.bias=none"),
         (gpt2(norm="rmsnorm", window=5), "model.norm=rmsnorm .*; model.window=5"),
         (gpt2(num_kv_heads=2), "model.num_kv_heads=2 would have to be 4"),
         (gpt2(head_width=16), "model.head_width=16"),
-        (llama(activation="gelu"), "nearest is llama, for which model.activation=gelu would have to be swiglu"),
-        (llama(window=5, bias="all"), "nearest is mistral, for which model.bias=true"),
+        (llama(activation="gelu"), "nearest is llama, for which model.activation=gelu with model.gated=true"),
+        (llama(window=5, bias="all"), "nearest is mistral, for which model.bias=all would have to be none"),
         (bert(activation="gelu_tanh"), "model.head_activation=gelu would have to be model.activation=gelu_tanh"),
     ],
 )

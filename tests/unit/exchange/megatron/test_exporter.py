@@ -80,7 +80,7 @@ def test_weights_of_half_precision_go_through_both_formats_bit_for_bit(
     [
         (llama(), 4, 1, r"tp=4 does not divide model\.num_kv_heads=2"),
         (gpt2(), 1, 3, r"pp=3 does not divide model\.num_layers=2"),
-        (gpt2(parallel_block="one_norm"), 1, 1, r"model\.parallel_block=true"),
+        (gpt2(parallel_block="one_norm"), 1, 1, r"model\.parallel_block=one_norm"),
         (bert(norm_order="post"), 1, 1, r"model\.norm_order=post"),
         (bert(norm_order="pre", head_activation="gelu_tanh"), 1, 1, r"model\.head_activation=gelu_tanh"),
     ],
