@@ -46,25 +46,25 @@ class GPTSettings(RotarySettings, TransformerSettings):
     ffn_width: int | None = None  # None: 4 x width, or 8/3 x width rounded up if gated
     positions: Literal["learned", "rotary"] = "learned"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    norm_order: Literal["pre", "branch", "sandwich", "post"] = "pre"
-    norm_weight: Literal["ones", "from_zero", "none"] = "ones"
-    norm_bias: bool | None = None  # None: layer norms add one if bias=all
-    qk_norm: Literal["none", "head", "whole"] = "none"
+    norm_order: Literal["pre", "branch", "sandwich", "post"] = "pre"  # of a branch's input, output, both, or the sum
+    norm_weight: Literal["ones", "from_zero", "none"] = "ones"  # a norm multiplies by a weight, 1 + a weight or nothing
+    norm_bias: bool | None = None  # whether layer norms add a vector; None: if bias=all
+    qk_norm: Literal["none", "head", "whole"] = "none"  # norms of queries and keys: over each head or over all
     activation: Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"] = "gelu_tanh"
     gated: bool = False
     bias: Literal["all", "none", "qkv", "mlp"] = "all"
-    head_bias: bool = False
+    head_bias: bool = False  # whether the head adds a vector to the logits
     tied: bool = True
     parallel_block: Literal["no", "one_norm", "two_norms"] = "no"
     window: int | None = None
     layer_pattern: str | None = None  # letters of LAYER_LETTERS, repeated over the layers
-    embedding_scale: float = 1.0
-    attention_scale: float | None = None  # None: 1 / sqrt(head_width)
-    residual_scale: float = 1.0
-    logit_scale: float = 1.0
-    attention_cap: float | None = None
-    logit_cap: float | None = None
-    z_loss: float = 0.0
+    embedding_scale: float = 1.0  # factor of the tokens' embeddings
+    attention_scale: float | None = None  # factor of attention scores; None: 1 / sqrt(head_width)
+    residual_scale: float = 1.0  # factor of what attention and MLP add to the hidden state
+    logit_scale: float = 1.0  # factor of the logits
+    attention_cap: float | None = None  # attention scores s become cap x tanh(s / cap); None: no cap
+    logit_cap: float | None = None  # logits z become cap x tanh(z / cap), after logit_scale; None: no cap
+    z_loss: float = 0.0  # factor of the mean of logsumexp(logits)^2, which is added to the loss that training minimizes
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -34,19 +34,19 @@ class RotarySettings(Settings):
     )  # fmt: skip
 
     rotary_base: float = 10000.0
-    local_rotary_base: float | None = None  # of layers with a window, which then have no scaling; None: as all layers
-    rotary_share: float = 1.0  # of a head's numbers, from its first; the others are not turned
-    rotary_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
+    local_rotary_base: float | None = None  # rotary_base of layers with a window, without scaling; None: as the others
+    rotary_share: float = 1.0  # share of a head's numbers that are turned, from its first
+    rotary_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"  # of the angles, for longer texts
     rotary_factor: float = 1.0  # how many times longer texts are than those of the original training
     rotary_original_len: int | None = None  # tokens of the original training's texts
-    rotary_low_factor: float = 1.0
-    rotary_high_factor: float = 4.0
-    rotary_beta_fast: float = 32.0
-    rotary_beta_slow: float = 1.0
-    rotary_rounds: bool = True  # whether the first and last frequency that are scaled in part are whole numbers
-    rotary_attention_factor: float | None = None  # of the angles' cosines and sines; None: by the paper's formula
-    rotary_short_factors: tuple[float, ...] | None = None  # a divisor for each frequency up to rotary_original_len
-    rotary_long_factors: tuple[float, ...] | None = None  # the same for longer texts
+    rotary_low_factor: float = 1.0  # llama3: frequencies below so many turns in rotary_original_len are divided
+    rotary_high_factor: float = 4.0  # llama3: frequencies above so many turns in rotary_original_len stay
+    rotary_beta_fast: float = 32.0  # yarn: frequencies above so many turns in rotary_original_len stay
+    rotary_beta_slow: float = 1.0  # yarn: frequencies below so many turns in rotary_original_len are divided
+    rotary_rounds: bool = True  # yarn: whether the range of frequencies scaled in part is rounded to whole numbers
+    rotary_attention_factor: float | None = None  # factor of cosines and sines; None: by the paper's formula
+    rotary_short_factors: tuple[float, ...] | None = None  # longrope: divisors up to rotary_original_len
+    rotary_long_factors: tuple[float, ...] | None = None  # longrope: divisors for longer texts
 
     def rotary_width(self, head_width: int) -> int:
         """Return the number of a head's numbers that are turned."""

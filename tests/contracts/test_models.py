@@ -23,11 +23,11 @@ from lmtrain.train.run_config import RunConfig
 from tests.contracts.plugin import choices, config_file
 
 ALIASES = {"gpt2": "gpt2_small"}
-LADDER = {  # millions of parameters in Hoffmann 2022, table A9; every step but the first inherits from the first
+LADDER = {  # millions of parameters in Hoffmann 2022, table A9
     "chinchilla_44m": 44, "chinchilla_74m": 74, "chinchilla_117m": 117, "chinchilla_175m": 175, "chinchilla_251m": 251,
     "chinchilla_425m": 425, "chinchilla_1b": 1018,
 }  # fmt: skip
-NAMES = [name for name in choices("model") if name not in {*ALIASES, *list(LADDER)[1:]}]
+NAMES = [name for name in choices("model") if "\ndefaults:" not in config_file("model", name).read_text()]
 VOCAB = 50257  # for the files that leave the vocabulary to the tokenizer
 PUBLISHED = {
     "gpt2_small": 124_439_808,
@@ -41,7 +41,11 @@ PUBLISHED = {
     "llama2_7b": 6_738_415_616,
     "llama2_13b": 13_015_864_320,
     "llama2_70b": 68_976_648_192,
-    "llama3_8b": 8_030_261_248,
+}
+EXACT = {  # presets whose first line has the number of parameters, taken from their release
+    name: int(found[1].replace(",", ""))
+    for name in choices("model")
+    if (found := re.match(r"# .*?(\d{1,3}(?:,\d{3}){2,}) parameters", config_file("model", name).read_text()))
 }
 BERTS = {  # with both heads: transformers' BertForPreTraining
     "bert_base": 110_106_428,
@@ -57,9 +61,16 @@ def made(data: Any) -> ModelSettings:
     return build_settings(ModelSettings, data, "model")  # type: ignore[type-abstract]
 
 
+def values(name: str) -> dict[str, Any]:
+    """Return the values in a preset's file, with those of the files that it builds upon."""
+    data: Any = OmegaConf.to_container(OmegaConf.load(config_file("model", name)))
+    bases = [values(base) for base in data.pop("defaults", ()) if base != "_self_"]
+    return {key: value for part in [*bases, data] for key, value in part.items()}
+
+
 @cache
 def settings_of(name: str) -> Any:
-    settings: Any = made(OmegaConf.to_container(OmegaConf.load(config_file("model", name))))
+    settings: Any = made(values(name))
     return settings if settings.shape.vocab_size else settings.with_vocab(VOCAB)
 
 
@@ -75,7 +86,7 @@ def model_of(name: str) -> Any:
 
 
 def test_files_are_found() -> None:
-    named = {*PUBLISHED, *BERTS, *ROUNDED_BILLIONS, *ROUNDED_BERTS, *LADDER, *ALIASES}
+    named = {*PUBLISHED, *BERTS, *ROUNDED_BILLIONS, *ROUNDED_BERTS, *LADDER, *ALIASES, *EXACT}
     assert named | {"llama_1b", "gpt_tiny", "llama_tiny", "bert_tiny", "mean_mixer"} == set(choices("model"))
 
 
@@ -85,7 +96,7 @@ def test_settings_go_round_and_every_key_is_explained(name: str) -> None:
     assert made(settings.to_dict()) == settings
     lines = config_file("model", name).read_text().splitlines()
     keys = {line.split(":")[0] for line in lines if not line.startswith("#")}
-    assert keys == set(settings.to_dict())
+    assert keys <= set(settings.to_dict())
     assert all(line.startswith("#") or " # " in line for line in lines)
 
 
@@ -149,6 +160,11 @@ def test_exact_published_sizes(name: str) -> None:
     assert count(built(replace(settings_of(name), vocab_multiple=1))) == (PUBLISHED | BERTS)[name]
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_the_first_line_counts_every_parameter(name: str) -> None:
+    assert settings_of(name).num_parameters == EXACT[name]
+
+
 @pytest.mark.parametrize("name", LADDER)
 def test_chinchillas_ladder_has_its_published_sizes(name: str) -> None:
     """The table counts 32,000 tokens, vectors of bias, and a matrix for relative positions in each layer."""
@@ -180,7 +196,10 @@ def test_llama_1b_has_tinyllamas_size() -> None:
 def short(name: str) -> Any:
     """Return the settings with three layers, which show names and stages of weights as well as all layers would."""
     settings = settings_of(name)
-    return replace(settings, num_layers=min(3, settings.shape.num_layers))
+    num_layers = min(3, settings.shape.num_layers)
+    pattern = getattr(settings, "layer_pattern", None)
+    letters = {"layer_pattern": pattern[-num_layers:]} if pattern else {}
+    return replace(settings, num_layers=num_layers, **letters)
 
 
 def turned_over(settings: Any) -> Iterator[Any]:
