@@ -33,6 +33,7 @@ class Cut:
 
     split: Split
     sections: tuple[int, ...] = ()  # sizes along dim 0, in order; empty means a single section
+    unit: int = 1  # rows that stay together, such as a head's: with fewer units than ranks, ranks hold copies of one
     partial: bool = False  # a whole weight that each rank uses for its own heads: gradients are summed over tp
 
 

@@ -174,7 +174,7 @@ class GPTSettings(RotarySettings, TransformerSettings):
     def cut_of(self, name: str) -> Cut:
         match name.split(".")[-2:]:
             case ["q_norm" | "k_norm", _] if self.qk_norm == "whole":
-                return Cut(Split.COLUMN)
+                return Cut(Split.COLUMN, unit=self.head)
             case ["q_norm" | "k_norm", _]:
                 return Cut(Split.NONE, partial=True)
         return super().cut_of(name)

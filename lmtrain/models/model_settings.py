@@ -211,7 +211,7 @@ class TransformerSettings(ModelSettings):
         match name.split(".")[-2:]:
             case ["qkv", _]:
                 kv = shape.num_kv_heads * shape.head_width
-                return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
+                return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv), unit=shape.head_width)
             case ["up", _]:
                 return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
             case ["out" | "down", "weight"]:

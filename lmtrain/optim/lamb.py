@@ -69,7 +69,8 @@ class LAMB(UncompiledOptimizer):
         names = [name for update in updates for name in update.names]
         directions = [u for update in updates for u in update.directions]
         weights = [w for update in updates for w in update.parameters]
-        norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, directions)]
+        counted = [list(map(self.whole.counted, names, tensors)) for tensors in (weights, directions)]
+        norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in counted]
         # collective: sums squared norms over all shards of each matrix, once per step
         w_P, u_P = self.whole.sum_over_shards(names, torch.stack(norms, dim=1).square()).sqrt().unbind(dim=1)
         ratio_P = torch.where((w_P > 0) & (u_P > 0), w_P / u_P, 1.0)

@@ -17,8 +17,13 @@ from torch import Tensor
 class WholeTensors(Protocol):
     """Collective access to whole weights."""
 
+    def counted(self, name: str, shard: Tensor) -> Tensor:
+        """Return the part of this process's shard of a tensor shaped like the weight `name` that goes into sums over
+        shards: other processes count the rest.
+        """
+
     def sum_over_shards(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
-        """Return sums over the whole weights; row p holds the sums over this process's shard of the weight names[p].
+        """Return sums over the whole weights; row p holds the sums over what is `counted` of the weight names[p].
 
         An element that several processes hold counts once.
         """
@@ -52,6 +57,9 @@ class LocalTensors:
 
     def __init__(self, sections: Mapping[str, tuple[int, ...]] | None = None) -> None:
         self.sections = sections or {}
+
+    def counted(self, name: str, shard: Tensor) -> Tensor:
+        return shard
 
     def sum_over_shards(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         return values_PN

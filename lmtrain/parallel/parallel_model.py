@@ -28,6 +28,7 @@ from lmtrain.parallel.weights.reduce_and_clip_gradients import (
     apply_clip,
     clip_factor,
     gradient_norm,
+    sum_copied_gradients,
     sum_partial_gradients,
     sum_tied_gradients,
 )
@@ -93,6 +94,7 @@ class ParallelModel(Inference):
         current_phase.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         sum_partial_gradients(gradients, self.placements, self.mesh.tp, sequence_parallel=self.sequence_parallel)
+        sum_copied_gradients(gradients, self.placements, self.mesh.tp)
         sum_tied_gradients(gradients, self.settings.ties(), self.tied_sums)
         norm = gradient_norm(gradients, self.placements, self.mesh.world, self.device)
         if self.one_pass_optimizer is None:

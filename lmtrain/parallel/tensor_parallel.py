@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED
 from lmtrain.errors import LayoutError
 from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statistics
-from lmtrain.layout import divisors, format_choices
+from lmtrain.layout import format_choices
 from lmtrain.models.init import apply_ties
+from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
 from lmtrain.models.layers.norms import WholeNorm, scaled
 from lmtrain.objectives.cross_entropy import with_sample_sums
@@ -42,6 +43,8 @@ from lmtrain.parallel.collectives import (
 )
 from lmtrain.parallel.matrix_products import SummingModule
 from lmtrain.parallel.mesh import Axis
+from lmtrain.placement.layers_and_shards_of_ranks import part_shape
+from lmtrain.placement.parallel_settings import tp_sizes
 from lmtrain.spec import Cut, LanguageModel, Split
 
 HEAD_ROWS = 256  # because: for GPT-2's vocabulary the fp32 logits are 50 MB, and the head's product stays efficient
@@ -57,13 +60,15 @@ def apply_tensor_parallel(model: LanguageModel, tp: Axis, *, sequence_parallel: 
         return None
     assert isinstance(model, nn.Module)
     shape, cuts, num_sharded = model.shape, model.cuts(), 0
-    # heads and columns are never split. Settings are checked earlier; this check is for callers without settings
-    for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
-        if value % tp.size != 0:
-            legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == 0]
-            raise LayoutError(
-                f"parallel.tp={tp.size} does not divide model.{key}={value}. Use {format_choices(legal)}."
-            )
+    # because: settings are checked earlier, but not those of callers without settings
+    if tp.size not in (legal := tp_sizes(shape)):
+        raise LayoutError(
+            f"parallel.tp={tp.size} does not divide model.num_heads={shape.num_heads}, "
+            f"num_kv_heads={shape.num_kv_heads} or ffn_width={shape.ffn_width}. Use {format_choices(legal)}."
+        )
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.queries_per_key = shape.num_heads // max(shape.num_kv_heads, tp.size)
     for path, module in list(model.named_modules()):
         cut = cuts.get(f"{path}.weight", Cut(Split.NONE))
         replacement = _sharded_module(module, cut, tp, sequence_parallel)
@@ -81,9 +86,9 @@ def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bo
     """
     match cut.split, module:
         case _, WholeNorm():
-            return SplitWholeNorm(module, tp)
+            return SplitWholeNorm(module, cut, tp)
         case Split.COLUMN, nn.Linear():
-            return ColumnLinear(module, tp, sequence_parallel=sequence_parallel)
+            return ColumnLinear(module, cut, tp, sequence_parallel=sequence_parallel)
         case Split.ROW, nn.Linear():
             return RowLinear(module, tp, sequence_parallel=sequence_parallel)
         case Split.VOCAB, nn.Embedding():
@@ -103,12 +108,14 @@ def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bo
 
 
 class ColumnLinear(SummingModule):
-    """A linear with this rank's part of the outputs, over the whole sequence. Every section must be divisible by tp."""
+    """A linear with this rank's part of the outputs, over the whole sequence. Every section must be divisible by tp, or
+    have fewer heads than ranks, which then hold copies.
+    """
 
-    def __init__(self, linear: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, linear: nn.Linear, cut: Cut, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        rows = linear.out_features // axis.size
+        rows = part_shape((linear.out_features,), cut, axis.size)[0]
         self.weight = nn.Parameter(linear.weight.new_empty(rows, linear.in_features))
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.new_empty(rows))
 
@@ -139,12 +146,12 @@ class RowLinear(SummingModule):
 class SplitWholeNorm(nn.Module):
     """A norm over all heads of queries or keys, of which this rank has a part: ranks add their sums of squares."""
 
-    def __init__(self, norm: WholeNorm, axis: Axis) -> None:
+    def __init__(self, norm: WholeNorm, cut: Cut, axis: Axis) -> None:
         super().__init__()
         self.axis, self.eps, self.form = axis, norm.eps, norm.form
         self.weight = None
         if norm.weight is not None:
-            self.weight = nn.Parameter(norm.weight.new_empty(norm.weight.numel() // axis.size))
+            self.weight = nn.Parameter(norm.weight.new_empty(part_shape(norm.weight.shape, cut, axis.size)))
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
         x_BTN = x_BTHK.flatten(2)

@@ -98,11 +98,15 @@ def owned_pieces(pieces: Iterable[Piece], placements: Placements) -> list[Piece]
     """Return the pieces that this rank saves, those of parameters that it owns by `placements`. Over all ranks, every
     element of every tensor is saved exactly once.
     """
-    parameter_names = {placement.name for placement in placements.values()}
-    saved = {placement.name for placement in placements.values() if placement.is_owner}
-    owned = (piece for piece in pieces if parameter_name_of(piece.name, parameter_names) in saved)
-    by_region = {(piece.name, piece.offset): piece for piece in owned}
-    return list(by_region.values())
+    by_name = {placement.name: placement for placement in placements.values() if placement.is_owner}
+    by_name = {placement.name: placement for placement in placements.values()} | by_name
+    saved = {
+        (name, region.offset)
+        for name, place in by_name.items() if place.is_owner
+        for region in place.regions if region.local[0].start < place.counted_rows
+    }
+    owned = (piece for piece in pieces if (parameter_name_of(piece.name, by_name), piece.offset) in saved)
+    return list({(piece.name, piece.offset): piece for piece in owned}.values())
 
 
 def parameter_name_of(key: str, names: Container[str]) -> str:

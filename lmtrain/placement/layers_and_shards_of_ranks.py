@@ -46,6 +46,9 @@ class Placement:
     regions: tuple[Region, ...]
     num_holders: int  # number of ranks that hold the same elements
     is_owner: bool  # True on the single holder that saves them
+    num_sharing: int = 1  # number of tp ranks that hold the same `copied_rows`, since there are fewer heads than ranks
+    copied_rows: range = range(0)  # last rows of this rank's tensor, if several tp ranks hold them
+    is_first_copy: bool = True  # True on the tp rank that counts and saves these rows
 
     @property
     def local_shape(self) -> Shape:
@@ -55,6 +58,11 @@ class Placement:
     def sections(self) -> Shape:
         """The row counts of the whole parameter's sections."""
         return self.cut.sections or self.global_shape[:1]
+
+    @property
+    def counted_rows(self) -> int:
+        """The number of the tensor's first rows that this rank counts in sums over ranks, and saves."""
+        return len(self.rows) if self.is_first_copy else self.copied_rows.start
 
 
 def place_parameters(
@@ -76,10 +84,14 @@ def place_parameters(
         part = part_shape(shape, cut, layout.tp)
         rows = shard_rows(part[0], layout.dp_shard, coordinate.dp_shard)
         true_shape = _true_shape(shape, cut, vocab_size)
+        first_copied, num_sharing = copied_part(true_shape[0], cut, layout.tp)
         result[name] = Placement(
             name, true_shape, cut, part, rows, _regions(true_shape, cut, part, rows, layout.tp, coordinate.tp),
             num_holders=num_copies if name in uncut else num_replicas,
             is_owner=owner_of[name] == (copy_index if name in uncut else coordinate.dp_replicate),
+            num_sharing=num_sharing,
+            copied_rows=range(min(max(first_copied - rows.start, 0), len(rows)), len(rows)),
+            is_first_copy=coordinate.tp % num_sharing == 0,
         )  # fmt: skip
     return result
 
@@ -91,9 +103,35 @@ def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
     match cut.split:
         case Split.ROW:
             return (shape[0], shape[1] // tp)
-        case Split.COLUMN | Split.VOCAB:
+        case Split.COLUMN:
+            return (sum(rows for rows, _ in section_parts(shape[0], cut, tp)), *shape[1:])
+        case Split.VOCAB:
             return (-(-shape[0] // tp), *shape[1:])
     return shape
+
+
+def section_parts(num_rows: int, cut: Cut, tp: int) -> list[tuple[int, int]]:
+    """Return, for each section of a weight of `num_rows` rows that `cut` splits by outputs, the number of its rows that
+    each of `tp` ranks holds, and the number of ranks that hold the same rows: more than one if the section has fewer
+    heads than there are ranks.
+    """
+    parts = []
+    for section in cut.sections or (num_rows,):
+        units = section // cut.unit
+        parts.append((cut.unit, tp // units) if tp > units and tp % max(units, 1) == 0 else (section // tp, 1))
+    return parts
+
+
+def copied_part(num_rows: int, cut: Cut, tp: int) -> tuple[int, int]:
+    """Return the first row of a tensor-parallel part from which on several ranks hold the same rows, and the number of
+    these ranks; if there are no such rows, return the part's length and 1.
+
+    Sections of which ranks hold copies are the last ones: keys and values follow queries.
+    """
+    if cut.split is not Split.COLUMN:
+        return num_rows, 1
+    parts = section_parts(num_rows, cut, tp)
+    return sum(rows for rows, sharing in parts if sharing == 1), max(sharing for _, sharing in parts)
 
 
 def shard_rows(num_rows: int, num_shards: int, index: int) -> range:
@@ -108,9 +146,13 @@ def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> It
     `cut` says how the weight is split over tp; `vocab_size` is the number of tokens, without padding.
     """
     part, true_shape = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)
+    first_copied, num_sharing = copied_part(true_shape[0], cut, layout.tp)
     for tp in range(_num_parts(cut, layout)):
         for shard in range(layout.dp_shard):
-            yield from _regions(true_shape, cut, part, shard_rows(part[0], layout.dp_shard, shard), layout.tp, tp)
+            rows = shard_rows(part[0], layout.dp_shard, shard)
+            for region in _regions(true_shape, cut, part, rows, layout.tp, tp):
+                if tp % num_sharing == 0 or rows.start + region.local[0].start < first_copied:
+                    yield region
 
 
 def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> int:
@@ -119,8 +161,13 @@ def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -
     """
     part, num_rows = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)[0]
     size = -(-part[0] // layout.dp_shard)
-    parts = (_runs(num_rows, cut, part[0], layout.tp, tp) for tp in range(_num_parts(cut, layout)))
-    return sum(-(-(start + rows) // size) - start // size for runs in parts for start, _, rows in runs if rows > 0)
+    first_copied, num_sharing = copied_part(num_rows, cut, layout.tp)
+    return sum(
+        -(-(start + rows) // size) - start // size
+        for tp in range(_num_parts(cut, layout))
+        for start, _, rows in _runs(num_rows, cut, part[0], layout.tp, tp)
+        if rows > 0 and (tp % num_sharing == 0 or start < first_copied)
+    )
 
 
 def _num_parts(cut: Cut, layout: Layout) -> int:
@@ -164,11 +211,12 @@ def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, tp_index: int) -> li
         return [(0, tp_index * part_rows, min(part_rows, num_rows - tp_index * part_rows))]
     if cut.split is not Split.COLUMN:
         return [(0, 0, num_rows)]
-    runs, before = [], 0
-    for section in cut.sections or (num_rows,):
-        length = section // tp
-        runs.append((before // tp, before + tp_index * length, length))
-        before += section
+    runs, before, held = [], 0, 0
+    for section, (length, num_sharing) in zip(
+        cut.sections or (num_rows,), section_parts(num_rows, cut, tp), strict=True
+    ):
+        runs.append((held, before + tp_index // num_sharing * length, length))
+        before, held = before + section, held + length
     return runs
 
 

@@ -206,7 +206,8 @@ class ActivationSizes:
         self.cpu = run.on_cpu
         self.whole = shape.width * e  # hidden states of the whole sequence
         self.cut = self.whole / run.sequence_parts  # hidden states outside of attention and MLP, sharded
-        self.heads, self.keys = (n * shape.head_width * e / tp for n in (shape.num_heads, shape.num_kv_heads))
+        held_keys = max(shape.num_kv_heads, tp)  # because: with fewer heads than ranks, ranks hold copies
+        self.heads, self.keys = (n * shape.head_width * e / tp for n in (shape.num_heads, held_keys))
         self.ffn = shape.ffn_width * e / tp
         self.up = self.ffn * (2 if shape.gated else 1)
         self.logits: float = -(-model.padded_vocab_size // tp) * e * run.scored_share

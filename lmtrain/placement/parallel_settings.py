@@ -118,17 +118,28 @@ def _problems_of(
         yield why_not
     if tp <= 1:
         return
-    legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == shape.num_heads % d == 0]
-    for key in ("num_heads", "num_kv_heads", "ffn_width"):
+    way_out = f"Use {format_choices(tp_sizes(shape))}."
+    for key in ("num_heads", "ffn_width"):
         size = getattr(shape, key)
-        yield from problem_if(
-            size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", f"Use {format_choices(legal)}."
-        )
+        yield from problem_if(size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", way_out)
+    keys = shape.num_kv_heads
+    yield from problem_if(
+        keys % tp != 0 and tp % keys != 0, "parallel.tp", tp,
+        f"neither divides model.num_kv_heads={keys} nor is a multiple of it", way_out,
+    )  # fmt: skip
     yield from problem_if(
         parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
         f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel splits",
         f"Use a model.seq_len that is a multiple of {tp}, or parallel.sequence_parallel=false.",
     )
+
+
+def tp_sizes(shape: ModelShape) -> list[int]:
+    """Return the numbers of tensor-parallel ranks over which a model can be split. Keys and values of fewer heads than
+    ranks are held in copies.
+    """
+    keys = shape.num_kv_heads
+    return [tp for tp in divisors(shape.num_heads) if shape.ffn_width % tp == 0 and (keys % tp == 0 or tp % keys == 0)]
 
 
 def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:

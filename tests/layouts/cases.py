@@ -83,7 +83,18 @@ HEADED_MODELS: dict[str, GPTSettings | BertSettings] = {
     "headedwindow": GPTSettings(width=32, num_heads=2, num_kv_heads=1, head_width=64, window=50, **_HEADED),
     "headedbert": BertSettings(width=64, num_heads=1, **_HEADED),
 }
-ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS
+# heads of keys and values fewer than the ranks of tp 4 and 8, which then hold copies of them
+FEW_KEYS_MODELS: dict[str, GPTSettings | BertSettings] = {
+    "fewkeys": GPTSettings(
+        width=40, num_heads=8, num_kv_heads=2, ffn_width=64, vocab_multiple=1, positions="rotary", qk_norm="whole",
+        **_SMALL,
+    ),
+    "onekey": GPTSettings(
+        width=40, num_heads=8, num_kv_heads=1, ffn_width=64, vocab_multiple=1, positions="rotary", qk_norm="head",
+        bias="none", tied=False, **_SMALL,
+    ),
+}  # fmt: skip
+ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS | FEW_KEYS_MODELS
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "attention": {"kind": "attention"},

@@ -34,6 +34,8 @@ LAYOUTS = {
     "pp2 vp2": "pp2-vp2-interleaved-tp1-dp1",
     "dp2 tp2 pp2": "pp2-tp2-dp2-zero2-sp",
 }
+# of models with fewer heads of keys and values than ranks
+LAYOUTS_WITH_COPIES = {"tp4": "tp4-dp1", "tp8": "tp8-dp1-sp", "tp4 dp2": "tp4-dp2-zero2"}
 ALL = list(product(MODELS, LAYOUTS, LAYOUTS))
 _drawn = random.Random(6).sample(list(LAYOUTS), 8)
 # every model and every layout once, and two runs that go on where they were
@@ -72,7 +74,7 @@ class Held:
 
 
 def case_of(model: str, layout: str) -> Case:
-    return Case.named(f"{model}-{LAYOUTS[layout]}-fp32-micro2")
+    return Case.named(f"{model}-{(LAYOUTS | LAYOUTS_WITH_COPIES)[layout]}-fp32-micro2")
 
 
 def work(pool: Pool, function: str, case: Case, dumped: Path, arguments: dict[str, Any]) -> Held:
@@ -117,6 +119,17 @@ QUICK = ("deepgqa", "dp2", "pp2 vp2")  # shards of the optimizer become those of
 
 @pytest.mark.parametrize(("model", "a", "b"), [QUICK, *wide(*(one for one in FEW if one != QUICK))])
 def test_a_run_goes_on_at_another_layout(
+    pool: Pool, unbroken: Unbroken, tmp_path: Path, model: str, a: str, b: str
+) -> None:
+    goes_on(pool, unbroken, tmp_path, model, a, b)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("model", "a", "b"),
+    [("fewkeys", "tp4", "tp2"), ("fewkeys", "1", "tp4 dp2"), ("onekey", "tp8", "tp4"), ("onekey", "tp4 dp2", "dp2")],
+)
+def test_copies_are_saved_once_and_read_by_each_holder(
     pool: Pool, unbroken: Unbroken, tmp_path: Path, model: str, a: str, b: str
 ) -> None:
     goes_on(pool, unbroken, tmp_path, model, a, b)

@@ -133,8 +133,8 @@ class PostNormBlock(Block):
     """A post-norm block, as in the original transformer and BERT: a norm after each residual sum."""
 
     def forward(self, x_BTD: Tensor, context: BlockContext) -> Tensor:
-        assert self.attention_norm is not None
-        assert self.mlp_norm is not None
+        assert self.attention_norm is not None, "the sum with attention lacks its norm"
+        assert self.mlp_norm is not None, "the sum with the MLP lacks its norm"
         attention_BTD: Tensor = self.attention(x_BTD, context.mask, context.rotation, context.query_positions_BQ)
         if context.query_positions_BQ is not None:
             x_BTD = select_positions(x_BTD, context.query_positions_BQ)

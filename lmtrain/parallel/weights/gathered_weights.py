@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtrain.parallel.collectives import all_reduce, broadcast, gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.placement.layers_and_shards_of_ranks import Placement
+from lmtrain.placement.layers_and_shards_of_ranks import Placement, section_parts
 from lmtrain.spec import Split
 
 
@@ -36,6 +36,9 @@ class ShardedTensors:
     def broadcast(self, owner: int, tensor: Tensor) -> Tensor:
         return broadcast(tensor, self.mesh.plane, owner, "a sharer's matrix")
 
+    def counted(self, name: str, shard: Tensor) -> Tensor:
+        return shard[: self.placements[name].counted_rows]
+
     def sum_over_shards(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         holders_P1 = self._num_holders.get(tuple(names))
         if holders_P1 is None:  # cached, because it is copied from the host
@@ -56,9 +59,13 @@ class ShardedTensors:
                 return list(torch.split(torch.cat(tp_parts, dim=1), list(placement.sections)))
             case Split.VOCAB:
                 return [torch.cat(tp_parts)[: placement.global_shape[0]]]
-        sizes = [size // self.mesh.tp.size for size in placement.sections]
-        sections_of_parts = [torch.split(tp_part, sizes) for tp_part in tp_parts]
-        return [torch.cat(section) for section in zip(*sections_of_parts, strict=True)]
+        held = section_parts(placement.global_shape[0], placement.cut, self.mesh.tp.size)
+        sizes = [rows for rows, _ in held]
+        sections_of_parts = zip(*(torch.split(tp_part, sizes) for tp_part in tp_parts), strict=True)
+        return [
+            torch.cat(parts[::num_sharing])
+            for parts, (_, num_sharing) in zip(sections_of_parts, held, strict=True)
+        ]
 
     def local_shard(self, name: str, sections: list[Tensor]) -> Tensor:
         placement, tp = self.placements[name], self.mesh.tp
@@ -66,7 +73,11 @@ class ShardedTensors:
             case Split.ROW:
                 part = torch.cat(sections).chunk(tp.size, dim=1)[tp.index]
             case Split.COLUMN:
-                part = torch.cat([section.chunk(tp.size)[tp.index] for section in sections])
+                held = section_parts(placement.global_shape[0], placement.cut, tp.size)
+                part = torch.cat([
+                    torch.split(section, rows)[tp.index // num_sharing]
+                    for section, (rows, num_sharing) in zip(sections, held, strict=True)
+                ])
             case Split.VOCAB:
                 rows = placement.part_shape[0]
                 part = _pad_rows(sections[0], rows * tp.size)[tp.index * rows : (tp.index + 1) * rows]

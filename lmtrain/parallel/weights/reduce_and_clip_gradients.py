@@ -141,8 +141,32 @@ def sum_partial_gradients(
     flat = torch.cat([gradient.flatten() for gradient in partial])
     # collective: sums the gradients of uncut weights over tp, once per step
     all_reduce(flat, tp, wait_name="gradients of weights that are not cut")
-    parts = torch.split(flat, [gradient.numel() for gradient in partial])
-    torch._foreach_copy_(partial, [part.view_as(gradient) for part, gradient in zip(parts, partial, strict=True)])
+    _copy_back(flat, partial)
+
+
+@torch.no_grad()
+def sum_copied_gradients(gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], tp: Axis) -> None:
+    """Sum, in place, the gradients of rows of which several tensor-parallel ranks hold a copy: keys and values of fewer
+    heads than ranks. Each rank's gradient is that of its own queries.
+    """
+    copied = {name: gradient for name, gradient in gradients.items() if placements[name].num_sharing > 1}
+    if not copied:
+        return
+    num_sharing = next(placements[name].num_sharing for name in copied)
+    tails = [gradient[placements[name].copied_rows.start :] for name, gradient in copied.items()]
+    own = torch.cat([tail.flatten() for tail in tails])
+    # because: the ranks with the same rows follow each other, and one sum over tp needs no further group of ranks
+    by_head = own.new_zeros(tp.size // num_sharing, len(own))
+    by_head[tp.index // num_sharing] = own
+    # collective: sums the gradients of copied keys and values over tp, once per step
+    all_reduce(by_head, tp, wait_name="gradients of copied keys and values")
+    _copy_back(by_head[tp.index // num_sharing], tails)
+
+
+def _copy_back(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Copy the numbers of `flat` to the tensors, one after the other."""
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
 
 @torch.no_grad()
@@ -164,8 +188,8 @@ def gradient_norm(
         return norm
     by_holders: dict[int, list[Tensor]] = {}
     for name, gradient in gradients.items():
-        if not is_copy(name, placements[name]):
-            by_holders.setdefault(placements[name].num_holders, []).append(gradient)
+        if not is_copy(name, place := placements[name]):
+            by_holders.setdefault(place.num_holders, []).append(gradient[: place.counted_rows])
     squares = [torch.stack(torch._foreach_norm(group)).square().sum() / num for num, group in by_holders.items()]
     # a middle stage without layers holds no weights
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)

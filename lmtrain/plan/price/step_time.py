@@ -50,7 +50,8 @@ def price_work(cases: Cases, factors: FittedFactors) -> WorkSeconds:
     block by kind of work (matrix products, attention, pointwise operations), and in the output head with its loss.
     """
     tokens = cases.microbatch * cases.seq_len
-    heads, keys = cases.num_heads * cases.head_width / cases.tp, cases.num_kv_heads * cases.head_width / cases.tp
+    heads = cases.num_heads * cases.head_width / cases.tp
+    keys = np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width / cases.tp
     up = cases.ffn_width * (1 + cases.gated) / cases.tp
     shapes = (
         (heads + 2 * keys, cases.width),
@@ -356,7 +357,7 @@ def stage_weights(cases: Cases) -> tuple[PerCase, PerCase]:
     """Return two numbers of weights on one tp rank, for each run in `cases`: in a transformer block, and in the
     vocabulary matrix.
     """
-    heads, keys = cases.num_heads * cases.head_width, cases.num_kv_heads * cases.head_width
+    heads, keys = cases.num_heads * cases.head_width, np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width
     block = cases.width * (2 * heads + 2 * keys) + cases.width * cases.ffn_width * (2 + cases.gated)
     return block / cases.tp, cases.vocab * cases.width / cases.tp
 

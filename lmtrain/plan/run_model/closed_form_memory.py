@@ -116,7 +116,8 @@ def _activation_bytes(cases: Cases, factors: FittedFactors) -> tuple[PerCase, Pe
     """
     tokens = cases.microbatch * cases.seq_len
     seq_shards = np.where(cases.sequence_parallel > 0, cases.tp, 1.0)
-    heads, keys = cases.num_heads * cases.head_width / cases.tp, cases.num_kv_heads * cases.head_width / cases.tp
+    heads = cases.num_heads * cases.head_width / cases.tp
+    keys = np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width / cases.tp
     gathered = np.where((cases.sequence_parallel > 0) & (cases.keeps_gathered > 0), 4 - 4 / seq_shards, 0.0)
     residual_bytes = 8 + 2 * cases.dropout + cases.eager_norm * 2 * factors["norm_kept"]
     residual = factors["kept_residual"] * residual_bytes * cases.width / seq_shards + gathered * cases.width
@@ -155,7 +156,8 @@ def _deferred_backward_bytes(cases: Cases) -> PerCase:
 
     Both cover the whole sequence, even if sequence parallelism cuts it outside of the products.
     """
-    heads, keys = cases.num_heads * cases.head_width / cases.tp, cases.num_kv_heads * cases.head_width / cases.tp
+    heads = cases.num_heads * cases.head_width / cases.tp
+    keys = np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width / cases.tp
     block_inputs = np.where((cases.parallel_block > 0) & (cases.sequence_parallel == 0), 2.0, 4.0) * cases.width
     products = 2 * heads + 2 * keys + (2 + cases.gated) * cases.ffn_width / cases.tp
     return cases.microbatch * cases.seq_len * cases.precision * (block_inputs + products)

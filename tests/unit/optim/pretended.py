@@ -46,6 +46,9 @@ class PretendedTensors:
     def broadcast(self, owner: int, tensor: Tensor) -> Tensor:
         return self.board.all(self.rank, tensor)[owner]
 
+    def counted(self, name: str, shard: Tensor) -> Tensor:
+        return shard
+
     def sum_over_shards(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         assert values_PN.shape[0] == len(names)
         self.board.num_sums += self.rank == 0

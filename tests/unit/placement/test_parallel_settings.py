@@ -52,7 +52,7 @@ def problems(*, uses_dropout: bool = False, compiles: bool = False, **parallel: 
 
 def test_tp_divides_heads_and_columns() -> None:
     found = problems(tp=4, sequence_parallel=False)
-    assert found == ["parallel.tp=4 does not divide model.num_kv_heads=6. Use 1 or 2."]
+    assert found == ["parallel.tp=4 neither divides model.num_kv_heads=6 nor is a multiple of it. Use 1 or 2."]
     assert problems(tp=2) == []
 
 

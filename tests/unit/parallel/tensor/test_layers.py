@@ -220,8 +220,8 @@ def test_one_rank_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (GPT2 | {"num_heads": 6}, r"tp=4 does not divide model.num_kv_heads=6. Use 1, 2, 3 or 6"),
-        (LLAMA | {"ffn_width": 30}, r"tp=4 does not divide model.ffn_width=30. Use 1, 2, 3 or 6"),
+        (GPT2 | {"num_heads": 6}, r"tp=4 does not divide model.num_heads=6.* Use 1, 2, 3 or 6"),
+        (LLAMA | {"ffn_width": 30}, r"tp=4 .* or ffn_width=30. Use 1, 2, 3 or 6"),
     ],
 )
 def test_heads_and_columns_are_never_cut_in_two(settings: dict[str, Any], message: str) -> None:
