@@ -74,7 +74,9 @@ def found(node: ast.FunctionDef | ast.ClassDef) -> bool:
     if words - QUIET - {"dataclass", "no_grad", "runtime_checkable", "setter", "total_ordering"}:
         return True
     return any(
-        isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "kind" and line.value is not None
+        isinstance(line, ast.AnnAssign)
+        and ast.unparse(line.target) in ("kind", "model_type")
+        and line.value is not None
         for line in (node.body if isinstance(node, ast.ClassDef) else ())
     )
 

@@ -9,29 +9,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.config.settings_base import show
+from lmtrain.exchange.huggingface.family import Family
 
 _KEPT, _OUTPUTS = "it is kept for an export", "it chooses outputs of transformers, not what is computed"
 _SAME_RESULT = "it is how transformers computes, with the same result"
 _NOT_READ = "transformers does not read it in a model of this type"
+_GENERATION = "it is about how texts are generated"
 # Keys that are in many files and change nothing that lmtrain computes.
 _IGNORED = {
-    "architectures": "the model is found by its model_type", "_name_or_path": _KEPT, "transformers_version": _KEPT,
+    "model_type": _KEPT, "architectures": "the model is found by its model_type", "transformers_version": _KEPT,
     "torch_dtype": "weights become fp32, and an export has their type again",
     "dtype": "weights become fp32, and an export has their type again",
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id"),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id",
+                     "mask_token_id", "decoder_start_token_id"),
                     "the tokenizer has the ids, and an export has these again"),
-    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing"),
-                    _OUTPUTS),
-    **dict.fromkeys(("task_specific_params", "id2label", "label2id", "problem_type"), "it is for other tasks"),
-    **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-                     "summary_first_dropout", "classifier_dropout"), "it is for other heads"),
-    **dict.fromkeys(("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-                     "pooler_size_per_head", "pooler_type"), _NOT_READ),
-    **dict.fromkeys(("pretraining_tp", "chunk_size_feed_forward", "reorder_and_upcast_attn", "torchscript",
-                     "attn_implementation", "_attn_implementation"), _SAME_RESULT),
-    **dict.fromkeys(("layer_types", "use_sliding_window", "max_window_layers"), _NOT_READ),
-    "n_ctx": "n_positions has its value",
-    "sliding_window": "a LLaMA has no window in transformers",
+    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate",
+                     "output_scores", "gradient_checkpointing"), _OUTPUTS),
+    **dict.fromkeys(("task_specific_params", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
+                    "it is for other tasks"),
+    **dict.fromkeys(("classifier_dropout",), "it is for other heads"),
+    **dict.fromkeys(("chunk_size_feed_forward", "torchscript", "attn_implementation", "use_flash_attn",
+                     "use_bfloat16", "tf_legacy_loss"), _SAME_RESULT),
+    **dict.fromkeys(("tokenizer_class", "prefix", "max_sequence_length", "name_or_path", "transformers.js_config",
+                     "unsloth_fixed", "unsloth_version"), _KEPT),
+    **dict.fromkeys(("cross_attention_hidden_size", "tie_encoder_decoder", "is_decoder", "add_cross_attention",
+                     "layer_types", "use_sliding_window", "max_window_layers", "pretraining_tp"), _NOT_READ),
+    **dict.fromkeys(
+        ("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+         "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+         "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "forced_bos_token_id",
+         "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+         "begin_suppress_tokens"), _GENERATION
+    ),
+    "auto_map": "transformers has models of this type itself",
     "rope_parameters": "transformers reads rope_scaling in its place",
 }  # fmt: skip
 # Keys with which models of other types, and changed copies of those that lmtrain reads, compute something else; each
@@ -63,19 +73,28 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 
 
-def ignored_reason(key: str) -> str:
-    """Return why a key that decides no setting may be left out."""
-    if key in NOT_COMPUTED:
-        return "it changes nothing at this value"
-    return _IGNORED.get(key, "it is not known to lmtrain")
+def is_known_key(key: str, family: Family[Any]) -> bool:
+    """Return whether lmtrain knows what a key of a config.json does in models of a family."""
+    return key.startswith("_") or any(
+        key in table for table in (family.defaults, family.inert, family.aliases, _IGNORED, NOT_COMPUTED)
+    )
 
 
-def uncomputed_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a config.json, with their values, that change what is computed and that lmtrain lacks."""
+def ignored_reason(key: str, family: Family[Any]) -> str:
+    """Return why a key that decides no setting of a model of a family may be left out."""
+    if key in family.inert:
+        return family.inert[key]
+    return _IGNORED.get(key, "it changes nothing at this value" if key in NOT_COMPUTED else _KEPT)
+
+
+def uncomputed_keys(config: Mapping[str, Any], family: Family[Any]) -> dict[str, Any]:
+    """Return the keys of a config.json, with their values, that change what is computed and that lmtrain lacks in
+    models of a family.
+    """
     return {
         key: config[key]
         for key, harmless in NOT_COMPUTED.items()
-        if config.get(key) is not None and config[key] not in harmless
+        if key not in family.defaults and config.get(key) is not None and config[key] not in harmless
     }
 
 

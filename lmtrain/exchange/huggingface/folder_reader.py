@@ -19,16 +19,14 @@ from torch import Tensor
 
 from lmtrain.errors import CheckpointError, MissingInputError, join_few, shorten
 from lmtrain.exchange.huggingface.config_json import settings_from_config
+from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.original_files import path_in_folder
 from lmtrain.exchange.huggingface.source_model import check_header_size
-from lmtrain.exchange.huggingface.weight_names import WeightMapping, weight_mappings
+from lmtrain.exchange.huggingface.weight_names import WeightMapping
 from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import is_safe_name, open_fd, read_json, read_range
 
-_PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
-_UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids")  # tables that can be computed
-_SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of an embedding that is tied to the output
 _COMPARED_AT_ONCE = 1 << 20  # numbers that are compared
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first BERT files
 _TYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
@@ -75,17 +73,21 @@ class HFFolder:
         computed.
         """
         mappings = list(weight_mappings(self.settings, self.family))
-        expected = {name: mapping.hf_shape(rows) for mapping in mappings for name, rows in mapping.hf_tensors}
+        family = families()[self.family]
+        expected = {
+            tensor.name: mapping.hf_shape(tensor.num_rows) for mapping in mappings for tensor in mapping.hf_tensors
+        }
         problems = [text for name, shape in expected.items() for text in self._mismatch(name, shape)]
-        tied = {name for name in _SECOND_NAMES if name in self._places} if self.settings.ties() else set()
+        tied = {name for name in family.tied_names if name in self._places} if self.settings.ties() else set()
         unknown = sorted(self._places.keys() - expected.keys() - tied)
-        problems += [f"{shorten(name)} is not a weight of this model" for name in unknown if not name.endswith(_UNUSED)]
+        foreign = [name for name in unknown if not name.endswith(family.tables)]
+        problems += [f"{shorten(name)} is not a weight of this model" for name in foreign]
         if problems:
             raise CheckpointError(
                 f"{self.path} does not hold the model of its config.json: {join_few(problems, '; ')}. "
                 "Give the folder of a pretraining model of this architecture."
             )
-        first = next(mapping.hf_tensors[0][0] for mapping in mappings if mapping.name == "embedding.token.weight")
+        first = next(mapping.hf_tensors[0].name for mapping in mappings if mapping.name == "embedding.token.weight")
         for name in sorted(tied):
             if not self._are_equal(first, name):
                 raise CheckpointError(
@@ -101,10 +103,10 @@ class HFFolder:
 
     def left_out(self) -> dict[str, str]:
         """Return the names of the tensors that no weight of the model is read from, each with the reason."""
-        mappings = weight_mappings(self.settings, self.family)
-        used = {name for mapping in mappings for name, _ in mapping.hf_tensors}
+        mappings, tables = weight_mappings(self.settings, self.family), families()[self.family].tables
+        used = {tensor.name for mapping in mappings for tensor in mapping.hf_tensors}
         return {
-            name: "it is computed, not trained" if name.endswith(_UNUSED) else "it is the embedding under a second name"
+            name: "it is computed, not trained" if name.endswith(tables) else "it is the embedding under a second name"
             for name in sorted(self._places.keys() - used)
         }
 
@@ -112,7 +114,7 @@ class HFFolder:
         """Return {"dtype": the number type of most weights of `mappings`, such as "bf16"}. If some tensors have other
         types, "other_dtypes" maps the name of each such tensor to its type, as safetensors names it.
         """
-        kinds = {name: self._places[name].kind for mapping in mappings for name, _ in mapping.hf_tensors}
+        kinds = {name: self._places[name].kind for mapping in mappings for name, *_ in mapping.hf_tensors}
         sizes = Counter[str]()
         for name, kind in kinds.items():
             sizes[kind] += math.prod(self._places[name].shape)
@@ -137,9 +139,8 @@ class HFFolder:
 
         def weight(name: str) -> Tensor:
             mapping = mappings[name]
-            return torch.cat([
-                self.read_part(mapping, index, range(rows)) for index, (_, rows) in enumerate(mapping.hf_tensors)
-            ])
+            places = mapping.places(range(mapping.shape[0]))
+            return torch.cat([self.read_part(mapping, place.tensor, place.rows) for place in places])
 
         return weight
 
@@ -147,7 +148,7 @@ class HFFolder:
         """Return rows of an lmtrain weight from the Hugging Face tensor at `index` of its mapping. `rows` are counted
         within that tensor.
         """
-        return self._read_rows(self._places[mapping.hf_tensors[index][0]], rows, transposed=mapping.transposed)
+        return self._read_rows(self._places[mapping.hf_tensors[index].name], rows, transposed=mapping.transposed)
 
     def _read_rows(self, place: _TensorPlace, rows: range, *, transposed: bool = False) -> Tensor:
         with _load_errors(self.path / place.file):
@@ -160,7 +161,9 @@ class HFFolder:
         """Return tensor name -> file and place of the tensor. Names are those of the model class with a head (such as
         GPT2LMHeadModel), whatever prefix the folder's files use. `family` is the model_type in config.json.
         """
-        prefix, result = _PREFIXES.get(str(family), ""), dict[str, _TensorPlace]()
+        known = families().get(str(family))
+        prefixes = ("",) if known is None else (known.prefix, *known.heads)
+        result = dict[str, _TensorPlace]()
         for file in self._weight_files():
             with _load_errors(self.path / file):
                 tensors = self._open_weights(file)
@@ -168,8 +171,8 @@ class HFFolder:
                     name = stored_name
                     for old, new in _OTHER_NAMES.items():
                         name = name.replace(old, new) if name.endswith(old) else name
-                    if not name.startswith((prefix, "lm_head.", "cls.")):
-                        name = prefix + name  # a model that was saved without its heads
+                    if not name.startswith(prefixes):
+                        name = prefixes[0] + name  # a model that was saved without its heads
                     if name in result:
                         raise CheckpointError(
                             f"{self.path / file} holds {shorten(name)}, which was already found. Get the model again."

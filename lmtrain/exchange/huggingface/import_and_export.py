@@ -25,6 +25,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.huggingface.compare_token_ids import compare_ids, quiet_transformers
 from lmtrain.exchange.huggingface.config_json import begin_and_end_ids, hf_config, hf_family, restored_config
+from lmtrain.exchange.huggingface.family import weight_mappings
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.model_card import model_card
 from lmtrain.exchange.huggingface.original_files import (
@@ -40,7 +41,7 @@ from lmtrain.exchange.huggingface.tokenizer_files import (
     special_ids,
     tokenizer_files,
 )
-from lmtrain.exchange.huggingface.weight_names import WeightMapping, weight_mappings
+from lmtrain.exchange.huggingface.weight_names import HFRows, WeightMapping
 from lmtrain.exchange.stream_tensors_to_disk import (
     DTYPES,
     Report,
@@ -76,11 +77,14 @@ class HFTensor:
     safetensors name of its type.
     """
 
-    name: str
+    rows: HFRows
     shape: tuple[int, ...]
     mapping: WeightMapping
-    first_row: int
     code: str
+
+    @property
+    def name(self) -> str:
+        return self.rows.name
 
     @property
     def num_bytes(self) -> int:
@@ -103,13 +107,14 @@ def export_hf(
     """
     reader = CheckpointReader(resolve_checkpoint(source))
     settings = reader.checked_model()
-    family, tokenizer = hf_family(settings), reader.read_file("tokenizer.json")
+    original = restore_names(reader.read_extra_files(ORIGINAL_PREFIX))
+    family = hf_family(settings, parse_original(original, CONFIG).get("model_type"))
+    tokenizer = reader.read_file("tokenizer.json")
     dtype, codes = (dtype, {}) if dtype is not None else _types_of_import(reader)
     torch_type, code = parse_dtype(dtype)
     targets = [
         target for mapping in weight_mappings(settings, family) for target in _hf_tensors(mapping, code, codes)
     ]
-    original = restore_names(reader.read_extra_files(ORIGINAL_PREFIX))
     special, torch_name = special_ids(Tokenizer.from_bytes(tokenizer)), str(torch_type).removeprefix("torch.")
     files = tokenizer_files(tokenizer, settings.shape.seq_len, family, causal=settings.shape.causal, original=original)
     if CONFIG in original:
@@ -155,10 +160,8 @@ def _hf_tensors(mapping: WeightMapping, code: str, codes: Mapping[str, str]) -> 
     """Yield the tensors of an exported folder that hold an lmtrain weight. `codes` has the types of those tensors that
     have another type than `code`.
     """
-    row = 0
-    for name, rows in mapping.hf_tensors:
-        yield HFTensor(name, mapping.hf_shape(rows), mapping, row, codes.get(name, code))
-        row += rows
+    for tensor in mapping.hf_tensors:
+        yield HFTensor(tensor, mapping.hf_shape(tensor.num_rows), mapping, codes.get(tensor.name, code))
 
 
 def _write_weights(
@@ -193,11 +196,13 @@ def _write_weights(
 def _read_parts(reader: CheckpointReader, target: HFTensor) -> Iterator[Tensor]:
     """Yield the rows of an exported tensor in order, as parts of bounded size."""
     name, shape = f"model.{target.mapping.name}", target.shape
-    for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
-        if target.mapping.transposed:
+    if target.mapping.transposed:
+        for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
             yield reader.read(name, (0, rows.start), (shape[1], len(rows))).T
-        else:
-            yield reader.read(name, (target.first_row + rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:]))
+        return
+    for block in target.rows.rows:
+        for rows in row_ranges(len(block), 4 * math.prod(shape[1:])):
+            yield reader.read(name, (block.start + rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:]))
 
 
 def compare_scores(
@@ -343,13 +348,11 @@ def _row_places(mapping: WeightMapping, rows: range) -> list[tuple[int, int, ran
     """Return where `rows` of an lmtrain weight lie in Hugging Face tensors, in parts of bounded size: (first row of the
     part in the weight, index of the tensor in `mapping.hf_tensors`, rows within that tensor).
     """
-    places, first_row = [], 0
-    for index, (_, num_rows) in enumerate(mapping.hf_tensors):
-        start, stop = max(rows.start - first_row, 0), min(rows.stop - first_row, num_rows)
-        for part in row_ranges(max(stop - start, 0), 4 * math.prod(mapping.shape[1:])):
-            places.append((first_row + start + part.start, index, range(start + part.start, start + part.stop)))
-        first_row += num_rows
-    return places
+    return [
+        (place.first + part.start, place.tensor, range(place.rows.start + part.start, place.rows.start + part.stop))
+        for place in mapping.places(rows)
+        for part in row_ranges(len(place.rows), 4 * math.prod(mapping.shape[1:]))
+    ]
 
 
 def check_settings(overrides: Mapping[str, object]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError
+from lmtrain.exchange.huggingface.family import families
 from lmtrain.exchange.huggingface.original_files import (
     CONFIG,
     MODEL_FILES,
@@ -32,11 +33,6 @@ _ENCODER = {
 }  # fmt: skip
 
 _PLAIN_CLASS = "PreTrainedTokenizerFast"  # transformers 5 has it as another name of TokenizersBackend
-# The classes that transformers takes for a model_type where tokenizer_config.json names none.
-_CLASSES = {
-    "gpt2": "GPT2Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer", "bert": "BertTokenizer",
-    "megatron-bert": "BertTokenizer",
-}  # fmt: skip
 # Keys of BERT's tokenizer_config.json, of its normalizer in tokenizer.json, and the defaults of the former.
 _BERT_SETTINGS = (
     ("do_lower_case", "lowercase", True), ("strip_accents", "strip_accents", None),
@@ -112,7 +108,7 @@ def _class_name(config: Mapping[str, Any], original: Mapping[str, bytes], family
     tokenizer_config.json.
     """
     name = config.get("tokenizer_class") or parse_original(original, CONFIG).get("tokenizer_class")
-    return str(name or _CLASSES[family]).removesuffix("Fast")
+    return str(name or families()[family].tokenizer_class).removesuffix("Fast")
 
 
 def _contradictions(class_name: str, config: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:

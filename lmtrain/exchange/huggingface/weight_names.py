@@ -1,30 +1,66 @@
 """The names of Hugging Face's tensors that hold each of our weights. Torch-free; called by export and import alike.
 
-Our weights are fused and [out, in]; Hugging Face's may come in parts (query, key, value; gate, up) and, in GPT-2, as
-[in, out].
+Our weights are fused and [out, in]; Hugging Face's may come in parts (query, key, value; gate, up), with their rows in
+another order and, in GPT-2, as [in, out].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
+from lmtrain.spec import ModelShape
+
+RowOrder = Callable[[ModelShape], tuple[range, ...]]
+
+
+class HFRows(NamedTuple):
+    """A Hugging Face tensor and the rows of our weight that it holds: ranges, one below the other."""
+
+    name: str
+    rows: tuple[range, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(map(len, self.rows))
+
+
+class RowPlace(NamedTuple):
+    """Where a run of rows of our weight lies: `first` is its first row there, `rows` are the rows of the tensor with
+    the number `tensor` of its mapping.
+    """
+
+    first: int
+    tensor: int
+    rows: range
 
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """A weight of ours and the Hugging Face tensors that hold it: several that are its rows one below the other, or a
-    single tensor, which may be transposed.
-    """
+    """A weight of ours and the Hugging Face tensors that hold its rows; a single tensor may be transposed."""
 
     name: str
     shape: Shape  # of our weight, without rows of padding
-    hf_tensors: tuple[tuple[str, int], ...]  # (name, number of our rows) of each
-    transposed: bool  # whether Hugging Face stores it as [in, out]
+    hf_tensors: tuple[HFRows, ...]
+    transposed: bool = False  # whether Hugging Face stores it as [in, out]
 
-    def hf_shape(self, rows: int) -> Shape:
-        return self.shape[::-1] if self.transposed else (rows, *self.shape[1:])
+    def hf_shape(self, num_rows: int) -> Shape:
+        return self.shape[::-1] if self.transposed else (num_rows, *self.shape[1:])
+
+    def places(self, rows: range) -> list[RowPlace]:
+        """Return where `rows` of our weight lie in Hugging Face's tensors, in the order of our rows."""
+        found = []
+        for index, tensor in enumerate(self.hf_tensors):
+            at = 0  # row of the tensor
+            for ours in tensor.rows:
+                start, stop = max(ours.start, rows.start), min(ours.stop, rows.stop)
+                if start < stop:
+                    theirs = range(at + start - ours.start, at + stop - ours.start)
+                    found.append(RowPlace(start, index, theirs))
+                at += len(ours)
+        return sorted(found, key=lambda place: place.first)
 
 
 @dataclass(frozen=True)
@@ -32,68 +68,48 @@ class FamilyNames:
     """The names of a family's weights in Hugging Face's files."""
 
     blocks: str  # the prefix before a block's number
-    block_parts: dict[str, tuple[str, ...]]  # our name of a part of a block -> Hugging Face's names
-    other_parts: dict[str, tuple[str, ...]]  # the same for parts outside of blocks
+    block_parts: Mapping[str, tuple[str, ...]]  # our name of a part of a block -> Hugging Face's names
+    other_parts: Mapping[str, tuple[str, ...]]  # the same for parts outside of blocks
     transposed: tuple[str, ...] = ()  # our names of the matrices that are stored as [in, out]
+    # our name of a part of a block that Hugging Face holds in one tensor -> its rows in the order of that tensor
+    row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
 
 
-GPT2 = FamilyNames(
-    "transformer.h.",
-    {
-        "attention_norm": ("ln_1",), "attention.qkv": ("attn.c_attn",), "attention.out": ("attn.c_proj",),
-        "mlp_norm": ("ln_2",), "mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",),
-    },
-    {
-        "embedding.token": ("transformer.wte",), "embedding.position": ("transformer.wpe",),
-        "norm": ("transformer.ln_f",), "head": ("lm_head",),
-    },
-    ("attention.qkv", "attention.out", "mlp.up", "mlp.down"),
-)  # fmt: skip
-LLAMA = FamilyNames(
-    "model.layers.",
-    {
-        "attention_norm": ("input_layernorm",),
-        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attention.out": ("self_attn.o_proj",), "mlp_norm": ("post_attention_layernorm",),
-        "mlp.up": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down": ("mlp.down_proj",),
-    },
-    {"embedding.token": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)},
-)  # fmt: skip
-BERT = FamilyNames(
-    "bert.encoder.layer.",
-    {
-        "attention_norm": ("attention.output.LayerNorm",),
-        "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
-        "attention.out": ("attention.output.dense",), "mlp_norm": ("output.LayerNorm",),
-        "mlp.up": ("intermediate.dense",), "mlp.down": ("output.dense",),
-    },
-    {
-        "embedding.token": ("bert.embeddings.word_embeddings",),
-        "embedding.position": ("bert.embeddings.position_embeddings",),
-        "embedding.segment": ("bert.embeddings.token_type_embeddings",),
-        "embedding.norm": ("bert.embeddings.LayerNorm",), "norm": ("bert.encoder.ln",),
-        "head.dense": ("cls.predictions.transform.dense",), "head.norm": ("cls.predictions.transform.LayerNorm",),
-        "head.decoder": ("cls.predictions",), "pair.pooler": ("bert.pooler.dense",),
-        "pair.scores": ("cls.seq_relationship",),
-    },
-)  # fmt: skip
-# Megatron's BERT has its norms before attention and MLP, the original BERT behind them.
-MEGATRON_BERT = FamilyNames(
-    BERT.blocks, BERT.block_parts | {"attention_norm": ("attention.ln",), "mlp_norm": ("ln",)}, BERT.other_parts
-)
-NAMES = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "bert": BERT, "megatron-bert": MEGATRON_BERT}
-
-
-def weight_mappings(settings: ModelSettings, family: str) -> Iterator[WeightMapping]:
-    names, cuts = NAMES[family], settings.cuts()
+def list_mappings(settings: ModelSettings, names: FamilyNames) -> Iterator[WeightMapping]:
+    """Yield the mapping of each weight of a model, whose names in Hugging Face's files are `names`."""
+    cuts = settings.cuts()
     for name, shape in unpadded_shapes(settings).items():
         part, _, leaf = name.rpartition(".")
-        transposed = False
+        prefix, inner, hf_parts = "", part, names.other_parts
         if part.startswith("blocks."):
             _, layer, inner = part.split(".", 2)
-            hf_names = [f"{names.blocks}{layer}.{hf_part}.{leaf}" for hf_part in names.block_parts[inner]]
-            transposed = inner in names.transposed and len(shape) == 2
-        else:
-            hf_names = [f"{hf_part}.{leaf}" for hf_part in names.other_parts[part]]
-        rows = cuts[name].sections if len(hf_names) > 1 else (shape[0],)
-        yield WeightMapping(name, shape, tuple(zip(hf_names, rows, strict=True)), transposed)
+            prefix, hf_parts = f"{names.blocks}{layer}.", names.block_parts
+        hf_names = [f"{prefix}{hf_part}.{leaf}" for hf_part in hf_parts[inner]]
+        if prefix and inner in names.row_orders:
+            (hf_name,) = hf_names
+            yield WeightMapping(name, shape, (HFRows(hf_name, names.row_orders[inner](settings.shape)),))
+            continue
+        sections = cuts[name].sections if len(hf_names) > 1 else (shape[0],)
+        starts = [sum(sections[:index]) for index in range(len(sections))]
+        tensors = [
+            HFRows(hf_name, (range(start, start + rows),))
+            for hf_name, start, rows in zip(hf_names, starts, sections, strict=True)
+        ]
+        yield WeightMapping(name, shape, tuple(tensors), bool(prefix) and inner in names.transposed and len(shape) == 2)
+
+
+def qkv_rows_by_head(shape: ModelShape) -> tuple[range, ...]:
+    """Return the rows of our query-key-value weight in the order of GPT-NeoX: for each group of heads with a key of
+    their own its queries, its key and its value.
+    """
+    head, num_keys = shape.head_width, shape.num_kv_heads
+    queries = shape.num_heads // num_keys * head
+    first_key = shape.num_heads * head
+    first_value = first_key + num_keys * head
+    return tuple(
+        range(start, start + size)
+        for group in range(num_keys)
+        for start, size in (
+            (group * queries, queries), (first_key + group * head, head), (first_value + group * head, head)
+        )
+    )  # fmt: skip

@@ -37,7 +37,7 @@ def test_what_is_read_left_out_ignored_and_compared_is_told(exported: Path, tmp_
     second = {"lm_head.weight": held["transformer.wte.weight"].clone()}
     save_file(held | second | {"transformer.h.0.attn.bias": torch.ones(1, 1, 40, 40)}, path)
     config = json.loads((exported / "config.json").read_text())
-    (exported / "config.json").write_text(json.dumps(config | {"use_cache": True, "new_key": 1}))
+    (exported / "config.json").write_text(json.dumps(config | {"use_cache": True, "_new_key": 1}))
     facts = import_folder(exported, tmp_path / "out")
     assert facts["tensors_read"] == len(held)
     assert facts["left_out"] == {
@@ -45,7 +45,7 @@ def test_what_is_read_left_out_ignored_and_compared_is_told(exported: Path, tmp_
         "transformer.h.0.attn.bias": "it is computed, not trained",
     }
     assert facts["ignored"]["use_cache"].startswith("it chooses outputs")
-    assert facts["ignored"]["new_key"] == "it is not known to lmtrain"
+    assert facts["ignored"]["_new_key"] == "it is kept for an export"
     assert facts["settings"]["num_heads"] == gpt2().num_heads
     assert facts["compared_with"].startswith("transformers ")
     assert 0 <= facts["largest_difference"] <= facts["allowed_difference"] < 1e-3

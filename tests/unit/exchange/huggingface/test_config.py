@@ -20,8 +20,8 @@ from tests.unit.exchange.models import bert, gpt2, llama
         (gpt2(norm="rmsnorm", window=5), "model.norm=rmsnorm .*; model.window=5"),
         (gpt2(num_kv_heads=2), "model.num_kv_heads=2 would have to be 4"),
         (gpt2(head_width=16), "model.head_width=16"),
-        (llama(activation="gelu"), "nearest is llama, for which model.activation=gelu with model.gated=true"),
-        (llama(window=5, bias="all"), "nearest is mistral, for which model.bias=all would have to be none"),
+        (llama(activation="gelu"), "nearest is llama, for which model.activation=gelu would have to be silu"),
+        (llama(window=5, bias="all"), "nearest is llama, for which model.window=5"),
         (bert(activation="gelu_tanh"), "model.head_activation=gelu would have to be model.activation=gelu_tanh"),
     ],
 )
@@ -38,7 +38,7 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
         ([], "model_type null"),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true"),
-        ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "type llama3"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 8}}, "type dynamic would"),
         ({"model_type": "llama", "is_causal": False}, "is_causal=false would have to be true"),
         ({"model_type": "gpt2", "is_causal": None}, "is_causal=null would have to be true"),
         ({"model_type": "mistral", "partial_rotary_factor": 0.5}, "over the whole head"),
@@ -50,7 +50,7 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
         ),
         (
             {"model_type": "llama", "rope_scaling": {"type": "linear"}, "rope_parameters": {"rope_type": "default"}},
-            "type linear would have to be default",
+            "rope_scaling lacks factor, which linear angles need",
         ),
         (
             {"model_type": "llama", "rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
@@ -72,6 +72,7 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
         ({"model_type": "mistral", "clip_qkv": 8}, "clip_qkv=8 would have to be null"),
         ({"model_type": "gpt2", "use_qk_norm": True, "alibi": True}, "use_qk_norm=true .*; alibi=true would"),
         ({"model_type": "bert", "pruned_heads": {"0": [1]}}, r"pruned_heads=\{0: \[1\]\} would have to be \{\}"),
+        ({"model_type": "llama", "twist": 2}, "twist=2 is not known to lmtrain, and would have to be removed"),
         ({"model_type": "llama", "no_rope_layers": [1] * 900}, "no_rope_layers a value of more than 1000 characters"),
         ({"model_type": "llama", "hidden_size": "many"}, "model.width=many"),
         ({"model_type": "gpt2", "attn_pdrop": 0.0}, "embd_pdrop=0.1, attn_pdrop=0.0 would have to be equal"),
@@ -145,8 +146,8 @@ def test_a_setting_is_what_transformers_takes_for_it(config: dict[str, Any], set
 
 
 def test_keys_that_decide_nothing_are_named() -> None:
-    assert ignored_keys({"model_type": "llama", "sliding_window": 4, "hidden_size": 8, "note": 1}) == {
-        "note": "it is not known to lmtrain", "sliding_window": "a LLaMA has no window in transformers",
+    assert ignored_keys({"model_type": "llama", "sliding_window": 4, "hidden_size": 8, "_note": 1}) == {
+        "_note": "it is kept for an export", "sliding_window": "a LLaMA has no window in transformers",
     }  # fmt: skip
     assert ignored_keys({"model_type": "llama", "sliding_window": None}) == {}
     assert ignored_keys({"model_type": "llama", "rope_scaling": {"type": "default"}, "rope_parameters": {"a": 1}}) == {

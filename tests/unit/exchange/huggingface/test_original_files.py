@@ -58,7 +58,7 @@ def test_they_are_hashed_files_of_the_checkpoint(published: Path, tmp_path: Path
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "bert", "megatron-bert"])
 def test_a_config_that_leaves_all_out_comes_back_with_no_more_than_types(family: str) -> None:
-    original = {"model_type": family, "eos_token_id": [1, 2], "note": "x"}
+    original = {"model_type": family, "eos_token_id": [1, 2], "_note": "x"}
     _, settings = settings_from_config(original, "here", pair_head=True)
     config = restored_config(settings, original, {"eod": 5}, "bfloat16")
     assert original.items() <= config.items()
@@ -67,14 +67,21 @@ def test_a_config_that_leaves_all_out_comes_back_with_no_more_than_types(family:
 
 def test_settings_that_have_changed_since_are_exported_as_they_are_now() -> None:
     original = {"model_type": "llama", "max_position_embeddings": 64, "attention_dropout": 0.0, "eos_token_id": 9}
-    _, settings = settings_from_config(original | {"max_position_embeddings": 32}, "here", pair_head=False)
+    _, settings = settings_from_config(original | {"rms_norm_eps": 1e-5}, "here", pair_head=False)
     config = restored_config(settings, original, {}, "float32")
-    assert (config["max_position_embeddings"], config["eos_token_id"]) == (32, 9)
+    assert (config["rms_norm_eps"], config["eos_token_id"]) == (1e-5, 9)
     original = {"model_type": "gpt2", "num_attention_heads": 6, "resid_pdrop": 0.3}
     _, settings = settings_from_config(original, "here", pair_head=False, dropout=0.2)
     config = restored_config(settings, original, {}, "float32")
     assert [config[key] for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")] == [0.2] * 3
     assert (config["n_head"], "num_attention_heads" in config) == (6, False)
+
+
+@pytest.mark.parametrize(("trained", "written"), [(32, 64), (64, 64), (128, 128)])
+def test_training_on_short_texts_leaves_the_longest_text_as_it_was(trained: int, written: int) -> None:
+    original = {"model_type": "llama", "max_position_embeddings": 64}
+    _, settings = settings_from_config(original | {"max_position_embeddings": trained}, "here", pair_head=False)
+    assert restored_config(settings, original, {}, "float32")["max_position_embeddings"] == written
 
 
 def test_ids_stay_when_the_family_has_changed() -> None:

@@ -1,0 +1,140 @@
+"""What the families of decoders share: rules about our settings, names of activations, kinds of layers.
+
+Torch-free; called by the families.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmtrain.config.settings_base import show
+from lmtrain.errors import shorten
+from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.weight_names import FamilyNames
+from lmtrain.models.gpt_settings import LAYER_LETTERS, GPTSettings
+from lmtrain.spec import LayerKind
+
+# Settings that are sizes, or that change nothing in a finished model.
+_SIZES = {
+    "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "vocab_size", "vocab_multiple",
+    "seq_len", "num_positions", "norm_eps", "dropout", "init_std", "z_loss",
+}  # fmt: skip
+WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"  # transformers' names of kinds of layers
+# Our activations by each of transformers' names, first the one that is written.
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
+ACTIVATION_NAMES = {ours: next(name for name, word in ACTIVATIONS.items() if word == ours)
+                    for ours in ACTIVATIONS.values()}  # fmt: skip
+
+
+def word_rules(s: GPTSettings, free: Sequence[str] = (), **required: object) -> list[Rule]:
+    """Return a rule for each setting that changes what a decoder computes and is not in `free`: that it has the value
+    in `required`, one of them if that is a tuple, or else its default.
+    """
+    rules = []
+    for field in dataclasses.fields(s):
+        if field.name in _SIZES or field.name in free:
+            continue
+        value, wanted = getattr(s, field.name), required.get(field.name, field.default)
+        if field.name == "norm_bias":
+            value, wanted = s.has_norm_bias, required.get("norm_bias", s.norm == "layernorm")
+        choices = wanted if isinstance(wanted, tuple) else (wanted,)
+        rules.append((
+            value in choices,
+            f"model.{field.name}={show(value)} would have to be {' or '.join(map(show, choices))}",
+        ))  # fmt: skip
+    return rules
+
+
+def layer_rules(s: GPTSettings, *allowed: LayerKind) -> list[Rule]:
+    """Return the rule that all layers are of one kind, among `allowed`."""
+    kinds = set(s.layer_kinds)
+    texts = [f"layers {'with' if kind.window else 'without'} a window and {'with' if kind.rotary else 'without'} "
+             "rotary angles" for kind in allowed]  # fmt: skip
+    key = "window" if s.layer_pattern is None else "layer_pattern"
+    message = f"model.{key}={show(getattr(s, key))} would have to give {' or '.join(texts)}, the same for all"
+    return [(len(kinds) == 1 and kinds <= set(allowed), message)]
+
+
+def activation_setting(c: Config, key: str, problems: list[str], allowed: Sequence[str] = tuple(ACTIVATIONS)) -> str:
+    """Return our name of the activation that the config.json `c` has as `key`. Add a message to `problems` if it is
+    none of `allowed`, names of transformers.
+    """
+    word = str(c[key])
+    if word not in allowed:
+        problems.append(f"{key}={shorten(word)} would have to be {', '.join(allowed)}")
+    return ACTIVATIONS.get(word, "gelu")
+
+
+def require_values(c: Config, problems: list[str], required: Mapping[str, object]) -> None:
+    """Add a message to `problems` for each key of `required` that has another value in the config.json `c`."""
+    problems += [f"{k}={show(c[k])} would have to be {show(v)}" for k, v in required.items() if c[k] != v]
+
+
+def layer_types(s: GPTSettings) -> list[str]:
+    """Return transformers' layer_types: the kind of each layer, whether its attention has a window."""
+    return [WINDOW_LAYER if kind.window else FULL_LAYER for kind in s.layer_kinds]
+
+
+def layer_kinds(types: object, num_layers: object, problems: list[str]) -> list[bool] | None:
+    """Return for each layer whether it has a window, from transformers' layer_types; None if they are null. Add a
+    message to `problems` if they are no list of the two kinds, one for each layer.
+    """
+    if types is None:
+        return None
+    if not isinstance(types, list) or any(kind not in (WINDOW_LAYER, FULL_LAYER) for kind in types):
+        problems.append(f"layer_types would have to be a list of {WINDOW_LAYER} and {FULL_LAYER}")
+        return None
+    if len(types) != num_layers:
+        problems.append(f"layer_types has {len(types)} layers, and would have to have {show(num_layers)}")
+        return None
+    return [kind == WINDOW_LAYER for kind in types]
+
+
+def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | None = None) -> str | None:
+    """Return our layer_pattern for layers of these kinds: the shortest letters that give them when repeated, None if
+    all layers are of the same kind and turn queries and keys.
+    """
+    rotary = [True] * len(has_window) if has_rotary is None else has_rotary
+    kinds = [LayerKind(window=window, rotary=turns) for window, turns in zip(has_window, rotary, strict=True)]
+    letters = {kind: letter for letter, kind in LAYER_LETTERS.items()}
+    text = "".join(letters[kind] for kind in kinds)
+    if set(text) in ({"w"}, {"f"}) or not text:
+        return None
+    length = next(size for size in range(1, len(text) + 1) if (text[:size] * len(text))[: len(text)] == text)
+    return text[:length]
+
+
+def llama_like_names(norms: Mapping[str, tuple[str, ...]], **parts: tuple[str, ...]) -> FamilyNames:
+    """Return the names of weights of a family that calls its linears as LLaMA does. `norms` has our names of the norms
+    of a block and the family's, which differ between such families; `parts` replaces names of linears.
+    """
+    blocks = {
+        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.out": ("self_attn.o_proj",), "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
+        "mlp.down": ("mlp.down_proj",),
+    }  # fmt: skip
+    others = {"embedding.token": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)}
+    return FamilyNames("model.layers.", {**blocks, **parts, **norms}, others)
+
+
+def size_settings(c: Config) -> dict[str, Any]:
+    """Return our settings for the keys of sizes that all families with LLaMA's keys share."""
+    return {
+        "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
+        "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
+        "seq_len": c["max_position_embeddings"], "init_std": c["initializer_range"], "tied": c["tie_word_embeddings"],
+    }  # fmt: skip
+
+
+def size_entries(s: GPTSettings) -> Config:
+    """Return the entries of config.json for sizes, by the keys that all families with LLaMA's keys share."""
+    return {
+        "vocab_size": s.vocab_size, "hidden_size": s.width, "intermediate_size": s.ffn,
+        "num_hidden_layers": s.num_layers, "num_attention_heads": s.num_heads, "max_position_embeddings": s.seq_len,
+        "initializer_range": s.init_std, "tie_word_embeddings": s.tied,
+    }  # fmt: skip

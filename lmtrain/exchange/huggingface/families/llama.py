@@ -1,0 +1,76 @@
+"""Hugging Face's LLaMA 1 to 3.2, and SmolLM 1 and 2, which are LLaMAs. Found by ../family.py."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lmtrain.exchange.huggingface.decoder_config import (
+    layer_rules,
+    llama_like_names,
+    require_values,
+    size_entries,
+    size_settings,
+    word_rules,
+)
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import (
+    ROTARY_DEFAULTS,
+    ROTARY_KEYS,
+    ROTARY_WORDS,
+    rotary_entries,
+    rotary_settings,
+)
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.spec import LayerKind
+
+
+class LLaMA(Family[GPTSettings]):
+    model_type: ClassVar[str] = "llama"
+    architecture = "LlamaForCausalLM"
+    settings_class = GPTSettings
+    rank = 20
+    defaults = {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "initializer_range": 0.02,
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+        "is_causal": True, **ROTARY_DEFAULTS,
+    }  # fmt: skip
+    required = {"hidden_act": "silu", "is_causal": True}
+    inert = {
+        "sliding_window": "a LLaMA has no window in transformers",
+        "pretraining_tp": "it is how transformers computes, with the same result",
+    }
+    dropouts = ("attention_dropout",)
+    tokenizer_class = "LlamaTokenizer"
+    rotary_keys = ROTARY_KEYS
+    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        s = settings
+        return [
+            *word_rules(
+                s, free=("tied", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary", norm="rmsnorm",
+                activation="silu", gated=True, bias=("none", "all"),
+            ),
+            *layer_rules(s, LayerKind(rotary=True)),
+            (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        has_bias = s.bias == "all"
+        return size_entries(s) | {
+            "num_key_value_heads": s.kv_heads, "head_dim": s.head, "hidden_act": "silu", "rms_norm_eps": s.norm_eps,
+            # because: theirs would drop attention alone, which is not how this model was trained
+            "attention_dropout": 0.0, "attention_bias": has_bias, "mlp_bias": has_bias,
+        } | rotary_entries(s)  # fmt: skip
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        require_values(c, problems, {**self.required, "mlp_bias": c["attention_bias"]})
+        return size_settings(c) | rotary_settings(c, problems) | {
+            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
+            "norm": "rmsnorm", "norm_eps": c["rms_norm_eps"], "activation": "silu", "gated": True,
+            "bias": "all" if c["attention_bias"] else "none",
+        }  # fmt: skip

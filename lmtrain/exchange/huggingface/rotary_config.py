@@ -1,0 +1,171 @@
+"""Convert between our settings of rotary angles and the keys of config.json, in the forms of transformers 4 and 5.
+
+transformers 4 reads rope_theta and rope_scaling; 5 reads rope_parameters, unless there is a rope_scaling. Both forms
+are written. A file that the two would read differently is refused. Called by the families of decoders; torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lmtrain.config.settings_base import show
+from lmtrain.errors import shorten
+from lmtrain.exchange.huggingface.family import Config
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.rotary_settings import RotarySettings
+
+# The keys of transformers that decide the angles, with what is taken for those that are left out.
+ROTARY_DEFAULTS: Mapping[str, Any] = {
+    "rope_parameters": None, "rope_scaling": None, "rope_theta": None, "partial_rotary_factor": None,
+    "original_max_position_embeddings": None,
+}  # fmt: skip
+ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings")
+DEFAULT_BASE = 10000.0
+# Our settings that rotary_config writes: a family that takes all of them names them as free.
+ROTARY_WORDS = tuple(key for key in vars(RotarySettings()) if key not in ("local_rotary_base", "rotary_share"))
+_COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+# Keys of each type of scaling -> our settings.
+_KEYS = {
+    "default": {},
+    "linear": {"factor": "rotary_factor"},
+    "llama3": {
+        "factor": "rotary_factor", "original_max_position_embeddings": "rotary_original_len",
+        "low_freq_factor": "rotary_low_factor", "high_freq_factor": "rotary_high_factor",
+    },
+    "yarn": {
+        "factor": "rotary_factor", "original_max_position_embeddings": "rotary_original_len",
+        "beta_fast": "rotary_beta_fast", "beta_slow": "rotary_beta_slow", "truncate": "rotary_rounds",
+        "attention_factor": "rotary_attention_factor",
+    },
+    "longrope": {
+        "factor": "rotary_factor", "original_max_position_embeddings": "rotary_original_len",
+        "short_factor": "rotary_short_factors", "long_factor": "rotary_long_factors",
+        "attention_factor": "rotary_attention_factor",
+    },
+}  # fmt: skip
+_MUST = {
+    "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}  # fmt: skip
+
+
+def rotary_entries(s: GPTSettings) -> Config:
+    """Return the entries of config.json for the rotary angles of a decoder whose layers all have the same."""
+    # because: transformers 4 reads the base alone, 5 the group
+    entries: Config = {"rope_theta": s.rotary_base}
+    scaling = rope_scaling(s)
+    if scaling["rope_type"] != "default":
+        entries["rope_scaling"] = scaling
+    if s.rotary_scaling == "longrope":
+        entries["original_max_position_embeddings"] = s.rotary_original_len  # because: transformers 4 reads it here
+    return entries | {"rope_parameters": scaling | {"rope_theta": s.rotary_base}}
+
+
+def rope_scaling(s: GPTSettings) -> Config:
+    """Return the group rope_scaling of config.json: the type of scaling and its numbers, all of them spelled out."""
+    kind = "default" if s.rotary_scaling == "none" else s.rotary_scaling
+    values = {key: getattr(s, setting) for key, setting in _KEYS[kind].items()}
+    if "attention_factor" in values:
+        values["attention_factor"] = s.angle_factor
+    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {"rope_type": kind} | lists
+
+
+def rotary_settings(c: Config, problems: list[str]) -> Config:
+    """Return our settings of the rotary angles in the config.json `c`, completed with ROTARY_DEFAULTS. Add a message to
+    `problems` for angles that lmtrain does not compute, and for those that transformers 4 and 5 read differently.
+    """
+    # because: transformers 5 takes rope_parameters only if there is no rope_scaling, and 4 never takes it
+    key = "rope_scaling" if c["rope_scaling"] else "rope_parameters"
+    rope = c[key] or {}
+    if not isinstance(rope, dict):
+        problems.append(f"{key}={show(rope)} would have to be a group")
+        rope = {}
+    base_outside = c["rope_theta"]
+    if base_outside is None and key == "rope_scaling":
+        base_outside = DEFAULT_BASE  # because: transformers 4 takes no base from rope_scaling
+    bases = [base for base in (rope.get("rope_theta"), base_outside) if base is not None]
+    if len(bases) == 2 and bases[0] != bases[1]:
+        problems.append(f"rope_theta={show(base_outside)} would have to be {show(bases[0])}, as in {key}")
+    shares = (rope.get("partial_rotary_factor"), c["partial_rotary_factor"])
+    if any(share not in (None, 1.0) for share in shares):
+        problems.append(f"partial_rotary_factor in config.json or {key} would have to be 1, over the whole head")
+    return {"rotary_base": bases[0] if bases else DEFAULT_BASE} | scaling_settings(rope, key, c, problems)
+
+
+def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> Config:
+    """Return our settings for the scaling of rotary angles in the group `rope`, which the config.json `c` has as `key`.
+    Add a message to `problems` as `rotary_settings` does.
+    """
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("type", kind) != kind:
+        problems.append(f"{key} has rope_type={shorten(kind)} and type={shorten(rope['type'])}, which must be equal")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        problems.append(f"rotary angles of type {shorten(kind)} would have to be {', '.join(_KEYS)}")
+        return {}
+    keys = _KEYS[kind]
+    known = {*keys, *_COMMON_KEYS, *(("mscale", "mscale_all_dim") if kind == "yarn" else ())}
+    if unknown := sorted(str(name) for name, value in rope.items() if name not in known and value is not None):
+        problems.append(f"{key} has {shorten(unknown[0])}, which {kind} angles lack")
+    if missing := [name for name in _MUST.get(kind, ()) if rope.get(name) is None]:
+        problems.append(f"{key} lacks {missing[0]}, which {kind} angles need")
+    values = {setting: rope[name] for name, setting in keys.items() if rope.get(name) is not None}
+    if "rotary_original_len" in keys.values():
+        values |= _original_length(rope, kind, key, c, problems)
+    for name, setting in keys.items():
+        if name in ("short_factor", "long_factor") and not isinstance(values.get(setting), list):
+            problems.append(f"{name} in {key} would have to be a list of numbers")
+            values.pop(setting, None)
+    if kind == "yarn":
+        # because: transformers takes the default for a 0
+        for setting in ("rotary_beta_fast", "rotary_beta_slow"):
+            if values.get(setting) == 0:
+                del values[setting]
+        values |= _mscale_factor(rope, values)
+    return values | {"rotary_scaling": "none" if kind == "default" else kind}
+
+
+def _original_length(rope: Config, kind: str, key: str, c: Config, problems: list[str]) -> Config:
+    """Return our settings for the length of the original training, and the factor that follows from it. Add a message
+    to `problems` where transformers 4 and 5 would take others.
+    """
+    name, longest = "original_max_position_embeddings", c["max_position_embeddings"]
+    inside, outside = rope.get(name), c.get(name)
+    if inside is not None and outside is not None and inside != outside:
+        problems.append(f"{name}={show(outside)} would have to be {show(inside)}, as in {key}")
+    if key == "rope_scaling" and kind == "longrope" and outside is None and inside not in (None, longest):
+        problems.append(f"{name}={show(inside)} of {key} would have to be beside it too, where transformers 4 reads it")
+    if key == "rope_scaling" and kind != "longrope" and inside is None and outside not in (None, longest):
+        problems.append(f"{name}={show(outside)} would have to be in {key} too, where transformers 4 reads it")
+    original = next((value for value in (outside, inside, longest) if value is not None), None)
+    values: Config = {"rotary_original_len": original}
+    factor = rope.get("factor")
+    if not _is_number(original) or not _is_number(longest):
+        return values
+    implied = longest / original if original else 1.0
+    if factor is None:
+        values["rotary_factor"] = max(implied, 1.0) if kind == "longrope" else implied
+    elif kind == "longrope" and rope.get("attention_factor") is None and outside is not None and factor != implied:
+        problems.append(
+            f"factor={show(factor)} of {key} would have to be {show(implied)}, the ratio of max_position_embeddings to "
+            f"{name}, which transformers 4 takes"
+        )
+    return values
+
+
+def _mscale_factor(rope: Config, values: Config) -> Config:
+    """Return the factor of cosines and sines of YaRN angles that have mscale and mscale_all_dim in place of one."""
+    scales: tuple[Any, Any] = (rope.get("mscale"), rope.get("mscale_all_dim"))
+    factor: Any = values.get("rotary_factor")
+    if values.get("rotary_attention_factor") is not None or not all(map(_is_number, (*scales, factor))):
+        return {}
+    if not all(scales):  # because: transformers takes the usual factor unless both are given
+        return {}
+    above, below = (1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0 for scale in scales)
+    return {"rotary_attention_factor": above / below}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
