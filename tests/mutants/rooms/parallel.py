@@ -4,6 +4,44 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        name="copied_keys_have_gradients_of_their_own",
+        file="lmtrain/parallel/parallel_model.py",
+        function="ParallelModel.finish_gradients",
+        old="sum_copied_gradients(gradients, self.placements, self.mesh.tp)",
+        new="pass",
+        breaks="Ranks that hold a copy of the same keys and values update it by the gradient of their own queries "
+        "alone, so the copies drift apart and the model is another one than on a single process.",
+        only_for="tensor parallelism over more ranks than heads of keys and values",
+    ),
+    Mutant(
+        name="norm_counts_copied_keys_for_each_rank",
+        file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
+        function="gradient_norm",
+        old="append(gradient[: place.counted_rows])",
+        new="append(gradient)",
+        breaks="Keys and values of which ranks hold copies count once for each copy, so the norm is too large and "
+        "gradients are clipped too hard.",
+        only_for="tensor parallelism over more ranks than heads of keys and values",
+    ),
+    Mutant(
+        name="lamb_counts_copied_keys_for_each_rank",
+        file="lmtrain/parallel/weights/gathered_weights.py",
+        function="ShardedTensors.counted",
+        old="shard[: self.placements[name].counted_rows]",
+        new="shard",
+        breaks="LAMB scales the step of queries, keys and values to norms in which copies count several times.",
+        only_for="LAMB with tensor parallelism over more ranks than heads of keys and values",
+    ),
+    Mutant(
+        name="muon_takes_copied_keys_several_times",
+        file="lmtrain/parallel/weights/gathered_weights.py",
+        function="ShardedTensors.gather_sections",
+        old="torch.cat(parts[::num_sharing])",
+        new="torch.cat(parts[: len(parts) // num_sharing])",
+        breaks="Muon orthogonalises the first heads of keys and values several times and the last ones never.",
+        only_for="Muon with tensor parallelism over more ranks than heads of keys and values, of which there are two",
+    ),
+    Mutant(
         name="norm_counts_tied_copy_twice",
         file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
         function="gradient_norm",
