@@ -189,6 +189,15 @@ def test_rounded_published_sizes(name: str) -> None:
     assert billions == pytest.approx((ROUNDED_BILLIONS | ROUNDED_BERTS)[name], rel=digits)
 
 
+@pytest.mark.parametrize("name", [name for name in EXACT if name.startswith("gemma")])
+def test_gemmas_scales_are_those_of_its_release(name: str) -> None:
+    """Embeddings are scaled in bf16. Scores are scaled by the width of a head, but in the two 27B models."""
+    settings = settings_of(name)
+    assert settings.embedding_scale == float(torch.tensor(settings.width**0.5).bfloat16())
+    released = {"gemma2_27b": 144**-0.5, "gemma3_27b": 168**-0.5}
+    assert settings.attention_scale == released.get(name)
+
+
 def test_llama_1b_has_tinyllamas_size() -> None:
     assert count(built(replace(settings_of("llama_1b"), vocab_size=32000))) == 1_100_048_384
 

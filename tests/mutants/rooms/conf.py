@@ -62,6 +62,25 @@ MUTANTS = [
         only_for="model=bert_3_9b",
     ),
     Mutant(
+        name="large_qwen_with_the_tied_head_of_small_ones",
+        file="conf/model/qwen3_14b.yaml",
+        function="",
+        old="tied: false ",
+        new="tied: true  ",
+        breaks="The model lacks Qwen3's own head, 778 million parameters, and no released weights fit.",
+        only_for="model=qwen3_14b",
+    ),
+    Mutant(
+        name="embedding_scale_that_bf16_does_not_have",
+        file="conf/model/gemma3_4b.yaml",
+        function="",
+        old="embedding_scale: 50.5 ",
+        new="embedding_scale: 50.596",
+        breaks="The embeddings are scaled by the root of the width, and not by its value in bf16, with which Gemma's "
+        "released weights were trained.",
+        only_for="model=gemma3_4b",
+    ),
+    Mutant(
         name="line_ends_where_the_cosine_does",
         file="conf/schedule/linear.yaml",
         function="",
