@@ -25,3 +25,10 @@ def words_at_their_default(settings: GPTSettings, known: tuple[str, ...] = ()) -
          f"model.{field.name}={show(getattr(settings, field.name))} would have to be {show(field.default)}")
         for field in keys
     ]  # fmt: skip
+
+
+def shortest_pattern(letters: str) -> str:
+    """Return the shortest text that, repeated and cut to the same length, is `letters`: one letter a layer."""
+    lengths = range(1, len(letters) + 1)
+    period = next((n for n in lengths if letters[:n] * (len(letters) // n) + letters[: len(letters) % n] == letters), 0)
+    return letters[:period]

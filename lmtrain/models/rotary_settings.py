@@ -70,12 +70,16 @@ class RotarySettings(Settings):
         defaults = RotarySettings()
         changed = [key for key in vars(defaults) if getattr(self, key) != getattr(defaults, key)]
         learned = getattr(self, "positions", "rotary") == "learned"
-        windows = any(kind.window and kind.rotary for kind in getattr(self, "layer_kinds", ()))
+        kinds = getattr(self, "layer_kinds", ())
+        windows = any(kind.window and kind.rotary for kind in kinds)
+        turns = not kinds or any(kind.rotary for kind in kinds)
         for key in changed:
             usual = getattr(defaults, key)
             way_out = "Leave it out." if usual is None else f"Leave it out, which is {show(usual)}."
             if learned:
                 rule = "has an effect only with model.positions=rotary, and positions are learned"
+            elif not turns:
+                rule = "has an effect only in layers with rotary angles, and model.layer_pattern has none"
             elif key in _SCALING_KEYS and key not in _READ_BY[self.rotary_scaling]:
                 readers = " or ".join(kind for kind, keys in _READ_BY.items() if key in keys)
                 rule = f"has an effect only with model.rotary_scaling={readers}, and it is {self.rotary_scaling}"

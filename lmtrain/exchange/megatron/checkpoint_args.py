@@ -6,30 +6,39 @@ compute, or that Megatron-LM does not, is refused with everything that stands in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, SettingsError, shorten
 from lmtrain.exchange.build_imported_settings import build_imported_settings
-from lmtrain.exchange.decoder_words import words_at_their_default
+from lmtrain.exchange.megatron.decoder_arguments import (
+    GetArgument,
+    decoder_arguments,
+    decoder_rules,
+    words_from_arguments,
+)
 from lmtrain.exchange.torch_files.safe_pickle import CallRecord, Global
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, round_up
 
-GetArgument = Callable[..., Any]  # (name, default=None) -> the value of Megatron-LM's argument
 DIVISIBLE_BY = 128
+_LONGEST_LIST = 1000  # numbers, such as one for each layer
 # Arguments that change what is computed, and the values with which (as without the argument) our models compute it.
 _REQUIRED_ARGUMENTS: dict[str, tuple[object, ...]] = {
-    "apply_residual_connection_post_layernorm": (False,), "apply_layernorm_1p": (False,), "qk_layernorm": (False,),
-    "layernorm_zero_centered_gamma": (False,), "num_experts": (None, 0), "multi_latent_attention": (False,),
-    "squared_relu": (False,), "quick_geglu": (False,), "rotary_percent": (1, 1.0), "rotary_interleaved": (False,),
-    "use_rope_scaling": (False,), "rotary_seq_len_interpolation_factor": (None, 1), "mtp_num_layers": (None, 0),
-    "attention_output_gate": (False,), "softmax_type": ("vanilla",), "window_attn_skip_freq": (None,),
-    "no_rope_freq": (None,), "use_mup": (False,), "glu_linear_offset": (0, 0.0), "softmax_scale": (None,),
-    "activation_func_clamp_value": (None,), "experimental_attention_variant": (None,),
+    "apply_residual_connection_post_layernorm": (False,), "num_experts": (None, 0), "multi_latent_attention": (False,),
+    "quick_geglu": (False,), "rotary_interleaved": (False,), "mtp_num_layers": (None, 0), "qk_l2_norm": (False,),
+    "attention_output_gate": (False,), "softmax_type": ("vanilla",), "use_mup": (False,),
+    "glu_linear_offset": (0, 0.0), "softmax_scale": (None,), "activation_func_clamp_value": (None,),
+    "experimental_attention_variant": (None,), "enable_mhc_connections": (False,),
+    "heterogeneous_layers_config_path": (None,),
+}  # fmt: skip
+# The same for arguments that a decoder has words for, and an encoder has not.
+_REQUIRED_OF_ENCODERS: dict[str, tuple[object, ...]] = {
+    "apply_layernorm_1p": (False,), "layernorm_zero_centered_gamma": (False,), "qk_layernorm": (False,),
+    "squared_relu": (False,), "swiglu": (False,), "openai_gelu": (False,), "window_size": (None,),
 }  # fmt: skip
 
 
@@ -42,7 +51,7 @@ class WeightFacts:
     ffn_width: int
     num_positions: int | None  # None if no position embedding is learned
     is_encoder: bool
-    has_bias: bool  # whether linear layers have biases
+    bias: str  # which linears have biases, as model.bias says: all, none or qkv
     norm_has_bias: bool
     has_output: bool  # whether it has an output matrix besides the embedding
     has_pair: bool  # whether it has a sentence-pair head
@@ -50,14 +59,14 @@ class WeightFacts:
 
 def argument_getter(args: CallRecord) -> GetArgument:
     """Return a function that returns a Megatron-LM argument by its name, or a default. Its results are numbers,
-    booleans, short texts, None and pairs of these; any other value becomes a text such as "<dict>".
+    booleans, short texts, None and tuples of up to 1,000 of these; any other value becomes a text such as "<dict>".
 
     because: what a pickle nests may take forever to compare or to write into a message
     """
 
     def get(name: str, default: Any = None) -> Any:
         value = args.get(name, default)
-        if isinstance(value, (tuple, list)) and not isinstance(value, Global) and len(value) == 2:
+        if isinstance(value, (tuple, list)) and not isinstance(value, Global) and len(value) <= _LONGEST_LIST:
             return tuple(map(_plain_value, value))
         return _plain_value(value)
 
@@ -81,8 +90,8 @@ def settings_from_arguments(
     """
     argument: GetArgument = get_argument or (lambda name, default=None: default)
     problems = [
-        f"--{name.replace('_', '-')} {show(value)} would have to be {show(allowed[0])}"
-        for name, allowed in _REQUIRED_ARGUMENTS.items()
+        f"--{name.replace('_', '-')} {shorten(show(value))} would have to be {show(allowed[0])}"
+        for name, allowed in (_REQUIRED_ARGUMENTS | (_REQUIRED_OF_ENCODERS if facts.is_encoder else {})).items()
         if (value := argument(name, allowed[0])) not in allowed
     ]
     states_positions = argument("use_rotary_position_embeddings", False) or argument("position_embedding_type")
@@ -95,37 +104,31 @@ def settings_from_arguments(
         "init_std": argument("init_method_std", 0.02),
     }  # fmt: skip
     # because: the fused kernel of bias and gelu, its default, computes gelu by tanh
-    by_tanh = (argument("bias_gelu_fusion", True) and facts.has_bias) or argument("openai_gelu", False)
+    by_tanh = (argument("bias_gelu_fusion", True) and facts.bias == "all") or argument("openai_gelu", False)
     if facts.is_encoder:
         values |= {"kind": "bert", "norm_order": "pre", "pair_head": facts.has_pair}
         # because: its head computes the exact gelu even where the fused kernel of its blocks does not
         values |= {"activation": "gelu_tanh" if argument("bias_gelu_fusion") else "gelu", "head_activation": "gelu"}
-        problems += [
-            f"--{name} would have to be left out"
-            for name in ("swiglu", "openai-gelu")
-            if argument(name.replace("-", "_"))
-        ]
     else:
-        window, rotary = argument("window_size"), facts.num_positions is None
-        is_pair = isinstance(window, (list, tuple)) and len(window) == 2 and all(type(n) is int for n in window)
-        if window is not None and not (is_pair and window[1] in (0, -1)):
-            problems.append("--window-size would have to be (tokens back, 0)")
-            window = None
-        if not facts.has_bias and argument("add_qkv_bias", False):
-            problems.append("--add-qkv-bias would have to go with biases in all linears")
-        is_layernorm = facts.norm_has_bias or str(argument("normalization", "LayerNorm")) == "LayerNorm"
+        rotary = facts.num_positions is None
+        if facts.bias == "none" and argument("add_qkv_bias", False):
+            problems.append("--add-qkv-bias true would have to be false, as its weights have no such biases")
+        norm = "layernorm" if str(argument("normalization", "LayerNorm")) == "LayerNorm" else "rmsnorm"
+        gated, is_squared = bool(argument("swiglu", False)), argument("squared_relu", False)
+        gelu = "gelu_tanh" if by_tanh else "gelu"
         values |= {
             "kind": "gpt", "head_width": argument("kv_channels"), "positions": "rotary" if rotary else "learned",
             "num_kv_heads": argument("num_query_groups") if argument("group_query_attention", False) else None,
-            "bias": "all" if facts.has_bias else "none",
-            "norm": "layernorm" if is_layernorm else "rmsnorm",
-            "activation": "silu" if argument("swiglu", False) else "gelu_tanh" if by_tanh else "gelu",
-            "gated": bool(argument("swiglu", False)),
+            "bias": facts.bias, "norm": "layernorm" if facts.norm_has_bias else norm,
+            "norm_bias": True if facts.norm_has_bias and facts.bias != "all" else None,
+            "activation": "silu" if gated else "relu2" if is_squared else gelu, "gated": gated,
             "tied": not argument("untie_embeddings_and_output_weights", False)
             and not (get_argument is None and facts.has_output),
-            "window": None if window is None or window[0] < 0 else window[0] + 1,
         }  # fmt: skip
-        values |= {"rotary_base": argument("rotary_base", 10000)} if rotary else {}
+        positions = _kind_of_positions(argument) if states_positions else "rope" if rotary else "learned_absolute"
+        values |= words_from_arguments(
+            argument, facts.num_layers, problems, positions=str(positions), norm=str(values["norm"])
+        )
     hidden, attention = values["dropout"], argument("attention_dropout", values["dropout"])
     if hidden != attention and "dropout" not in overrides:
         problems.append(
@@ -163,15 +166,19 @@ def _positions_problems(argument: GetArgument, facts: WeightFacts) -> list[str]:
     """Return a message if Megatron-LM gives the model other positions than lmtrain would: the learned table that the
     weights hold, or rotary angles of a GPT without one.
     """
-    # because: Megatron-LM lets the older flag win over the newer choice
-    is_rotary = argument("use_rotary_position_embeddings", False)
-    kind = "rope" if is_rotary else argument("position_embedding_type")
-    has_table = facts.num_positions is not None
-    allowed = "learned_absolute" if has_table or facts.is_encoder else "rope"
-    if kind == allowed:
+    kind, has_table = _kind_of_positions(argument), facts.num_positions is not None
+    allowed = ("learned_absolute",) if has_table or facts.is_encoder else ("rope", "none")
+    if kind in allowed:
         return []
     table = "a table of positions" if has_table else "no table of positions"
-    return [f"--position-embedding-type {show(kind)} would have to be {allowed}, as its weights have {table}"]
+    choices = " or ".join(allowed)
+    return [f"--position-embedding-type {show(kind)} would have to be {choices}, as its weights have {table}"]
+
+
+def _kind_of_positions(argument: GetArgument) -> Any:
+    # because: Megatron-LM lets the older flag win over the newer choice
+    is_rotary = argument("use_rotary_position_embeddings", False)
+    return "rope" if is_rotary else argument("position_embedding_type")
 
 
 def padded_rows(vocab_size: int, tp: int) -> int:
@@ -186,22 +193,18 @@ def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) ->
     _check_exportable(settings, tp, pp)
     shape, causal = settings.shape, settings.shape.causal
     gpt = settings if isinstance(settings, GPTSettings) else None
-    rotary = gpt is not None and gpt.positions == "rotary"
-    bias = gpt is None or gpt.bias == "all"
-    return {
+    arguments = {
         "num_layers": shape.num_layers, "hidden_size": shape.width, "ffn_hidden_size": shape.ffn_width,
         "num_attention_heads": shape.num_heads, "kv_channels": shape.head_width,
         "group_query_attention": shape.num_kv_heads < shape.num_heads, "num_query_groups": shape.num_kv_heads,
         "seq_length": shape.seq_len, "max_position_embeddings": settings.position_rows,
-        "position_embedding_type": "rope" if rotary else "learned_absolute", "add_position_embedding": not rotary,
-        "use_rotary_position_embeddings": rotary, "rotary_base": int(gpt.rotary_base) if gpt else 10000,
-        "rotary_percent": 1.0, "rotary_interleaved": False, "add_bias_linear": bias, "add_qkv_bias": bias,
-        "swiglu": shape.gated, "squared_relu": False,
-        "bias_gelu_fusion": settings.activation == "gelu_tanh",
-        "normalization": "RMSNorm" if gpt and gpt.norm == "rmsnorm" else "LayerNorm", "apply_layernorm_1p": False,
-        "layernorm_epsilon": settings.norm_eps, "norm_epsilon": settings.norm_eps, "qk_layernorm": False,
-        "untie_embeddings_and_output_weights": gpt is not None and not gpt.tied,
-        "window_size": None if shape.window is None else (shape.window - 1, 0),
+        "position_embedding_type": "learned_absolute", "add_position_embedding": True,
+        "use_rotary_position_embeddings": False, "rotary_base": 10000, "rotary_percent": 1.0,
+        "rotary_interleaved": False, "add_bias_linear": True, "add_qkv_bias": True, "swiglu": False,
+        "squared_relu": False, "bias_gelu_fusion": settings.activation == "gelu_tanh", "normalization": "LayerNorm",
+        "apply_layernorm_1p": False, "layernorm_epsilon": settings.norm_eps, "norm_epsilon": settings.norm_eps,
+        "qk_layernorm": False, "untie_embeddings_and_output_weights": gpt is not None and not gpt.tied,
+        "window_size": None,
         "apply_query_key_layer_scaling": False, "hidden_dropout": settings.dropout,
         "attention_dropout": settings.dropout, "init_method_std": settings.init_std, "num_experts": None,
         "vocab_size": shape.vocab_size, "padded_vocab_size": padded_rows(shape.vocab_size, tp),
@@ -210,6 +213,7 @@ def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) ->
         "virtual_pipeline_model_parallel_size": None, "expert_model_parallel_size": 1, "ckpt_format": "torch",
         "bf16": dtype == "bf16", "fp16": dtype == "fp16", "tokenizer_type": "HuggingFaceTokenizer",
     }  # fmt: skip
+    return arguments if gpt is None else arguments | decoder_arguments(gpt)
 
 
 def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
@@ -222,20 +226,7 @@ def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) ->
             (settings.head_activation == "gelu", "model.head_activation=gelu_tanh would have to be gelu"),
         ]
     else:
-        is_integer_base = settings.rotary_base == int(settings.rotary_base)
-        s, bias, layernorm = settings, settings.bias == "all", settings.norm == "layernorm"
-        by_tanh = s.activation == "gelu_tanh"
-        activation = f"model.activation={s.activation}, model.gated={show(s.gated)}"
-        rules = [
-            (s.parallel_block == "no", f"model.parallel_block={s.parallel_block} would have to be no"),
-            (s.bias in ("all", "none"), f"model.bias={s.bias} would have to be all or none"),
-            (s.activation == "silu" if s.gated else s.activation in ("gelu", "gelu_tanh"),
-             f"{activation} would have to be gelu or gelu_tanh without gates, or silu with them"),
-            (bias or not by_tanh, "model.bias=none would have to be all, or model.activation gelu, or silu with gates"),
-            (is_integer_base, f"model.rotary_base={settings.rotary_base} would have to be a whole number"),
-            (bias or not layernorm, "model.bias=none would have to be all, since its LayerNorm has a bias"),
-            *words_at_their_default(s),
-        ]
+        rules = decoder_rules(settings)
     rules += [
         (value % count == 0, f"{axis}={count} does not divide model.{name}={value}")
         for axis, count, name, value in (

@@ -23,6 +23,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import UsageError
 from lmtrain.exchange.megatron.checkpoint_args import megatron_arguments, padded_rows
 from lmtrain.exchange.megatron.checkpoint_folder import RANK_FILE, WeightPart
+from lmtrain.exchange.megatron.decoder_arguments import flags_to_repeat
 from lmtrain.exchange.megatron.source_model import read_megatron_model
 from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
 from lmtrain.exchange.source_format import TRACKER
@@ -92,7 +93,7 @@ def export_megatron(
     return {
         "from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp,
         "left_out": left_out_of_exports(reader),
-    }  # fmt: skip
+    } | ({"flags_to_repeat": flags} if (flags := flags_to_repeat(settings)) else {})  # fmt: skip
 
 
 class _Export:

@@ -109,13 +109,14 @@ def read_megatron_model(
 def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:
     weights = source.weights
     token, down = _matrix_parts(source, "embedding.token.weight"), _matrix_parts(source, "blocks.0.mlp.down.weight")
+    qkv_bias = "blocks.0.attention.qkv.bias"
     return WeightFacts(
         num_layers=len({int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}),
         width=token[0].shape[1],
         ffn_width=sum(part.shape[1] for part in down),
         num_positions=_matrix_parts(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None,
         is_encoder="head.dense.weight" in weights,
-        has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
+        bias="none" if qkv_bias not in weights else "all" if "blocks.0.mlp.up.bias" in weights else "qkv",
         norm_has_bias="norm.bias" in weights,
         has_output="head.weight" in weights,
         has_pair="pair.scores.weight" in weights,

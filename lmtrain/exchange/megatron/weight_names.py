@@ -30,6 +30,8 @@ _LAYER_PARTS = {
     "attention.query_key_value.": "attention.qkv.",
     "self_attention.query_key_value.": "attention.qkv.",
     "self_attention.linear_qkv.": "attention.qkv.",
+    "self_attention.q_layernorm.": "attention.q_norm.",
+    "self_attention.k_layernorm.": "attention.k_norm.",
     "attention.dense.": "attention.out.",
     "self_attention.dense.": "attention.out.",
     "self_attention.linear_proj.": "attention.out.",
@@ -58,7 +60,8 @@ _OTHER_PARTS = {
 _CORE_LAYER_PARTS = {
     "attention_norm.": "input_layernorm.", "attention.qkv.": "self_attention.linear_qkv.",
     "attention.out.": "self_attention.linear_proj.", "mlp_norm.": "pre_mlp_layernorm.",
-    "mlp.up.": "mlp.linear_fc1.", "mlp.down.": "mlp.linear_fc2.",
+    "mlp.up.": "mlp.linear_fc1.", "mlp.down.": "mlp.linear_fc2.", "attention.q_norm.": "self_attention.q_layernorm.",
+    "attention.k_norm.": "self_attention.k_layernorm.",
 }  # fmt: skip
 _ENGINE_LAYER_PARTS = {
     "attention_norm.": "self_attention.linear_qkv.layer_norm_", "mlp_norm.": "mlp.linear_fc1.layer_norm_"

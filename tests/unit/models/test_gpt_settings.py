@@ -88,3 +88,11 @@ def test_words_are_checked_when_built_from_data() -> None:
         made(data | {"activation": "sillu", "positons": "rotary"})
     assert "Did you mean silu?" in str(caught.value)
     assert "Did you mean positions?" in str(caught.value)
+
+
+def test_angles_that_no_layer_has_are_not_set() -> None:
+    settings = tiny(positions="rotary", layer_pattern="F", rotary_share=0.5, rotary_scaling="linear", rotary_factor=2.0)
+    problems = [problem.text() for problem in settings.unused()]
+    assert len(problems) == 3
+    assert all("only in layers with rotary angles, and model.layer_pattern has none" in text for text in problems)
+    assert not list(tiny(num_layers=2, positions="rotary", layer_pattern="fF", rotary_share=0.5).unused())

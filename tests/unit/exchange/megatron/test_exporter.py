@@ -22,6 +22,7 @@ MODELS: dict[str, ModelSettings] = {
     "untied": gpt2(tied=False, activation="gelu"),
     "llama": llama(),
     "window": llama(tied=True, window=9),
+    "words": llama(bias="qkv", qk_norm="head", norm_weight="from_zero", rotary_share=0.5, window=9, layer_pattern="wF"),
     "bert": bert(norm_order="pre"),
     "bert-fused": bert(norm_order="pre", activation="gelu_tanh", num_positions=56),
 }
@@ -32,7 +33,7 @@ MODELS: dict[str, ModelSettings] = {
     ("name", "tp", "pp"),
     [
         ("gpt2", 2, 1), ("gpt2", 1, 2), ("untied", 2, 2), ("llama", 2, 1), ("window", 1, 1), ("bert", 2, 2),
-        ("bert-fused", 1, 1), *wide(("gpt2", 2, 2), ("llama", 2, 2), ("window", 2, 2), ("bert", 2, 1)),
+        ("bert-fused", 1, 1), *wide(("words", 2, 1), ("gpt2", 2, 2), ("llama", 2, 2), ("window", 2, 2), ("bert", 2, 1)),
     ],
 )  # fmt: skip
 def test_an_export_loads_in_torch_and_comes_back(name: str, tp: int, pp: int, tmp_path: Path) -> None:
@@ -81,6 +82,12 @@ def test_weights_of_half_precision_go_through_both_formats_bit_for_bit(
         (llama(), 4, 1, r"tp=4 does not divide model\.num_kv_heads=2"),
         (gpt2(), 1, 3, r"pp=3 does not divide model\.num_layers=2"),
         (gpt2(parallel_block="one_norm"), 1, 1, r"model\.parallel_block=one_norm"),
+        (gpt2(bias="mlp"), 1, 1, r"model\.bias=mlp would have to be all, none or qkv"),
+        (gpt2(norm_bias=False), 1, 1, r"model\.norm_bias=false would have to be true"),
+        (gpt2(qk_norm="head"), 1, 1, r"model\.qk_norm=head would have to be none, or head with model\.norm=rmsnorm"),
+        (llama(rotary_scaling="linear", rotary_factor=1.5), 1, 1, r"model\.rotary_factor=1\.5 .* a whole number"),
+        (llama(rotary_scaling="llama3", rotary_factor=8.0, rotary_original_len=40), 1, 1, "len=40 .* to be 8192"),
+        (llama(logit_cap=30.0), 1, 1, r"model\.logit_cap=30\.0 would have to be null"),
         (bert(norm_order="post"), 1, 1, r"model\.norm_order=post"),
         (bert(norm_order="pre", head_activation="gelu_tanh"), 1, 1, r"model\.head_activation=gelu_tanh"),
     ],

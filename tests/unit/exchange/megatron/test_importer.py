@@ -161,7 +161,7 @@ def test_a_distributed_folder_without_arguments_is_refused(in_file: bool, tmp_pa
     ("more", "said"),
     [
         ({"num_experts": 8}, "--num-experts 8"),
-        ({"qk_layernorm": True, "rotary_percent": 0.5}, r"--qk-layernorm .*; --rotary-percent 0\.5"),
+        ({"qk_layernorm": True, "use_mup": True}, "--use-mup true .*; --qk-layernorm true"),
         ({"apply_residual_connection_post_layernorm": True}, "--apply-residual-connection-post-layernorm"),
         ({"num_attention_heads": 5}, "describes a model with invalid settings"),
         ({"num_attention_heads": 2, "kv_channels": 12}, "does not hold the model of its arguments"),
