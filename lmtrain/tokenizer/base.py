@@ -398,15 +398,19 @@ class Tokenizer:
 
     @cached_property
     def _splits_at_spaces(self) -> bool:
-        """True if a text can be cut before a space without changing any ids. This holds for GPT-2's pattern and for
-        BERT's word splitting.
+        """True if a text can be cut before a space that follows another character without changing any ids. This holds
+        for BERT's word splitting and for the patterns of GPT-2, LLaMA 3 and Qwen, also after a normalizer to NFC.
         """
-        split, normalizer = self.tree["pre_tokenizer"] or {}, self.tree["normalizer"]
-        plain = all(token["special"] for token in self.tree["added_tokens"])  # others may contain spaces
-        byte_level = split.get("type") == "ByteLevel" and split["use_regex"] and not split["add_prefix_space"]
-        bert = split.get("type") == "BertPreTokenizer"
-        kinds = {None: byte_level or bert, "BertNormalizer": bert}
-        return plain and kinds.get(normalizer and normalizer["type"], False)
+        pre_tokenizer, normalizer = self.tree["pre_tokenizer"] or {}, self.tree["normalizer"] or {"type": None}
+        # because: a token with white space, or one that takes that around it, might lie on both sides of a cut
+        keeps_to_words = all(
+            token["special"] or not (token["lstrip"] or token["rstrip"] or re.search(r"\s", token["content"]))
+            for token in self.tree["added_tokens"]
+        )
+        if pre_tokenizer.get("type") == "BertPreTokenizer":
+            return keeps_to_words and normalizer["type"] in (None, "BertNormalizer")
+        has_known_pattern = vocabularies.bpe_pattern(pre_tokenizer) is not None
+        return keeps_to_words and normalizer["type"] in (None, "NFC") and has_known_pattern
 
     @cached_property
     def fingerprint(self) -> str:

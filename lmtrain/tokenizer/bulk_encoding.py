@@ -51,18 +51,11 @@ def build_compiled_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | 
 
 
 def _bpe_pattern(tokenizer_json: dict[str, Any]) -> str | None:
-    """Return the name of the regular expression by which a byte-level BPE splits text into words: "gpt2" or "cl100k"
-    (GPT-4, LLaMA 3). Return None for every other tokenizer.
+    """Return the name of the pattern of a byte-level BPE if the compiled encoder has it and no normalizer changes the
+    text before; None otherwise.
     """
-    split = tokenizer_json["pre_tokenizer"] or {}
-    parts = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
-    *before, bytes_ = parts or [{}]
-    if tokenizer_json["normalizer"] is not None or bytes_.get("type") != "ByteLevel" or bytes_["add_prefix_space"]:
-        return None
-    if not before and bytes_["use_regex"]:
-        return "gpt2"
-    cl100k_split = {"type": "Split", "pattern": {"Regex": vocabularies.CL100K}, "behavior": "Isolated", "invert": False}
-    return "cl100k" if before == [cl100k_split] and not bytes_["use_regex"] else None
+    pattern = vocabularies.bpe_pattern(tokenizer_json["pre_tokenizer"])
+    return pattern if tokenizer_json["normalizer"] is None and pattern in ("gpt2", "cl100k") else None
 
 
 def _is_plain_bpe(model: dict[str, Any]) -> bool:

@@ -30,11 +30,14 @@ def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option:
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
     """Train a byte-level BPE tokenizer on the texts. It has at most `vocab_size` pieces, fewer for a small corpus;
-    `pattern`, "gpt2" or "cl100k", decides how text is split into words. Raise UsageError if `vocab_size` is below 257.
+    `pattern` decides how text is split into words: as by GPT-2, by GPT-4 and LLaMA 3 ("cl100k"), or by Qwen, which also
+    joins letters and their accents (NFC). Raise UsageError if `vocab_size` is below 257.
     """
     check_vocab_size(vocab_size, "bpe")
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = vocabularies.build_bpe_pre_tokenizer(pattern)
+    if pattern == "qwen2":
+        inner.normalizer = tokenizers.normalizers.NFC()
     inner.train_from_iterator(
         _short_parts(texts),
         trainers.BpeTrainer(

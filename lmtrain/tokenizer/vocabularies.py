@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -28,17 +28,37 @@ CL100K = (  # the pattern of GPT-4 and LLaMA 3
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
-Pattern = Literal["gpt2", "cl100k"]
+QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")  # the pattern of Qwen 2, 2.5 and 3: each digit is a word
+_REGEXES = {"cl100k": CL100K, "qwen2": QWEN2}
+Pattern = Literal["gpt2", "cl100k", "qwen2"]
 
 
 def build_bpe_pre_tokenizer(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that splits text into words by a regular expression (that of GPT-2, or cl100k of GPT-4 and
-    LLaMA 3) and turns bytes into letters. BPE merges pieces only within a word.
+    """Return a pre-tokenizer that splits text into words by a regular expression (that of GPT-2, cl100k of GPT-4 and
+    LLaMA 3, or Qwen's) and turns bytes into letters. BPE merges pieces only within a word.
     """
     to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == "gpt2")
     if pattern == "gpt2":
         return to_letters
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CL100K), "isolated"), to_letters])
+    split = pre_tokenizers.Split(Regex(_REGEXES[pattern]), "isolated")
+    return pre_tokenizers.Sequence([split, to_letters])
+
+
+def bpe_pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
+    """Return the name of the regular expression by which a byte-level BPE splits text into words: "gpt2", "cl100k" or
+    "qwen2". Return None for every other `pre_tokenizer`, an entry of tokenizer.json.
+    """
+    split = pre_tokenizer or {}
+    parts = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
+    *before, to_letters = parts or [{}]
+    if to_letters.get("type") != "ByteLevel" or to_letters["add_prefix_space"]:
+        return None
+    if to_letters["use_regex"]:
+        return None if before else "gpt2"
+    for name, regex in _REGEXES.items():
+        if before == [{"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}]:
+            return name
+    return None
 
 
 def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:

@@ -308,3 +308,19 @@ def first_result(output: str) -> dict[str, Any]:
     """Lines of progress, where the machine is slow, stand before the JSON."""
     result: dict[str, Any] = json.loads(output[output.index("{") :])["results"][0]
     return result
+
+
+def test_a_tokenizer_splits_text_as_the_model_that_is_named(toy: Toy, tmp_path: Path) -> None:
+    made, sizes = tmp_path / "tokenizer", ["--vocab-size", 300]
+    lmtrain("tokenizer", "train", toy.text, "--output", made, *sizes, "--pattern", "qwen2")
+    tokenizer = Tokenizer.load(made)
+    assert [tokenizer.piece(token) for token in tokenizer.encode("2024")] == ["2", "0", "2", "4"]
+    text, data = tmp_path / "a.txt", tmp_path / "data"
+    text.write_text("The cafe\u0301 of 2024")
+    lmtrain("preprocess", text, "--tokenizer", made, "--output", data)
+    ids = tokenizer.encode("The caf\u00e9 of 2024")
+    assert IndexedDataset.open(data).document(0).tolist() == [*ids, tokenizer.eod_id]
+    refused = lmtrain(
+        "tokenizer", "train", toy.text, "--output", made, *sizes, "--pattern", "qwen2", "--kind", "wordpiece", code=2
+    )
+    assert "--pattern works only with --kind bpe: WordPiece splits text as BERT does. Leave it out." in refused

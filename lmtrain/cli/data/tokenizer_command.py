@@ -29,6 +29,10 @@ def train(
     kind: Annotated[
         Literal["bpe", "wordpiece"], typer.Option(help="bpe as in GPT-2, or wordpiece as in BERT.")
     ] = "bpe",
+    pattern: Annotated[
+        Literal["gpt2", "cl100k", "qwen2"] | None,
+        typer.Option(help="How text is split into words (bpe): as by GPT-2 (default), GPT-4 and LLaMA 3, or Qwen."),
+    ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Remove case and accents (wordpiece).")] = False,
     key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
     split: SplitText = "file",
@@ -44,6 +48,8 @@ def train(
         raise UsageError(
             "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. Leave it out."
         )
+    if pattern is not None and kind != "bpe":
+        raise UsageError("--pattern works only with --kind bpe: WordPiece splits text as BERT does. Leave it out.")
     sources = find_sources(resolve_text_inputs(inputs, format_), split)
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
     with progress("read", "bytes", interrupted="nothing is written.") as shown:
@@ -57,7 +63,11 @@ def train(
         if "-" in inputs:
             texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
         texts = refuse_blank_texts(texts)
-        made = train_bpe(texts, vocab_size) if kind == "bpe" else train_wordpiece(texts, vocab_size, lowercase)
+        made = (
+            train_bpe(texts, vocab_size, pattern or "gpt2")
+            if kind == "bpe"
+            else train_wordpiece(texts, vocab_size, lowercase)
+        )
     path = output / "tokenizer.json"
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(

@@ -4,6 +4,26 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        name="long_texts_cut_beside_words_that_take_spaces",
+        file="lmtrain/tokenizer/base.py",
+        function="Tokenizer._splits_at_spaces",
+        old="""not (token["lstrip"] or token["rstrip"] or re.search""",
+        new="""not (token["lstrip"] or re.search""",
+        breaks="A long document is cut between an added word and the spaces that belong to it, and gets other ids than "
+        "the tokenizer gives.",
+        only_for="documents above 256 Ki characters, and tokenizers with added words that take the spaces after them",
+    ),
+    Mutant(
+        name="qwen_pattern_without_its_normalizer",
+        file="lmtrain/tokenizer/train.py",
+        function="train_bpe",
+        old='if pattern == "qwen2":',
+        new='if pattern == "qwen":',
+        breaks="transformers 5 rebuilds the tokenizer of an exported Qwen 2 with NFC, and gives other ids than those "
+        "of training.",
+        only_for="texts with accents that are written as characters of their own",
+    ),
+    Mutant(
         name="fingerprint_without_normalizer",
         file="lmtrain/tokenizer/base.py",
         function="_parts_that_decide_ids",
@@ -43,9 +63,9 @@ MUTANTS = [
     ),
     Mutant(
         name="prefix_space_forgotten",
-        file="lmtrain/tokenizer/bulk_encoding.py",
-        function="_bpe_pattern",
-        old=""" or bytes_["add_prefix_space"]:""",
+        file="lmtrain/tokenizer/vocabularies.py",
+        function="bpe_pattern",
+        old=""" or to_letters["add_prefix_space"]:""",
         new=":",
         breaks="The compiled encoder is used though it puts no space in front, so the first ids of a text are not "
         "those that the tokenizer itself gives.",

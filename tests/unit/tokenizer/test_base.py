@@ -114,6 +114,36 @@ def test_parts_of_a_long_text_have_its_ids(tokenizer: Tokenizer, monkeypatch: py
     assert len(tokenizer.split_long_text("one two three four five")) > 2
 
 
+ACCENTS = ["cafe\u0301 e\u0301", "\u0301x \u0301 \u1100\u1161 \u1161", "in 2024 we'LL\r\n\r\n  go .\n//", "12 345 6 "]
+
+
+@pytest.mark.parametrize("pattern", ["cl100k", "qwen2"])
+def test_parts_of_a_long_text_have_its_ids_with_every_pattern(
+    pattern: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
+    tokenizer = train_bpe([*TEXTS, *ACCENTS], 330, pattern)
+    for text in [*SAMPLES, " ".join(SAMPLES) * 3, *ACCENTS, " ".join(ACCENTS)]:
+        parts = tokenizer.split_long_text(text)
+        assert "".join(parts) == text
+        assert list(chain.from_iterable(tokenizer.encode_batch(parts))) == tokenizer.encode(text)
+    assert len(tokenizer.split_long_text("one two three four five")) > 2
+
+
+@pytest.mark.parametrize(
+    ("token", "num_parts"), [({}, 3), ({"rstrip": True}, 1), ({"lstrip": True}, 1), ({"content": "one  two"}, 1)]
+)
+def test_a_text_is_cut_where_added_words_keep_to_one_side(
+    token: dict[str, Any], num_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
+    tree = json.loads(BPE.to_bytes())
+    plain = {"content": "<think>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tree["added_tokens"].append(plain | {"id": BPE.vocab_size, "special": False} | token)
+    tokenizer = Tokenizer.from_bytes(json.dumps(tree).encode())
+    assert len(tokenizer.split_long_text("one  two <think> four")) == num_parts
+
+
 def test_a_tokenizer_that_looks_across_spaces_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
     tree = json.loads(BPE.to_bytes())

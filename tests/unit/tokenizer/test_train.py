@@ -57,6 +57,9 @@ def test_the_pattern_decides_what_can_merge() -> None:
     whole, thirds = train_bpe(digits, 300), train_bpe(digits, 300, "cl100k")
     assert len(whole.encode("1234")) == 1
     assert [thirds.piece(token) for token in thirds.encode("1234")] == ["123", "4"]
+    single = train_bpe([*digits, "e\u0301 \u00e9"], 300, "qwen2")
+    assert [single.piece(token) for token in single.encode("1234")] == ["1", "2", "3", "4"]
+    assert single.encode("e\u0301") == single.encode("\u00e9")
 
 
 def test_every_piece_of_wordpiece_is_in_use() -> None:
