@@ -124,7 +124,8 @@ def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> 
             if values.get(setting) == 0:
                 del values[setting]
         values |= _mscale_factor(rope, values)
-    return values | {"rotary_scaling": "none" if kind == "default" else kind}
+    values["rotary_scaling"] = "none" if kind == "default" else kind
+    return _without_usual_attention_factor(values)
 
 
 def _original_length(rope: Config, kind: str, key: str, c: Config, problems: list[str]) -> Config:
@@ -165,6 +166,16 @@ def _mscale_factor(rope: Config, values: Config) -> Config:
         return {}
     above, below = (1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0 for scale in scales)
     return {"rotary_attention_factor": above / below}
+
+
+def _without_usual_attention_factor(values: Config) -> Config:
+    """Return our settings of a scaling without a factor of cosines and sines that is the one of the formula."""
+    keys = ("rotary_attention_factor", "rotary_factor", "rotary_original_len")
+    if not all(_is_number(values.get(key)) for key in keys) or values["rotary_original_len"] < 2:
+        return values
+    without = {key: value for key, value in values.items() if key != keys[0]}
+    usual = RotarySettings(**{key: without[key] for key in (*keys[1:], "rotary_scaling")}).angle_factor
+    return without if usual == values[keys[0]] else values
 
 
 def _is_number(value: object) -> bool:
