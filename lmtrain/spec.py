@@ -88,18 +88,22 @@ class ModelShape:
         attention = self.width * self.head_width * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + self.width * self.ffn_width * (3 if self.gated else 2)
 
+    def window_in(self, seq_len: int) -> int:
+        """Return how many tokens of a sequence of `seq_len` a layer with a window reads."""
+        return min(seq_len, self.window) if self.window else seq_len
+
     def flops_per_token(self, seq_len: int | None = None, *, scored_share: float = 1.0) -> float:
         """Return the model FLOPs of training on one token, forward and backward. For GPT-2's shape that is 72 L h^2 (1
         + s/(6h)) + 6 h V.
 
         Attention counts in full, not halved for causality, and recompute is not counted, as in Korthikanti 2022 and
-        PaLM's MFU; layers with a sliding window count with its width. `scored_share` is the share of tokens for which
+        PaLM's MFU; layers with a sliding window count with its width. Norms (of queries and keys too), activations,
+        caps and other operations that are no products are not counted. `scored_share` is the share of tokens for which
         logits are computed.
         """
         seq_len = seq_len or self.seq_len
-        attended_in_window = min(seq_len, self.window) if self.window else seq_len
         num_full_layers = self.num_layers - self.num_window_layers
-        attended_tokens = num_full_layers * seq_len + self.num_window_layers * attended_in_window
+        attended_tokens = num_full_layers * seq_len + self.num_window_layers * self.window_in(seq_len)
         attention = 12 * self.num_heads * self.head_width * attended_tokens
         head = 6.0 * self.width * self.vocab_size * scored_share
         return 6.0 * self.num_layers * self.block_matrix_params + attention + head

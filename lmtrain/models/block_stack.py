@@ -111,14 +111,21 @@ class Stack(nn.Module):
         """Return the attention mask and rotary angles of each block of this stage, by its number; blocks of a kind
         share them. They cover the batch's whole sequence, even if the hidden states are a shard of it.
         """
-        kinds = {name: self.settings.layer_kinds[int(name)] for name in self.blocks}
+        all_kinds = self.settings.layer_kinds
+        kinds = {name: all_kinds[int(name)] for name in self.blocks}
         used = set(kinds.values())
-        masks = {is_local: self._mask(batch, is_local) for is_local in {kind.window for kind in used}}
-        angles = {kind.window: self._rotation(batch, kind.window) for kind in used if kind.rotary}
+        masks = {has_window: self._mask(batch, has_window) for has_window in {kind.window for kind in used}}
+        is_local = {kind: kind.window and self._has_local_angles for kind in used if kind.rotary}
+        angles = {local: self._rotation(batch, local) for local in set(is_local.values())}
         contexts = {
-            kind: BlockContext(masks[kind.window], angles[kind.window] if kind.rotary else None) for kind in used
+            kind: BlockContext(masks[kind.window], angles[is_local[kind]] if kind.rotary else None) for kind in used
         }
         return {name: contexts[kind] for name, kind in kinds.items()}
+
+    @property
+    def _has_local_angles(self) -> bool:
+        """True if layers with a window have rotary angles of their own."""
+        return isinstance(self.settings, RotarySettings) and self.settings.local_rotary_base is not None
 
     def _mask(self, batch: Batch, has_window: bool) -> Tensor | BlockMask | None:
         return self.build_mask(

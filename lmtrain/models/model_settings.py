@@ -47,6 +47,16 @@ class ModelSettings(Choice):
     def uses_dropout(self) -> bool:
         """True if a training step draws random numbers for dropout."""
 
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer, which says what its attention reads."""
+        return (LayerKind(),) * self.shape.num_layers
+
+    @property
+    def caps_scores(self) -> bool:
+        """True if attention caps its scores, which needs kernels of their own."""
+        return False
+
     def unused(self) -> Iterator[Problem]:
         """Yield a problem for each setting without an effect in this model: refused in runs, allowed in checkpoints."""
         return iter(())
@@ -182,16 +192,6 @@ class TransformerSettings(ModelSettings):
     def branch_std(self) -> float:
         """The init std of a branch's last linear: smaller, because 2L branches add up in the residual stream."""
         return self.init_std / math.sqrt(2 * self.num_layers)
-
-    @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each layer, which says what its attention reads."""
-        return (LayerKind(),) * self.num_layers
-
-    @property
-    def caps_scores(self) -> bool:
-        """True if attention caps its scores, which needs kernels of their own."""
-        return False
 
     @property
     def norm_start(self) -> float:

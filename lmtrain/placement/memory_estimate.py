@@ -12,11 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.attention_memory import BOOL_BYTES, FP32_BYTES, AttentionSizes, Run
 from lmtrain.placement.layers_and_shards_of_ranks import (
     Placement,
     Shape,
@@ -24,11 +26,9 @@ from lmtrain.placement.layers_and_shards_of_ranks import (
     parameter_names_of_stages,
     place_parameters,
 )
-from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.spec import Cuts, ModelShape
+from lmtrain.spec import Cuts, LayerKind
 
-FP32_BYTES, INT64_BYTES, BOOL_BYTES = 4, 8, 1
-LEAST_HEAD_WIDTH = 16  # because: the matrix products in flex_attention's kernels need at least this size
+INT64_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -142,51 +142,6 @@ class ModelParameters:
         return cls(model.weights(), model.cuts(), model.shape.vocab_size)
 
 
-def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
-    """Return True if attention needs a mask beyond the kernel's own causal rule.
-
-    A bidirectional model always needs a mask, because its rows can end early.
-    """
-    shape = model.shape
-    return document_mask or not shape.causal or (shape.window is not None and shape.window < shape.seq_len)
-
-
-def uses_block_masks(model: ModelSettings, *, on_gpu: bool) -> bool:
-    """Return True if an attention mask, if present, is a block mask, whose kernels skip fully masked blocks.
-
-    because: on a CPU the block-mask kernels have no backward, and on no device do they support dropout
-    """
-    return on_gpu and not model.uses_dropout and model.shape.head_width >= LEAST_HEAD_WIDTH
-
-
-class Run(Protocol):
-    """The properties of a run on which its activation memory depends."""
-
-    @property
-    def model(self) -> ModelSettings: ...
-    @property
-    def shape(self) -> ModelShape: ...
-    @property
-    def parallel(self) -> ParallelSettings: ...
-    @property
-    def micro_batch(self) -> int: ...
-    @property
-    def number_bytes(self) -> int: ...  # bytes of an element in the compute dtype
-    @property
-    def sequence_parts(self) -> int: ...  # sequence shards outside of attention and MLP
-    @property
-    def document_mask(self) -> bool: ...
-    @property
-    def has_mask(self) -> bool: ...  # attention receives a mask matrix
-    @property
-    def on_cpu(self) -> bool: ...
-    @property
-    def scored_share(self) -> float: ...  # share of tokens for which logits are computed
-
-    def recompute_kind(self, block: int) -> str:
-        """Return the recompute kind of the block with this number, `none` if it is not recomputed."""
-
-
 @dataclass(frozen=True)
 class ActivationBytes:
     """The bytes that a micro-batch holds in a stage between two actions of a schedule."""
@@ -206,71 +161,75 @@ class ActivationSizes:
         self.cpu = run.on_cpu
         self.whole = shape.width * e  # hidden states of the whole sequence
         self.cut = self.whole / run.sequence_parts  # hidden states outside of attention and MLP, sharded
-        held_keys = max(shape.num_kv_heads, tp)  # because: with fewer heads than ranks, ranks hold copies
-        self.heads, self.keys = (n * shape.head_width * e / tp for n in (shape.num_heads, held_keys))
         self.ffn = shape.ffn_width * e / tp
         self.up = self.ffn * (2 if shape.gated else 1)
         self.logits: float = -(-model.padded_vocab_size // tp) * e * run.scored_share
-        self.rotary = getattr(model, "positions", "learned") == "rotary"
-        self.parallel_block = getattr(model, "parallel_block", "no") != "no"
+        self.activation = getattr(model, "activation", "gelu")
+        self.learned_positions = getattr(model, "positions", "learned") == "learned"
+        self.parallel_block = getattr(model, "parallel_block", "no")
+        self.scales_residual = getattr(model, "residual_scale", 1.0) != 1.0
         self.post_norm = getattr(model, "norm_order", "pre") == "post"
+        norms = getattr(model, "block_norms", ("attention_norm", "mlp_norm"))
+        self.num_norms = len(norms)
+        self.norms_inputs = "attention_norm" in norms and not self.post_norm
         self.rms = getattr(model, "norm", "layernorm") == "rmsnorm"
+        self.norm_weight = getattr(model, "norm_weight", "ones")
+        self.head_bias = isinstance(model, BertSettings) or getattr(model, "head_bias", False)
+        self.caps_logits = getattr(model, "logit_cap", None) is not None
+        self.scales_logits = self.caps_logits or getattr(model, "logit_scale", 1.0) != 1.0
         # dropout masks
         self.dropped = self.cut / e * (e if self.cpu else BOOL_BYTES) if model.uses_dropout else 0.0
-        # because: a CPU's fused kernel has no dropout, so attention keeps whole score matrices
-        self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
+        self.attention = cache(lambda kind: AttentionSizes(run, kind))
+
+    @property
+    def copies_norm_inputs(self) -> bool:
+        """True if a norm keeps an fp32 copy of its input, and not the input itself."""
+        return self.rms and self.cpu and self.run.number_bytes < FP32_BYTES
 
     def norm_bytes(self) -> float:
-        """Return the bytes per token that a norm layer keeps for backward: its input and statistics. Its output counts
-        with the layer that reads it.
+        """Return the bytes per token that a norm layer keeps for backward: its input, its statistics, and the
+        normalized numbers if they are no part of its kernel. Its output counts with the layer that reads it.
         """
+        from_zero = self.cut if self.norm_weight == "from_zero" else 0.0
         if self.rms and self.cpu:  # in fp32: the input, and the normalized input that multiplies the weight
-            return (2 * self.cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
+            in_fp32 = self.cut * FP32_BYTES / self.run.number_bytes
+            factors = (2 if self.norm_weight == "ones" else 1) * in_fp32
+            return factors + FP32_BYTES / self.run.sequence_parts + from_zero
         statistics = self.run.number_bytes if self.cpu else FP32_BYTES
-        return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts
+        return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts + from_zero
 
-    def block_bytes(self, recompute: str) -> float:
-        """Return the bytes per token that a transformer block keeps for backward with the recompute kind `recompute`:
-        `none`, `attention`, `operators` or `full`.
+    def block_bytes(self, recompute: str, kind: LayerKind) -> float:
+        """Return the bytes per token that a transformer block of this kind keeps for backward with the recompute kind
+        `recompute`: `none`, `attention`, `operators` or `full`.
         """
-        qkv, shape = self.heads + 2 * self.keys, self.run.shape
-        softmax = self.scores or FP32_BYTES * shape.num_heads / self.run.parallel.tp  # a fused kernel keeps row sums
+        attention = self.attention(kind)
         if recompute == "full":
             return self.cut
         if recompute == "operators":  # matrix products before the tp reduction, and attention
-            return self.cut + qkv + self.heads + softmax + self.whole + self.up + self.whole
-        qkv_bytes = qkv + (self.heads + self.keys if self.rotary else 0.0)
-        inside = qkv_bytes
-        if recompute != "attention":
-            inside = self.attention_input_bytes(qkv_bytes) + softmax + 2 * self.scores + self.mask_bytes()
-        # because: a GPU's kernel recomputes silu(gate)
-        mlp = self.up + self.ffn + (self.ffn if shape.gated and self.cpu else 0.0)
-        norms = 1 if self.parallel_block else 2
-        return norms * (self.norm_bytes() + self.cut) + inside + self.heads + mlp + 2 * self.dropped
+            return self.cut + attention.product_bytes() + self.whole + self.up + self.whole
+        inside = attention.projection_bytes() if recompute == "attention" else attention.core_bytes()
+        return self._residual_bytes() + inside + attention.heads + self.mlp_bytes() + 2 * self.dropped
 
-    def attention_input_bytes(self, qkv_bytes: float) -> float:
-        """Return the bytes per token of the inputs that attention's kernel keeps for backward: the `qkv_bytes` of
-        queries, keys and values, or more if keys and values are repeated for several query heads.
+    def _residual_bytes(self) -> float:
+        """Return the bytes per token that a block keeps of hidden states: what norms keep, and the inputs of the
+        linears that read them.
         """
-        if self.scores:
-            return 3 * self.heads
-        if self.run.has_mask and self.keys < self.heads:
-            return 3 * self.heads if self.rotary else qkv_bytes + 2 * self.heads
-        return qkv_bytes
+        inputs = 1 if self.parallel_block == "one_norm" else 2
+        # because: two norms of the same hidden states keep one tensor
+        shared = self.cut if self.parallel_block == "two_norms" and not self.copies_norm_inputs else 0.0
+        return self.num_norms * self.norm_bytes() + inputs * self.cut - shared
 
-    def mask_bytes(self) -> float:
-        """Return the bytes of the attention mask in the compute dtype; fused attention creates a mask per block."""
-        return 0.0 if self.scores else self.num_mask_elements * self.run.number_bytes / self.tokens
-
-    @property
-    def num_mask_elements(self) -> int:
-        """The number of elements of a micro-batch's attention mask as a matrix; 0 without a mask."""
-        shape = self.run.shape
-        if not self.run.has_mask:
-            return 0
-        rows = shape.seq_len if shape.causal else 1
-        samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch
-        return samples * rows * shape.seq_len
+    def mlp_bytes(self) -> float:
+        """Return the bytes per token that the MLP keeps, from the output of its first linear to the input of its last.
+        """
+        # because: a GPU's kernel computes the activation again
+        if not self.cpu:
+            return self.up + self.ffn
+        squared = self.ffn if self.activation == "relu2" else 0.0  # its square is a result beside the relu's
+        if self.run.shape.gated:
+            return self.up + self.ffn + self.ffn + squared
+        # because: a relu keeps its result, which the last linear keeps too
+        return self.ffn + (squared if self.activation in ("relu", "relu2") else self.up)
 
     def shared_bytes(self, stage: Stage) -> float:
         """Return the bytes per micro-batch, not per token, of tensors that a stage's blocks share, such as rotary
@@ -279,22 +238,33 @@ class ActivationSizes:
         run, model = self.run, self.run.model
         rows = run.shape.seq_len * (run.micro_batch if run.document_mask else 1)
         total = 0.0
-        if stage.layers and self.rotary:
-            total += FP32_BYTES * run.shape.head_width * rows
-        if run.shape.causal and any(run.recompute_kind(number) != "none" for number in stage.layers):
-            total += BOOL_BYTES * self.num_mask_elements  # a bidirectional model's mask is a view of the batch
-        if stage.first and not self.rotary and not run.document_mask:
+        settings: Any = model
+        # layers with a window have angles of their own if they have a base of their own
+        bases = {kind.window and settings.local_rotary_base is not None for kind in self._kinds(stage) if kind.rotary}
+        for _ in bases:
+            total += FP32_BYTES * settings.rotary_width(run.shape.head_width) * rows
+        recomputed = [number for number in stage.layers if run.recompute_kind(number) != "none"]
+        if run.shape.causal:
+            windows = {model.layer_kinds[number].window: model.layer_kinds[number] for number in recomputed}
+            # a bidirectional model's mask is a view of the batch
+            total += BOOL_BYTES * sum(self.attention(kind).num_mask_elements for kind in windows.values())
+        if stage.first and self.learned_positions and not run.document_mask:
             total += INT64_BYTES * rows
-        if stage.last and isinstance(model, BertSettings):
-            total += FP32_BYTES * (2 * run.micro_batch + 1) if model.pair_head else 0
+        if stage.last and isinstance(model, BertSettings) and model.pair_head:
+            total += FP32_BYTES * (2 * run.micro_batch + 1)
+        if stage.last and self.head_bias:
             columns = -(-model.padded_vocab_size // run.parallel.tp)  # the mask of padded columns on the last tp rank
             total += BOOL_BYTES * columns if columns * run.parallel.tp > run.shape.vocab_size else 0
         return total
 
+    def _kinds(self, stage: Stage) -> set[LayerKind]:
+        """Return the kinds of the layers of a stage."""
+        return {self.run.model.layer_kinds[number] for number in stage.layers}
+
     def embedding_bytes(self) -> float:
         """Return the bytes per token that the first stage's embedding keeps for backward."""
         return (
-            self.dropped + (self.norm_bytes() if self.post_norm else 0.0)
+            self.dropped + (self.norm_bytes() if isinstance(self.run.model, BertSettings) and self.post_norm else 0.0)
             + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
         )  # fmt: skip
 
@@ -303,7 +273,8 @@ class ActivationSizes:
         what its blocks keep: only if the first norm keeps an fp32 copy instead of them. Otherwise return 0.
         """
         recompute = self.run.recompute_kind(stage.layers[0]) if stage.layers else "none"
-        copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and recompute in ("none", "attention")
+        is_first_read_by_norm = self.norms_inputs or not stage.layers
+        copied = self.copies_norm_inputs and is_first_read_by_norm and recompute in ("none", "attention")
         return self.cut if copied else 0.0
 
     def head_bytes(self) -> float:
@@ -313,8 +284,10 @@ class ActivationSizes:
         # because: over tp the loss keeps each row's label index and two sums
         loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else 0.0
         final = 0.0 if self.post_norm else self.norm_bytes()
+        # because: tanh keeps its result, and the choice of padding a bool for each logit
+        capped = self.logits * (1 + BOOL_BYTES / self.run.number_bytes) if self.caps_logits else 0.0
         if not isinstance(self.run.model, BertSettings):
-            return final + self.cut + loss
+            return final + self.cut + loss + capped
         # a copy of the first tokens, and the pooler's output
         first_tokens = 2 * self.whole / self.run.shape.seq_len if self.run.model.pair_head else 0.0
         places, labels = INT64_BYTES / self.run.sequence_parts, INT64_BYTES
@@ -328,9 +301,11 @@ class ActivationSizes:
         Matrix products on a sharded sequence each keep their own gathered copy; on a whole sequence they share equal
         tensors.
         """
-        same_inputs = 2 * self.whole if self.parallel_block and self.run.sequence_parts == 1 else 0.0
-        qkv = self.heads + 2 * self.keys
-        return 2 * self.whole + self.heads + self.ffn + qkv + self.up + 2 * self.whole - same_inputs
+        attention = self.attention(LayerKind())
+        same_inputs = self.whole if self.parallel_block == "one_norm" else 0.0
+        same_gradients = self.whole if self.parallel_block != "no" and not self.scales_residual else 0.0
+        shared = same_inputs + same_gradients if self.run.sequence_parts == 1 else 0.0
+        return 4 * self.whole + attention.heads + self.ffn + attention.qkv + self.up - shared
 
     def deferred_head_bytes(self) -> float:
         """Return the bytes per token that the head keeps from the input half to the weight half of a split backward."""
@@ -339,8 +314,9 @@ class ActivationSizes:
 
     def activation_bytes(self, stage: Stage) -> ActivationBytes:
         """Return the bytes of activations that a micro-batch keeps in this pipeline stage until its backward."""
-        blocks = Counter(map(self.run.recompute_kind, stage.layers))  # because: many blocks use the same recompute kind
-        hidden = sum(num_blocks * self.block_bytes(recompute) for recompute, num_blocks in blocks.items())
+        kinds = self.run.model.layer_kinds
+        blocks = Counter((self.run.recompute_kind(number), kinds[number]) for number in stage.layers)
+        hidden = sum(num_blocks * self.block_bytes(*block) for block, num_blocks in blocks.items())
         deferred = len(stage.layers) * self.deferred_block_bytes()
         hidden += self.embedding_bytes() if stage.first else self.input_bytes(stage)
         if stage.last:

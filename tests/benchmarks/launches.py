@@ -34,7 +34,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.blocks.recompute import apply_compile
 from lmtrain.parallel.matrix_products import apply_summing_linears, summing_modules
 from lmtrain.parallel.weights.master_weights import MasterWeights
-from lmtrain.placement.memory_estimate import FP32_BYTES
+from lmtrain.placement.attention_memory import FP32_BYTES
 from lmtrain.spec import ModelShape
 from tests.layouts.bugs import replaced
 

@@ -15,7 +15,7 @@ from lmtrain.models.layers.rotary import Rotation
 from lmtrain.objectives import cross_entropy
 from lmtrain.parallel import matrix_products
 from lmtrain.parallel.weights import master_weights as precision_room
-from lmtrain.placement.memory_estimate import uses_block_masks
+from lmtrain.placement.attention_memory import uses_block_masks
 from tests.gpu.gradients import CPU, Limits, by_lmtrain
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import ALL_MODELS, FACTORS, HEADED_MODELS, MODELS, Case

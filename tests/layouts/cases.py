@@ -29,7 +29,7 @@ from lmtrain.parallel.device_and_precision_settings import (
     PrecisionSettings,
     RecomputeSettings,
 )
-from lmtrain.placement.memory_estimate import needs_mask
+from lmtrain.placement.attention_memory import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.train.run_config import RunConfig
@@ -94,7 +94,39 @@ FEW_KEYS_MODELS: dict[str, GPTSettings | BertSettings] = {
         bias="none", tied=False, **_SMALL,
     ),
 }  # fmt: skip
-ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS | FEW_KEYS_MODELS
+# each word of a decoder with words that keep other tensors beside it
+_WORDS: dict[str, Any] = _SMALL | {"width": 40, "num_heads": 12, "ffn_width": 72, "vocab_multiple": 8, "num_layers": 3}
+_ROTARY = _WORDS | {"positions": "rotary", "bias": "none", "norm": "rmsnorm"}
+WORD_MODELS: dict[str, GPTSettings | BertSettings] = {
+    "headnorm": GPTSettings(qk_norm="head", num_kv_heads=6, activation="silu", gated=True, **_ROTARY),
+    "headnormlearned": GPTSettings(qk_norm="head", norm_weight="from_zero", bias="qkv", **_WORDS),
+    "wholenorm": GPTSettings(qk_norm="whole", norm_order="branch", num_kv_heads=6, tied=False, **_ROTARY),
+    "wholenormbare": GPTSettings(qk_norm="whole", norm_weight="none", norm_order="branch", **_ROTARY),
+    "sandwich": GPTSettings(
+        norm_order="sandwich", norm_weight="from_zero", activation="gelu_tanh", gated=True, logit_cap=3.0,
+        embedding_scale=2.0, residual_scale=0.5, **_ROTARY,
+    ),
+    "twonorms": GPTSettings(parallel_block="two_norms", rotary_share=0.5, positions="rotary", head_bias=True, **_WORDS),
+    "twonormsrms": GPTSettings(parallel_block="two_norms", residual_scale=0.5, logit_scale=0.5, **_ROTARY),
+    "postorder": GPTSettings(norm_order="post", bias="mlp", norm_bias=True, activation="relu", **_WORDS),
+    "squared": GPTSettings(activation="relu2", norm_weight="none", **_WORDS),
+    "gatedsquared": GPTSettings(activation="relu2", gated=True, norm_weight="none", **_ROTARY),
+    "gatedrelu": GPTSettings(activation="relu", gated=True, attention_scale=0.2, **_WORDS),
+    "capped": GPTSettings(attention_cap=2.0, **_WORDS),
+    "cappedgqa": GPTSettings(
+        attention_cap=2.0, num_kv_heads=6, qk_norm="head", window=7, layer_pattern="wf", **_ROTARY
+    ),
+    "pattern": GPTSettings(window=7, layer_pattern="wfF", local_rotary_base=100.0, num_kv_heads=6, **_ROTARY),
+    "patternsame": GPTSettings(window=7, layer_pattern="wwF", rotary_scaling="linear", rotary_factor=2.0, **_ROTARY),
+    "deeptwonorms": GPTSettings(
+        width=16, num_heads=2, ffn_width=32, vocab_multiple=16, parallel_block="two_norms", tied=False, **_DEEP
+    ),
+    "deepscaled": GPTSettings(
+        width=16, num_heads=2, ffn_width=32, vocab_multiple=16, parallel_block="one_norm", residual_scale=0.5, **_DEEP
+    ),
+    "patternlearned": GPTSettings(window=7, layer_pattern="WF", qk_norm="whole", **_WORDS),
+}  # fmt: skip
+ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS | FEW_KEYS_MODELS | WORD_MODELS
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "attention": {"kind": "attention"},

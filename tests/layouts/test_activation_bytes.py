@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from lmtrain.placement.attention_memory import AttentionSizes
 from lmtrain.placement.memory_estimate import ActivationSizes
-from tests.layouts.cases import MODELS, RECOMPUTE, Case
+from tests.layouts.cases import MODELS, RECOMPUTE, WORD_MODELS, Case
 from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool
 from tests.marks import wide
@@ -56,19 +57,26 @@ FEW = ("gqa", 1, "bf16")
 REST = wide(*(one for one in product(MODELS, (1, 2), PRECISIONS) if one != FEW))
 
 
-@pytest.mark.parametrize(("model", "tp", "precision"), [FEW, *REST])
+WORDS = wide(*product(WORD_MODELS, (1, 2), ("fp32", "bf16")))
+
+
+@pytest.mark.parametrize(("model", "tp", "precision"), [FEW, *REST, *WORDS])
 def test_a_forward_keeps_what_the_closed_form_says(model: str, tp: int, precision: str, measured: Measured) -> None:
     problems = list(wrong(measured(model, tp, precision)))
     assert not problems, "\n".join(problems)
 
 
-TERMS = ["block_bytes", "attention_input_bytes", "norm_bytes", "mask_bytes", "head_bytes", "embedding_bytes"]
+TERMS = [
+    (ActivationSizes, "block_bytes"), (ActivationSizes, "norm_bytes"), (ActivationSizes, "mlp_bytes"),
+    (ActivationSizes, "head_bytes"), (ActivationSizes, "embedding_bytes"), (AttentionSizes, "core_bytes"),
+    (AttentionSizes, "projection_bytes"), (AttentionSizes, "product_bytes"), (AttentionSizes, "mask_bytes"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize(("sizes", "term"), TERMS)
 def test_a_byte_of_a_token_too_many_is_noticed(
-    term: str, measured: Measured, monkeypatch: pytest.MonkeyPatch
+    sizes: type, term: str, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = getattr(ActivationSizes, term)
-    monkeypatch.setattr(ActivationSizes, term, lambda *args: right(*args) + 1)
+    right = getattr(sizes, term)
+    monkeypatch.setattr(sizes, term, lambda *args: right(*args) + 1)
     assert list(wrong(measured(*FEW)))

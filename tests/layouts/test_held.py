@@ -32,6 +32,12 @@ SOME = (
     "window-tp2-dp2-zero1-bf16-micro1",
     "gqa-tp2-dp2-zero2-sp-attention-bf16-micro4-documents",
     "window-tp2-dp1-fp32-micro4-documents",
+    "cappedgqa-tp2-dp2-zero3-bf16-micro4",
+    "deepscaled-pp2-zb_h1-tp1-dp1-fp32-micro4",
+    "deeptwonorms-pp2-zb_h1-tp1-dp1-bf16-micro4",
+    "headnorm-pp2-tp1-dp2-zero2-attention-bf16-micro4",
+    "pattern-pp2-tp1-dp1-full-fp32-micro4-documents",
+    "wholenorm-pp2-tp2-sp-operators-bf16-micro4",
 )
 
 

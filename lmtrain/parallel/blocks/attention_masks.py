@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from lmtrain.models.block_stack import Stack
-from lmtrain.placement.memory_estimate import uses_block_masks
+from lmtrain.placement.attention_memory import uses_block_masks
 from lmtrain.spec import LanguageModel
 
 

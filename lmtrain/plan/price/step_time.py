@@ -18,6 +18,8 @@ from lmtrain.plan.price.workload_description import Attention, Cases, Overlap, P
 SUSTAIN_FACTORS = ("sustain_volta", "sustain_ampere", "sustain_hopper", "sustain_blackwell", "sustain_ampere")
 TILE_SIZES = ((256, 128), (128, 128))
 NORM_PASSES, FLASH_BACKWARD = 11.0, 2.5
+EXTRA_NORM_PASSES = 3.0  # reads and writes per number of a norm alone
+SCALE_PASSES, CAP_PASSES = 4.0, 24.0  # reads and writes per logit of single operations, forward and backward
 EAGER_ROTARY = 10.0  # reads and writes per number: two products, a rotated copy of two halves, a sum
 IDLE_POWER_SHARE = 0.80  # share of the device's power that it draws all through a step
 COMPUTE_POWER_SHARE = 0.18  # further share of its power, times the share of the step in which it computes
@@ -73,7 +75,9 @@ def price_work(cases: Cases, factors: FittedFactors) -> WorkSeconds:
     loss = (
         scored * np.where(cases.whole_logits > 0, cases.vocab, columns) * loss_bytes / _memory_bandwidth(cases, factors)
     )
-    return WorkSeconds(forward, attention, pointwise, backward, attention_back, pointwise_back, head + loss)
+    logit_passes = cases.scaled_logits * SCALE_PASSES + cases.capped_logits * CAP_PASSES
+    finish = scored * columns * cases.precision * logit_passes / _memory_bandwidth(cases, factors)
+    return WorkSeconds(forward, attention, pointwise, backward, attention_back, pointwise_back, head + loss + finish)
 
 
 def product_seconds(
@@ -132,8 +136,6 @@ def _attention_seconds(cases: Cases, factors: FittedFactors, tokens: PerCase) ->
     """Return the forward and backward seconds of one block's attention for `tokens` tokens on one tp rank, for each run
     in `cases`: the scores, the softmax and the weighted sum of values, without the projections before and after.
     """
-    visible = np.where(cases.window > 0, np.minimum(cases.window, cases.seq_len), cases.seq_len)
-    flops = 4 * tokens * visible * cases.num_heads * cases.head_width / cases.tp
     flash = cases.attention >= Attention.FLASH1
     newer = np.where((cases.attention == Attention.FLASH2) & (cases.generation >= 2), factors["flash2_newer"], 1.0)
     shares = factors.by_index(
@@ -147,9 +149,14 @@ def _attention_seconds(cases: Cases, factors: FittedFactors, tokens: PerCase) ->
         * np.where(cases.head_width % 8 > 0, factors["odd_heads"], 1.0)
     )
     causal = np.where(cases.causal * flash > 0, 0.5 * (1 + 128 / cases.seq_len), 1.0)
+    window_share = np.where(cases.window > 0, cases.window_share, 0.0)
+    visible = (
+        window_share * np.minimum(cases.window, cases.seq_len) + (1 - window_share) * cases.seq_len * causal
+    )
+    flops = 4 * tokens * visible * cases.num_heads * cases.head_width / cases.tp
     narrow = np.where(cases.attention == Attention.FLASH1, 0.0, factors["head_ramp"] / cases.head_width)
     ramp = np.where(flash, (1 + factors["seq_ramp"] / cases.seq_len) * (1 + narrow), 1.0)
-    seconds = flops * causal * ramp / rate
+    seconds = flops * ramp / rate
     bytes_per_score = (
         np.where(cases.attention == Attention.SCORES, factors["scores_bytes"], factors["fused_bytes"])
         * cases.precision
@@ -174,11 +181,13 @@ def _pointwise_seconds(
     """
     seq_shards = np.where(cases.sequence_parallel > 0, cases.tp, 1.0)
     residual = NORM_PASSES * cases.width / seq_shards * np.where(cases.parallel_block > 0, 0.6, 1.0)
+    residual = residual + EXTRA_NORM_PASSES * cases.extra_norms * cases.width / seq_shards
     mlp = np.where(cases.gated > 0, 3.0, 2.0) * cases.ffn_width / cases.tp
     rotary_passes = cases.rotary * np.where(
         (cases.pointwise == Pointwise.EAGER) & (cases.fused_rotary == 0), EAGER_ROTARY, 2.0
     )
-    numbers = residual + mlp + (2 + rotary_passes) * (heads + keys)
+    qk_passes = 2 + rotary_passes + EXTRA_NORM_PASSES * cases.qk_norm
+    numbers = residual + mlp + qk_passes * (heads + keys)
     passes = factors.by_index(("passes_eager", "passes_fused", "passes_compiled"), cases.pointwise)
     norms = cases.eager_norm * 2 * factors["norm_bytes"] * cases.width / seq_shards
     at_once = 2 * tokens * cases.precision * cases.width / seq_shards  # bytes that a pass reads and writes

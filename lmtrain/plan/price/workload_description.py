@@ -114,8 +114,13 @@ class Case:
     scored_share: float = 1.0  # share of tokens for which logits are computed
     causal: bool = True
     window: int = 0  # positions; 0: no window
+    window_share: float = 1.0  # share of layers with the window; the others attend to all positions
     rotary: bool = False
     parallel_block: bool = False
+    extra_norms: int = 0  # norms of hidden states in a block, beyond two, or one if the block is parallel
+    qk_norm: bool = False  # norms of queries and keys
+    scaled_logits: bool = False  # logits are multiplied by a number, or capped
+    capped_logits: bool = False
     dropout: bool = False
     # the layout
     pp: int = 1

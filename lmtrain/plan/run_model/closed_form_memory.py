@@ -119,9 +119,10 @@ def _activation_bytes(cases: Cases, factors: FittedFactors) -> tuple[PerCase, Pe
     heads = cases.num_heads * cases.head_width / cases.tp
     keys = np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width / cases.tp
     gathered = np.where((cases.sequence_parallel > 0) & (cases.keeps_gathered > 0), 4 - 4 / seq_shards, 0.0)
-    residual_bytes = 8 + 2 * cases.dropout + cases.eager_norm * 2 * factors["norm_kept"]
+    residual_bytes = 8 + 2 * cases.extra_norms + 2 * cases.dropout + cases.eager_norm * 2 * factors["norm_kept"]
     residual = factors["kept_residual"] * residual_bytes * cases.width / seq_shards + gathered * cases.width
     attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(cases.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
+    attention = attention + cases.qk_norm * 2 * (heads + keys)  # normalized, before their weight
     # because: flash kernels never write scores
     fused = np.where(cases.attention == Attention.FUSED, factors["fused_kept"], 0.0)
     scores = (
@@ -176,9 +177,12 @@ def _logits_bytes(cases: Cases, factors: FittedFactors, num_held: PerCase) -> Pe
     )
     working = cases.loss_bytes * np.minimum(num_logits / split, cases.loss_numbers)
     in_pieces = (2 - cases.over_logits) * cases.precision * num_logits / split + working
+    # a cap keeps its tanh and a bool for each logit
+    kept_per_logit = cases.precision + cases.capped_logits * (cases.precision + 1)
     return (
         np.where(cases.loss_numbers > 0, in_pieces, at_once_bytes)
-        + (num_held - 1) * cases.precision * num_logits / split
+        + cases.capped_logits * (cases.precision + 1) * num_logits / split
+        + (num_held - 1) * kept_per_logit * num_logits / split
     )
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.placement.attention_memory import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import Stage
 from lmtrain.placement.memory_estimate import (
-    FP32_BYTES,
     ElementCounts,
     ModelParameters,
     count_elements,
@@ -260,13 +260,18 @@ def _working_bytes(run: PlannedRun, stages: Sequence[Stage]) -> float:
     backward of one block with its recomputed activations, or the loss.
     """
     layers = run.layers
-    blocks = {run.recompute_kind(number) for stage in stages for number in stage.layers}
-    recomputed = max((layers.block_bytes("none") - layers.block_bytes(kind) for kind in blocks), default=0.0)
+    kinds = run.model.layer_kinds
+    blocks = {(run.recompute_kind(number), kinds[number]) for stage in stages for number in stage.layers}
+    recomputed = max(
+        (layers.block_bytes("none", kind) - layers.block_bytes(recompute, kind) for recompute, kind in blocks),
+        default=0.0,
+    )
     block = recomputed + 2 * layers.whole + 2 * layers.up if blocks else 0.0
     if not any(stage.last for stage in stages):
         return layers.tokens * block
     logits = layers.tokens * layers.logits
-    gradient = logits if run.on_cpu else 0.0
+    # because: the loss overwrites the logits on a GPU, but not those before they were scaled or capped
+    gradient = logits * (run.on_cpu + layers.scales_logits)
     return max(layers.tokens * block, gradient + min(logits / run.number_bytes, LOSS_NUMBERS) * run.loss_bytes)
 
 

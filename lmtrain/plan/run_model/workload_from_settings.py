@@ -21,8 +21,9 @@ from lmtrain.parallel.device_and_precision_settings import (
     RecomputeSettings,
     SomeRecomputeSettings,
 )
+from lmtrain.placement.attention_memory import FP32_BYTES, holds_scores, needs_mask, uses_block_masks
 from lmtrain.placement.layers_and_shards_of_ranks import Stage, stages_of_rank
-from lmtrain.placement.memory_estimate import FP32_BYTES, ActivationSizes, needs_mask, uses_block_masks
+from lmtrain.placement.memory_estimate import ActivationSizes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload_description import (
@@ -125,12 +126,12 @@ class PlannedRun:
     @property
     def window(self) -> int:
         """Number of positions that a token attends to in sliding-window attention, if kernels skip all other positions;
-        0 if there is no window or kernels compute all positions.
+        0 if no layer has a window or kernels compute all positions.
         """
         shape = self.shape
-        if self.has_mask or shape.window is None or shape.window >= shape.seq_len:
+        if self.has_mask or not shape.num_window_layers or shape.window_in(shape.seq_len) == shape.seq_len:
             return 0
-        return shape.window if shape.causal else 2 * shape.window
+        return shape.window_in(shape.seq_len) * (1 if shape.causal else 2)
 
     @property
     def stages(self) -> tuple[tuple[Stage, ...], ...]:
@@ -155,10 +156,11 @@ def build_program(run: PlannedRun, hardware: Hardware) -> Program:
     """Return a description of how lmtrain itself executes this run on this machine: its attention kernel, which kernels
     are fused, and which collectives overlap with computation.
     """
+    has_scores = holds_scores(run.model, on_cpu=run.on_cpu) and run.model.caps_scores
     has_old_flash = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
     return replace(
         OUR_PROGRAM,
-        attention=Attention.FLASH1 if has_old_flash else Attention.FLASH2,
+        attention=Attention.SCORES if has_scores else Attention.FLASH1 if has_old_flash else Attention.FLASH2,
         pointwise=Pointwise.COMPILED if run.compiles else Pointwise.EAGER,
         fused_loss=not run.loss_bytes,
         tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # because: graphs wait for collectives
@@ -173,6 +175,7 @@ def build_program(run: PlannedRun, hardware: Hardware) -> Program:
 def build_case(run: PlannedRun, hardware: Hardware) -> Case:
     """Convert a run's settings and a machine to a Case, from which the planner predicts time and memory."""
     parallel, model, shape = run.parallel, run.model, run.shape
+    window_share = shape.num_window_layers / shape.num_layers if run.window else 1.0
     layer_counts = [sum(len(stage.layers) for stage in stages) for stages in run.stages]
     last_rank = next(rank for rank, stages in enumerate(run.stages) if any(stage.last for stage in stages))
     other_counts = [count for rank, count in enumerate(layer_counts) if rank != last_rank] or layer_counts
@@ -183,9 +186,12 @@ def build_case(run: PlannedRun, hardware: Hardware) -> Case:
         vocab=-(-model.padded_vocab_size // parallel.tp) * parallel.tp, seq_len=shape.seq_len,
         tied=bool(model.ties()), scored_share=run.scored_share,
         # because: with a mask matrix kernels skip neither the causal half of the scores nor those beyond a window
-        causal=shape.causal and not run.has_mask and not run.window, window=run.window,
-        rotary=getattr(model, "positions", "learned") == "rotary",
-        parallel_block=getattr(model, "parallel_block", "no") != "no", dropout=model.uses_dropout,
+        causal=shape.causal and not run.has_mask and (not run.window or window_share < 1),
+        window=run.window, window_share=window_share,
+        rotary=any(kind.rotary for kind in model.layer_kinds),
+        parallel_block=getattr(model, "parallel_block", "no") != "no", extra_norms=_extra_norms(model),
+        qk_norm=getattr(model, "qk_norm", "none") != "none", dropout=model.uses_dropout,
+        scaled_logits=run.layers.scales_logits, capped_logits=run.layers.caps_logits,
         pp=parallel.pp, vp=parallel.vp, dp=parallel.layout.dp, tp=parallel.tp,
         zero=parallel.zero if parallel.dp_shard > 1 else 0, shard=parallel.dp_shard,
         sequence_parallel=run.sequence_parts > 1,
@@ -195,6 +201,16 @@ def build_case(run: PlannedRun, hardware: Hardware) -> Case:
         recomputed=recomputed_shares(run),
         precision=run.product_precision, optimizer_bytes=_optimizer_bytes(model, run.optim),
     )  # fmt: skip
+
+
+def _extra_norms(model: ModelSettings) -> int:
+    """Return how many norms of hidden states a block has beyond a usual block of its kind: two, or one that attention
+    and MLP share. A norm times 1 + weight counts twice, as it is two kernels and keeps two tensors.
+    """
+    if not hasattr(model, "block_norms"):
+        return 0
+    num_kernels = len(model.block_norms) * (2 if getattr(model, "norm_weight", "ones") == "from_zero" else 1)
+    return num_kernels - (2 if getattr(model, "parallel_block", "no") == "no" else 1)
 
 
 def recomputed_shares(run: PlannedRun) -> RecomputedShares:

@@ -12,14 +12,9 @@ from typing import Any
 
 from lmtrain.layout import ONE_PROCESS, Layout
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.attention_memory import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, shard_rows, stages_of_rank
-from lmtrain.placement.memory_estimate import (
-    FP32_BYTES,
-    ModelParameters,
-    count_elements,
-    placements_of_stages,
-    rank_bytes,
-)
+from lmtrain.placement.memory_estimate import ModelParameters, count_elements, placements_of_stages, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count

@@ -53,8 +53,8 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_masks_of_one_sample",
-        file="lmtrain/placement/memory_estimate.py",
-        function="ActivationSizes.num_mask_elements",
+        file="lmtrain/placement/attention_memory.py",
+        function="AttentionSizes.num_mask_elements",
         old="samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch",
         new="samples = 1 if not self.run.document_mask else self.run.micro_batch",
         breaks="Masks of padding are counted for one sample where every sample has its own, so predicted activations "
@@ -65,8 +65,8 @@ MUTANTS = [
         name="parallel_blocks_share_what_is_cut",
         file="lmtrain/placement/memory_estimate.py",
         function="ActivationSizes.deferred_block_bytes",
-        old="if self.parallel_block and self.run.sequence_parts == 1 else 0.0",
-        new="if self.parallel_block else 0.0",
+        old="shared = same_inputs + same_gradients if self.run.sequence_parts == 1 else 0.0",
+        new="shared = same_inputs + same_gradients",
         breaks="The planner counts one gathered input for two products that gather a copy each, and promises too "
         "little memory between the halves of a backward.",
         only_for="zb_h1 and zb_v with parallel_block where the sequence is cut over tp",
