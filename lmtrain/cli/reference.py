@@ -1,9 +1,10 @@
-"""Generate the pages of docs/reference about commands, settings, exit codes and Python from the code itself.
+"""Generate the pages of docs/reference about commands, settings, exit codes, Python and Hugging Face's model families
+from the code itself.
 
-    python -m lmtrain.cli.reference docs/reference           # write cli.md, settings.md, errors.md, python.md
+    python -m lmtrain.cli.reference docs/reference           # write them
     python -m lmtrain.cli.reference --check docs/reference   # report which of them are out of date
 
-Run it after changing a command or a setting; tests/house/test_docs.py checks the pages.
+Run it after changing a command, a setting or a family; tests/house/test_docs.py checks the pages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from lmtrain import errors
 from lmtrain.cli.keys.settings_reference import settings_page
+from lmtrain.cli.model_families_reference import model_families_page
 from lmtrain.cli.python_interface_reference import python_page
 from lmtrain.cli.subcommands import parameter_types, value_placeholder
 from lmtrain.config.settings_base import show
@@ -29,7 +31,7 @@ def generate_pages() -> dict[str, str]:
     from lmtrain.cli.main import app
 
     pages = {"cli.md": cli_page(app), "settings.md": settings_page(), "errors.md": errors_page()}
-    pages |= {"python.md": python_page()}
+    pages |= {"python.md": python_page(), "model_families.md": model_families_page()}
     return {name: _NOTICE + text for name, text in pages.items()}
 
 

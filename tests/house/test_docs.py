@@ -22,6 +22,7 @@ from lmtrain.cli.main import app
 from lmtrain.cli.reference import generate_pages, list_commands, main
 from lmtrain.config.compose import compose, conf_dir, expand_sweep
 from lmtrain.errors import LmtrainError
+from lmtrain.exchange.huggingface.family import families
 from lmtrain.train.run_config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
 
@@ -175,6 +176,10 @@ def test_generated_pages_are_current() -> None:
         if not (path := ROOT / "docs" / "reference" / name).exists() or path.read_text(encoding="utf-8") != text
     ]
     assert not stale, f"{', '.join(stale)}: run `python -m lmtrain.cli.reference docs/reference`"
+
+
+def test_every_family_of_models_names_them_for_its_page() -> None:
+    assert not [name for name, family in families().items() if not type(family).__doc__]
 
 
 def test_the_check_finds_a_stale_page_and_writing_cures_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

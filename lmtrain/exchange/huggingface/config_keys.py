@@ -16,7 +16,7 @@ _SAME_RESULT = "it is how transformers computes, with the same result"
 _NOT_READ = "transformers does not read it in a model of this type"
 _GENERATION = "it is about how texts are generated"
 # Keys that are in many files and change nothing that lmtrain computes.
-_IGNORED = {
+IGNORED = {
     "model_type": _KEPT, "architectures": "the model is found by its model_type", "transformers_version": _KEPT,
     "torch_dtype": "weights become fp32, and an export has their type again",
     "dtype": "weights become fp32, and an export has their type again",
@@ -76,7 +76,7 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
 def is_known_key(key: str, family: Family[Any]) -> bool:
     """Return whether lmtrain knows what a key of a config.json does in models of a family."""
     return key.startswith("_") or any(
-        key in table for table in (family.defaults, family.inert, family.aliases, _IGNORED, NOT_COMPUTED)
+        key in table for table in (family.defaults, family.inert, family.aliases, IGNORED, NOT_COMPUTED)
     )
 
 
@@ -84,7 +84,7 @@ def ignored_reason(key: str, family: Family[Any]) -> str:
     """Return why a key that decides no setting of a model of a family may be left out."""
     if key in family.inert:
         return family.inert[key]
-    return _IGNORED.get(key, "it changes nothing at this value" if key in NOT_COMPUTED else _KEPT)
+    return IGNORED.get(key, "it changes nothing at this value" if key in NOT_COMPUTED else _KEPT)
 
 
 def uncomputed_keys(config: Mapping[str, Any], family: Family[Any]) -> dict[str, Any]:

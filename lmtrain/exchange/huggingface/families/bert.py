@@ -14,6 +14,8 @@ _NOT_READ = "transformers does not read it in a model of this type"
 
 
 class Bert(Family[BertSettings]):
+    """BERT, with the norms after attention and MLP."""
+
     model_type: ClassVar[str] = "bert"
     architecture = "BertForPreTraining"
     settings_class = BertSettings
@@ -94,6 +96,8 @@ class Bert(Family[BertSettings]):
 
 
 class MegatronBert(Bert):
+    """Megatron-LM's BERT, with the norms before attention and MLP."""
+
     model_type: ClassVar[str] = "megatron-bert"
     architecture = "MegatronBertForPreTraining"
     rank = 11

@@ -18,6 +18,8 @@ _GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
 class GPT2(Family[GPTSettings]):
+    """GPT-2."""
+
     model_type: ClassVar[str] = "gpt2"
     architecture = "GPT2LMHeadModel"
     settings_class = GPTSettings

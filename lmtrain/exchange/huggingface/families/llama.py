@@ -25,6 +25,8 @@ from lmtrain.spec import LayerKind
 
 
 class LLaMA(Family[GPTSettings]):
+    """LLaMA 1 to 3.2, SmolLM 1 and 2, and others of their form."""
+
     model_type: ClassVar[str] = "llama"
     architecture = "LlamaForCausalLM"
     settings_class = GPTSettings

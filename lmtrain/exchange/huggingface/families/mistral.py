@@ -29,6 +29,8 @@ _NOT_READ = "transformers does not read it in a model of this type"
 
 
 class Mistral(Family[GPTSettings]):
+    """Mistral 7B, with a window or without."""
+
     model_type: ClassVar[str] = "mistral"
     architecture = "MistralForCausalLM"
     settings_class = GPTSettings
