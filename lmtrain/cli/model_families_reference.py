@@ -18,10 +18,11 @@ _INTRODUCTION = """# Families of Hugging Face's models
 
 Every key of a `config.json` decides a setting, is known to change nothing, or is refused by name.
 """
-_COMMON = """## Keys of all families
+_REFUSED = """## Keys of all families
 
 These keys are refused in a family that does not list them above, unless they are null or have the value that is given:
 """
+_IGNORED = "These change nothing in a family that does not list them above:\n"
 
 
 def model_families_page() -> str:
@@ -34,7 +35,7 @@ def model_families_page() -> str:
     table = ["| `model_type` | Models | Class of transformers | `config.json` |", "|---|---|---|---|", *rows]
     parts = [_INTRODUCTION, "\n".join(table) + "\n", *(part for family in known for part in _family_section(family))]
     refused = [f"`{key}` ({_harmless(values)})" if values else f"`{key}`" for key, values in NOT_COMPUTED.items()]
-    parts += [_COMMON, f"{', '.join(refused)}.\n", "These change nothing in a family that does not list them above:\n", _reasons(IGNORED)]
+    parts += [_REFUSED, f"{', '.join(refused)}.\n", _IGNORED, _reasons(IGNORED)]
     return "\n".join(parts)
 
 
