@@ -57,6 +57,11 @@ class ModelSettings(Choice):
         """True if attention caps its scores, which needs kernels of their own."""
         return False
 
+    @property
+    def z_loss(self) -> float:
+        """The factor of the z-loss, which is minimised beside the loss of the token term."""
+        return 0.0
+
     def unused(self) -> Iterator[Problem]:
         """Yield a problem for each setting without an effect in this model: refused in runs, allowed in checkpoints."""
         return iter(())

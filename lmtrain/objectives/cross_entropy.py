@@ -17,26 +17,30 @@ from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_chunks
 from lmtrain.kernels.kernel_support import uses_fused_kernels
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, num_samples: int = 0, z_loss: float = 0.0) -> Tensor:
     """Return the sum of -log p(label) in fp32 over labels that are not IGNORED. `logits` is [..., V] with `labels`
     [...]; columns of -inf, such as vocabulary padding, are allowed.
 
-    With `num_samples`, return [1 + num_samples]: that sum, then the part of each sample, which gets no gradient.
-    On a GPU backward overwrites the logits with their gradient.
+    With a factor `z_loss`, the z-loss follows: z_loss x the sum of log(sum(exp(logits)))^2 over the same rows. Backward
+    expects equal gradients of both numbers, because a caller divides both by the same count. With `num_samples`, the
+    part of each sample of the first number follows, which gets no gradient. On a GPU backward overwrites the logits
+    with their gradient.
     """
     kind = _OverLogits if uses_fused_kernels(logits.device) else _CrossEntropySum
     total: Tensor = kind.apply(  # type: ignore[no-untyped-call]
-        logits.flatten(0, -2), labels.flatten(), num_samples
+        logits.flatten(0, -2), labels.flatten(), num_samples, z_loss
     )
     return total
 
 
-def cross_entropy_plain(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
+def cross_entropy_plain(logits: Tensor, labels: Tensor, num_samples: int = 0, z_loss: float = 0.0) -> Tensor:
     """Return the same as `cross_entropy_sum`, written as a single expression for torch.compile, which fuses it without
     an fp32 copy of the logits.
     """
     logits_NV, labels_N = logits.flatten(0, -2).float(), labels.flatten()
     total = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+    if z_loss:
+        total = append_z_loss(total, logits_NV.logsumexp(-1), labels_N == IGNORED, z_loss)
     if not num_samples:
         return total
     # because: the compiler computes the softmax of both losses once
@@ -55,38 +59,74 @@ def count_hits(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
     return with_sample_sums(hits_N.sum().to(torch.float32), hits_N, num_samples)
 
 
+def append_z_loss(total: Tensor, log_sums_N: Tensor, ignored_N: Tensor, z_loss: float) -> Tensor:
+    """Return [2]: `total`, then the z-loss, z_loss x the sum of the squares of `log_sums_N`, the logs of each row's sum
+    of exponentials. Rows of `ignored_N` are left out.
+    """
+    return torch.stack([total, z_loss * log_sums_N.masked_fill(ignored_N, 0.0).square().sum()])
+
+
+def softmax_factor(log_sums_N: Tensor, z_loss: float) -> Tensor:
+    """Return [N], the factor of the softmax in each row of the gradient with a z-loss, softmax * factor -
+    onehot(label). `log_sums_N` are the logs of each row's sum of exponentials.
+    """
+    return 1.0 + 2.0 * z_loss * log_sums_N
+
+
+def with_z_loss(total: Tensor, top_N: Tensor, sum_N: Tensor, ignored_N: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
+    """Return `total` with the z-loss appended, and the sums from which `logits_gradient` then computes the gradient of
+    both. `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary. With z_loss=0 return `total` and
+    `sum_N` themselves.
+    """
+    if not z_loss:
+        return total, sum_N
+    log_sums_N = sum_N.log() + top_N
+    # because: a sum divided by a factor multiplies the softmax by it, and the kernels need no other argument
+    return append_z_loss(total, log_sums_N, ignored_N, z_loss), sum_N / softmax_factor(log_sums_N, z_loss)
+
+
 def with_sample_sums(total: Tensor, values_N: Tensor, num_samples: int) -> Tensor:
-    """Return [1 + num_samples]: `total`, then the sum of `values_N` over the rows of each sample, which are equally
-    many and follow each other. Return `total` alone if `num_samples` is 0.
+    """Return a vector: `total`, which has one or two numbers, then the sum of `values_N` over the rows of each sample,
+    which are equally many and follow each other. Return `total` alone if `num_samples` is 0.
     """
     if not num_samples:
         return total
     sums_B = values_N.view(num_samples, -1).sum(1, dtype=torch.float64).to(total.dtype)
-    return torch.cat([total.view(1), sums_B])
+    return torch.cat([total.view(-1), sums_B])
 
 
 class _CrossEntropySum(torch.autograd.Function):
     """The loss in torch operations, a chunk of rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int) -> Tensor:
-        ctx.save_for_backward(logits_NV, labels_N)
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int, z_loss: float) -> Tensor:
         total = torch.zeros((), dtype=sum_dtype(logits_NV), device=logits_NV.device)
         losses_N = torch.empty(len(labels_N) if num_samples else 0, dtype=total.dtype, device=total.device)
+        log_sums_N = torch.empty(len(labels_N) if z_loss else 0, dtype=total.dtype, device=total.device)
         for rows in row_chunks(logits_NV):
             log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
             if num_samples:
                 losses_N[rows] = F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="none")
+            if z_loss:
+                label_N1 = labels_N[rows].clamp(min=0).unsqueeze(-1)
+                # because: a logit minus its log of p is the log of its row's sum, found without another pass
+                log_sums_N[rows] = (logits_NV[rows].gather(-1, label_N1) - log_p.gather(-1, label_N1)).squeeze(-1)
+        factors = []
+        if z_loss:
+            total = append_z_loss(total, log_sums_N, labels_N == IGNORED, z_loss)
+            factors.append(softmax_factor(log_sums_N, z_loss))
+        ctx.save_for_backward(logits_NV, labels_N, *factors)
         return with_sample_sums(total, losses_N, num_samples)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the logits, (softmax - onehot(label)) * grad, and None for the labels. The gradient is
-        0 in rows of IGNORED labels; `grad` is that of the total.
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the logits, (softmax * factor - onehot(label)) * grad, and None for the other
+        arguments. The gradient is 0 in rows of IGNORED labels; `grad` is that of the total, the factor 1 without a
+        z-loss.
         """
         grad = grads[0].flatten()[0]
-        logits_NV, labels_N = ctx.saved_tensors
+        logits_NV, labels_N, *factors = ctx.saved_tensors
         grad_NV, dtype = torch.empty_like(logits_NV), sum_dtype(logits_NV)
         for rows in row_chunks(logits_NV):
             label_N, grad_rows = labels_N[rows], grad_NV[rows]
@@ -94,27 +134,30 @@ class _CrossEntropySum(torch.autograd.Function):
             # because: with equal dtypes the softmax can be written straight into the gradient, without a copy
             in_place = grad_rows if grad_rows.dtype is dtype else None
             p_NV = torch.softmax(logits_NV[rows], -1, dtype=dtype, out=in_place)
+            for factor_N in factors:
+                p_NV.mul_(factor_N[rows].unsqueeze(-1))
             p_NV[torch.arange(len(label_N), device=label_N.device), label_N.clamp(min=0)] -= counts_N.to(dtype)
             p_NV.mul_((grad * counts_N).unsqueeze(-1))
             if in_place is None:
                 grad_rows.copy_(p_NV)
-        return grad_NV, None, None
+        return grad_NV, None, None, None
 
 
 class _OverLogits(torch.autograd.Function):
     """The loss in two fused kernels; the second overwrites the logits with their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int) -> Tensor:
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int, z_loss: float) -> Tensor:
         column_N = labels_N.masked_fill(labels_N == IGNORED, NO_COLUMN)
         top_N, sum_N, label_N = row_statistics(logits_NV, column_N).unbind()
-        ctx.save_for_backward(logits_NV, column_N, top_N, sum_N)
         # because: 0 times NaN is NaN, so ignored rows are masked out rather than multiplied by 0
         losses_N = (sum_N.log() + (top_N - label_N)).masked_fill(column_N == NO_COLUMN, 0.0)
-        return with_sample_sums(losses_N.sum(), losses_N, num_samples)
+        total, sum_N = with_z_loss(losses_N.sum(), top_N, sum_N, column_N == NO_COLUMN, z_loss)
+        ctx.save_for_backward(logits_NV, column_N, top_N, sum_N)
+        return with_sample_sums(total, losses_N, num_samples)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         logits_NV, column_N, top_N, sum_N = ctx.saved_tensors
         weight_N = grads[0].flatten()[0] * (column_N != NO_COLUMN)
-        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
+        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None, None

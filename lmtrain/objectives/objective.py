@@ -25,9 +25,21 @@ class CausalLM:
     terms: tuple[str, ...] = ("lm",)
     rows_vary = False  # True if the number of scored positions may differ between micro-batches
 
-    def __init__(self) -> None:
+    def __init__(self, z_loss: float = 0.0) -> None:
+        self.z_loss = z_loss  # factor of the mean of log(sum(exp(logits)))^2, which is minimised beside the terms
         # attributes, so that `parallel` can replace them by compiled or vocabulary-parallel functions
         self.cross_entropy, self.hits = cross_entropy_sum, count_hits
+
+    @property
+    def num_sums(self) -> int:
+        """The number of sums that are minimised: the terms', and the z-loss if there is one."""
+        return len(self.terms) + (self.z_loss > 0)
+
+    def counts_of_sums(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the number by which each sum of `loss_sums` is divided. `counts` are those of the terms' labels; the
+        z-loss is a mean over the first term's.
+        """
+        return counts + counts[: self.num_sums - len(self.terms)]
 
     def prepare_batch(self, batch: Batch) -> Batch:
         """Return the batch with everything that the loss needs, computed on the host to avoid device synchronization.
@@ -39,13 +51,14 @@ class CausalLM:
         return hidden_BTD, batch.labels_BT
 
     def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
-        """Return [terms] in fp32: each term's sum over its valid labels, to be divided by the term's global count.
+        """Return [num_sums] in fp32: each term's sum over its valid labels, then the z-loss's, if there is one. Each is
+        to be divided by its global count.
 
         `model` is the last pipeline stage, which computed the hidden states. With `num_samples`, the batch's number of
-        samples, the part of each sample follows, which gets no gradient; this objective alone supports it.
+        samples, the term's part of each sample follows, which gets no gradient; this objective alone supports it.
         """
         hidden, labels = self.select_scored(hidden_BTD, batch)
-        return self.cross_entropy(model.logits(hidden), labels, num_samples=num_samples).view(-1)
+        return self.cross_entropy(model.logits(hidden), labels, num_samples=num_samples, z_loss=self.z_loss).view(-1)
 
     def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
         """Return [2, loss terms] for a batch: row 0 is the summed loss of each term, row 1 the number of labels with
@@ -116,6 +129,6 @@ class MaskedLM(CausalLM):
         return torch.cat([sums, pair.unsqueeze(1)], dim=1)
 
 
-def build_objective(terms: tuple[str, ...]) -> CausalLM:
-    """Return the objective of a model with these loss terms."""
-    return CausalLM() if terms == CausalLM.terms else MaskedLM(terms)
+def build_objective(terms: tuple[str, ...], z_loss: float = 0.0) -> CausalLM:
+    """Return the objective of a model with these loss terms. `z_loss` is the factor of a decoder's z-loss."""
+    return CausalLM(z_loss) if terms == CausalLM.terms else MaskedLM(terms)

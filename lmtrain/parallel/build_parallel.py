@@ -127,7 +127,7 @@ def build_parallel(
 
 
 def _objective(settings: ModelSettings, mesh: Mesh, *, sequence_parallel: bool) -> CausalLM:
-    objective = build_objective(settings.terms)
+    objective = build_objective(settings.terms, settings.z_loss)
     if mesh.tp.size > 1:
         objective.cross_entropy = partial(cross_entropy_sum, axis=mesh.tp)
         objective.hits = partial(count_hits, axis=mesh.tp)

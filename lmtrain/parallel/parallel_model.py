@@ -54,8 +54,8 @@ class ParallelModel(Inference):
 
     def forward_backward(self, batches: StepBatches) -> Tensor:
         """Run forward and backward of a step's micro-batches, which leaves the gradients of the mean loss in the
-        weights. Return [micro-batches, loss terms]: the amount that each micro-batch adds to the mean of each term. The
-        division by the global counts happens here, before backward, so that gradients need no rescaling.
+        weights. Return [micro-batches, num_sums]: what each micro-batch adds to the mean of each loss term, and to the
+        z-loss if there is one. The division by global counts comes before backward: gradients need no rescaling.
 
         With `batches.by_source`, further columns hold the summed loss of each sample of the micro-batch, over all
         data-parallel ranks: flattened, they are in the order of `batches.sample_ids`.
@@ -66,6 +66,7 @@ class ParallelModel(Inference):
         self.masters.clear_gradients(num_microbatches)
         num_samples = batches.microbatches[0].num_samples if batches.by_source else 0
         sample_sums: dict[int, Tensor] = {}
+        num_sums, counts = self.objective.num_sums, self.objective.counts_of_sums(batches.counts)
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
             self.dropout_seeds.seed_forward(batches.step, index, stage)
@@ -75,21 +76,20 @@ class ParallelModel(Inference):
                 return hidden_BTD
             sums = self.objective.loss_sums(self.stages[stage], hidden_BTD, batch, num_samples)
             if num_samples:
-                sums, sample_sums[index] = sums[: len(self.terms)], sums[len(self.terms) :].detach()
+                sums, sample_sums[index] = sums[:num_sums], sums[num_sums:].detach()
             # because: dividing by Python numbers needs no copy to the device
-            return torch.stack([total / count for total, count in zip(sums.unbind(), batches.counts, strict=True)])
+            return torch.stack([total / count for total, count in zip(sums.unbind(), counts, strict=True)])
 
         shape = self.hidden_shape(batches.microbatches[0])
         observer = TrainingObserver(self.masters, num_microbatches)
         shares = self.runner.train(num_microbatches, compute, shape, self.loss_scale.value, observer)
         self.masters.collect_gradients()
-        totals = self._share_results(shares, num_microbatches, (len(self.terms),))
+        totals = self._share_results(shares, num_microbatches, (num_sums,))
         return self._with_sample_sums(totals, sample_sums, num_samples)
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
-        """Complete the gradients after a step's last backward: sum partial gradients over ranks, undo the loss scale
-        and clip to `clip_norm` (None: no clipping), now or in the update. Return the norm before clipping, on the
-        device.
+        """Complete the gradients after a step's last backward: sum partial ones over ranks, undo the loss scale and
+        clip to `clip_norm` (None: no clipping), now or in the update. Return the norm before clipping, on the device.
         """
         current_phase.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
@@ -118,6 +118,11 @@ class ParallelModel(Inference):
     def terms(self) -> tuple[str, ...]:
         """The loss terms, in the order of every tensor of shares and sums."""
         return self.objective.terms
+
+    @property
+    def num_sums(self) -> int:
+        """The number of sums that a step minimises: the loss terms, then the z-loss if there is one."""
+        return self.objective.num_sums
 
     @property
     def num_parameters(self) -> int:

@@ -31,7 +31,7 @@ from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
 from lmtrain.models.layers.norms import WholeNorm, scaled
-from lmtrain.objectives.cross_entropy import with_sample_sums
+from lmtrain.objectives.cross_entropy import with_sample_sums, with_z_loss
 from lmtrain.parallel.collectives import (
     all_reduce,
     broadcast_from_first,
@@ -244,15 +244,17 @@ def heads_take_whole_sequences(model: nn.Module) -> Iterator[None]:
             head.sequence_parallel = True
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis, num_samples: int = 0) -> Tensor:
+def cross_entropy_sum(
+    logits: Tensor, labels: Tensor, axis: Axis, num_samples: int = 0, z_loss: float = 0.0
+) -> Tensor:
     """Return the sum of -log p(label) in fp32 over labels that are not IGNORED, equal on every rank of the axis, which
-    splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary. With
-    `num_samples`, return [1 + num_samples]: that sum, then the part of each sample, which gets no gradient.
+    splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary. With `z_loss` and
+    `num_samples` further numbers follow, as in objectives.cross_entropy.
 
     Works eagerly (chunks of rows, no fp32 copy of all logits) and compiled (a single fused chunk).
     """
     total: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
-        logits.flatten(0, -2), labels.flatten(), num_samples, axis
+        logits.flatten(0, -2), labels.flatten(), num_samples, z_loss, axis
     )
     return total
 
@@ -304,26 +306,27 @@ def label_scores(compute_logits: Callable[[Tensor], Tensor], hidden_KD: Tensor, 
 
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int, axis: Axis) -> Tensor:
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, num_samples: int, z_loss: float, axis: Axis) -> Tensor:
         column_N = _local_column(labels_N, logits_NV.shape[-1], axis)
         # collective: gathers three fp32 numbers per row from every tp rank; each rank then combines them
         top_RN, sum_RN, label_RN = gather_stack(row_statistics(logits_NV, column_N), axis).unbind(1)
         top_N = top_RN.amax(0)
         sum_N = (sum_RN * (top_RN - top_N).exp()).sum(0)
-        ctx.save_for_backward(logits_NV, labels_N, column_N, top_N, sum_N)
         # because: 0 times NaN is NaN, so ignored rows are masked out rather than multiplied by 0
         losses_N = (sum_N.log() + (top_N - label_RN.sum(0))).masked_fill(labels_N == IGNORED, 0.0)
-        return with_sample_sums(losses_N.sum(), losses_N, num_samples)
+        total, sum_N = with_z_loss(losses_N.sum(), top_N, sum_N, labels_N == IGNORED, z_loss)
+        ctx.save_for_backward(logits_NV, labels_N, column_N, top_N, sum_N)
+        return with_sample_sums(total, losses_N, num_samples)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient of the logits, (softmax - onehot(label)) * grad, for this rank's vocabulary columns, and
-        None for the other arguments. It is 0 in rows of IGNORED labels and needs no communication; `grad` is that of
-        the total.
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Return the gradient of the logits, (softmax * factor - onehot(label)) * grad, for this rank's vocabulary
+        columns, and None for the other arguments. The factor is 1 without a z-loss. The gradient is 0 in rows of
+        IGNORED labels and needs no communication; `grad` is that of the total.
         """
         logits_NV, labels_N, column_N, top_N, sum_N = ctx.saved_tensors
         weight_N = grads[0].flatten()[0] * (labels_N != IGNORED)
-        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None, None
+        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None, None, None
 
 
 def _local_column(labels_N: Tensor, rows_per_rank: int, axis: Axis) -> Tensor:

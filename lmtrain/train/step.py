@@ -27,6 +27,7 @@ class StepResult:
     grad_norm: float  # before clipping
     skipped: bool  # an fp16 overflow: the scale was halved and no weight changed
     terms: dict[str, float] = field(default_factory=dict)  # each term's mean
+    z_loss: float | None = None  # minimised beside the loss, and not a part of it; None: the model has none
     sample_losses: Sequence[float] = ()  # with `batches.by_source`: summed over each sample's labels, by `sample_ids`
 
 
@@ -48,8 +49,6 @@ def train_step(
         *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
     num_terms, width = len(model.terms), shares.shape[1]
     losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), width)]
-    terms = {name: math.fsum(numbers[i::width]) for i, name in enumerate(model.terms)}
-    sample_losses = [loss for i in range(num_terms, len(numbers), width) for loss in numbers[i : i + width - num_terms]]
     for index, loss in enumerate(losses):
         if not math.isfinite(loss):
             samples = _sample_text(batches, index, len(losses))
@@ -70,7 +69,20 @@ def train_step(
         model.update(optimizer)
     model.loss_scale.update(overflow)
     current_phase.leave()
-    return StepResult(math.fsum(losses), grad_norm, overflow, terms, sample_losses)
+    return StepResult(math.fsum(losses), grad_norm, overflow, *_parts_of_loss(model, numbers, width))
+
+
+def _parts_of_loss(
+    model: ParallelModel, numbers: list[float], width: int
+) -> tuple[dict[str, float], float | None, list[float]]:
+    """Return the mean of each loss term, the z-loss (None: the model has none) and the loss of each sample. `numbers`
+    are the rows of `forward_backward`, of `width` numbers each.
+    """
+    num_terms, num_sums = len(model.terms), model.num_sums
+    terms = {name: math.fsum(numbers[i::width]) for i, name in enumerate(model.terms)}
+    z_loss = math.fsum(numbers[num_terms::width]) if num_sums > num_terms else None
+    samples = [loss for i in range(num_sums, len(numbers), width) for loss in numbers[i : i + width - num_sums]]
+    return terms, z_loss, samples
 
 
 def _sample_text(batches: StepBatches, microbatch: int, num_microbatches: int) -> str:

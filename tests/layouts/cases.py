@@ -126,7 +126,14 @@ WORD_MODELS: dict[str, GPTSettings | BertSettings] = {
     ),
     "patternlearned": GPTSettings(window=7, layer_pattern="WF", qk_norm="whole", **_WORDS),
 }  # fmt: skip
-ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS | FEW_KEYS_MODELS | WORD_MODELS
+# because: as large as this, the z-loss makes gradients and norms others, whatever their tolerance
+Z_MODELS: dict[str, GPTSettings | BertSettings] = {
+    "zloss": GPTSettings(width=42, num_heads=24, ffn_width=96, vocab_multiple=1, z_loss=0.1, **_SMALL),
+    "deepzloss": GPTSettings(
+        width=16, num_heads=2, ffn_width=32, vocab_multiple=16, tied=False, z_loss=0.1, **_DEEP
+    ),
+}
+ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS | FEW_KEYS_MODELS | WORD_MODELS | Z_MODELS
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "attention": {"kind": "attention"},

@@ -184,10 +184,10 @@ def following(ledger: Ledger) -> Iterator[None]:
         watch.before_action, watch.after_action = look_and_begin, do_and_look
         return train(*args)
 
-    def noted(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
+    def noted(logits: Tensor, labels: Tensor, num_samples: int = 0, z_loss: float = 0.0) -> Tensor:
         ledger.living.note_logits(logits)
         logits.register_hook(ledger.living.note_logits)  # type: ignore[no-untyped-call]
-        return entropy(logits, labels, num_samples=num_samples)
+        return entropy(logits, labels, num_samples=num_samples, z_loss=z_loss)
 
     class Noted(Mailbox):
         def __init__(self, *args: Any, **options: Any) -> None:

@@ -39,9 +39,9 @@ def gradients(model: ParallelModel) -> dict[str, str]:
 
 
 def train(name: str, steps: int) -> dict[str, Any]:
-    """Return the loss of each step with the losses and sources of its samples; for the first step also whether the
-    gradients and shares are the same bits without losses by sample, and the plain loss of each sample (None for several
-    ranks).
+    """Return the loss and z-loss of each step with the losses and sources of its samples; for the first step also
+    whether the gradients and shares are the same bits without losses by sample, and the plain loss of each sample (None
+    for several ranks).
     """
     case = Case.named(name)
     model, loader = build(case), loader_of(case)
@@ -69,7 +69,8 @@ def train(name: str, steps: int) -> dict[str, Any]:
                 sources[row] = counts.number
         labels = [counts.labels for counts in batches.by_source]
         done.append({
-            "loss": result.loss, "samples": list(result.sample_losses), "sources": sources, "labels": sum(labels)
+            "loss": result.loss, "z_loss": result.z_loss, "samples": list(result.sample_losses), "sources": sources,
+            "labels": sum(labels),
         })  # fmt: skip
     ids = np.arange(VALID_SAMPLES)
     batches_of_rank = valid_batches(loader.dataset, ids, VALID_BATCH, loader.dp_index, loader.dp_size)

@@ -69,6 +69,23 @@ def test_dropout_over_dp_equals_one_process(name: str, pool: Pool, references: R
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zloss-tp3-dp2-zero2-sp-full-fp32-micro4",
+        "zloss-dp2-zero3-fp16-micro4",
+        "zloss-tp2-dp1-bf16-micro4-summed",
+        "deepzloss-pp2-vp2-interleaved-tp2-dp1-fp32-micro4",
+        "deepzloss-pp2-zb_h1-dp2-zero1-fp32-micro5",
+    ],
+)
+def test_a_z_loss_at_a_layout_equals_one_process(name: str, pool: Pool, references: References) -> None:
+    case = Case.named(name)
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
 @pytest.mark.parametrize("case", few_by_blocks("pairs"))
 def test_masks_of_blocks_equal_masks_of_positions(case: Case, pool: Pool, references: References) -> None:
     """The array again, where it makes a difference: one process has masks of all positions."""

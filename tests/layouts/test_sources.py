@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.layouts.cases import Case
+from tests.layouts.cases import Z_MODELS, Case
 from tests.layouts.workers import Pool
 from tests.marks import slow, wide
 
@@ -21,6 +21,8 @@ LAYOUTS = [
         "deepuntied-pp2-vp2-interleaved-tp2-dp1-sp-fp32-micro4",
         "deepgqa-pp2-zb_h1-dp1-fp32-micro3-summed",
         "untied-tp2-dp2-zero2-fp16-micro2-summed",
+        "zloss-tp2-dp2-zero1-sp-fp32-micro4",
+        "deepzloss-pp2-dp2-zero1-fp16-micro4-summed",
     ),
     *slow("untied-tp2-dp1-fp32-micro2-compile", "tied-dp2-zero1-fp32-micro2-compile"),
 ]
@@ -41,6 +43,8 @@ def test_losses_of_samples_equal_one_process(name: str, pool: Pool) -> None:
     for expected, step in zip(alone["steps"], spread["steps"], strict=True):
         assert step["samples"] == pytest.approx(expected["samples"], rel=tolerance, abs=1e-4)
         assert (step["sources"], step["labels"]) == (expected["sources"], expected["labels"])
+        if case.model in Z_MODELS:
+            assert step["z_loss"] == pytest.approx(expected["z_loss"], rel=tolerance)
         assert sum(step["samples"]) / step["labels"] == pytest.approx(step["loss"], rel=1e-5)
     if alone["plain"] is not None:
         assert spread["steps"][0]["samples"] == pytest.approx(alone["plain"], rel=tolerance, abs=1e-4)

@@ -26,6 +26,7 @@ MAX_EVAL_FIGURES = 12
 
 # a figure for each of these keys of step rows, with a second curve for the keys in _EXTRA_KEYS
 _STEP_FIGURES = (
+    Figure("z_loss", "Z-loss, minimised beside the loss", "number", log=True),
     Figure("lr", "Learning rate", "number", smooth=False),
     Figure("grad_norm", "Gradient norm before clipping", "number", log=True),
     Figure("tokens_per_s", "Tokens a second", "count", zero=True),
@@ -39,7 +40,8 @@ _STEP_FIGURES = (
 )
 _EXTRA_KEYS = {"straggler_bubble": ("straggler_exposed",)}
 _CURVE_NAMES = {
-    "memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
+    "z_loss": "z-loss", "memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm",
+    "tokens_per_s": "tokens/s",
     "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
     "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
 }  # fmt: skip

@@ -150,6 +150,7 @@ class RunPanel:
         left: list[tuple[str, RenderableType]] = [
             ("loss", Text.assemble((loss, "bold"), "  ", (spark, "green"))),
             *([("its terms", Text(format_terms(row).strip(" ()")))] if format_terms(row) else []),
+            *([("z-loss", Text(_number(row["z_loss"], ".2e")))] if "z_loss" in row else []),
             ("smoothed loss", Text(_number(smoothed_loss(self.losses), ".4f"))),
             ("validation", Text(validation)),
             ("learning rate", Text(_number(row.get("lr"), ".2e"))),

@@ -24,7 +24,9 @@ def step_line(row: Row, total_steps: int) -> str:
         f"step {row['step']:>{len(str(total_steps))}}/{total_steps}",
         *(
             f"{word} {row[key]:{spec}}" + (format_terms(row) + format_sources(row) if key == "loss" else "")
-            for key, spec, word in (("loss", ".4f", "loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad"))
+            for key, spec, word in (
+                ("loss", ".4f", "loss"), ("z_loss", ".2e", "z-loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad")
+            )
             if row.get(key) is not None
         ),
     ]

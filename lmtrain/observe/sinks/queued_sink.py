@@ -18,7 +18,8 @@ Histograms = Mapping[str, Histogram]
 CAPACITY = 1000  # records; because: at a row per second a backend may then be unavailable for a quarter of an hour
 CLOSE_TIMEOUT_S = 30.0  # seconds for the records still in the queue when the run is over
 _STEP_CURVES = {
-    "loss": "loss/train", "lr": "optim/lr", "grad_norm": "optim/grad_norm", "loss_scale": "optim/loss_scale",
+    "loss": "loss/train", "z_loss": "loss/z", "lr": "optim/lr", "grad_norm": "optim/grad_norm",
+    "loss_scale": "optim/loss_scale",
     "skipped": "optim/skipped", "tokens": "progress/tokens", "samples": "progress/samples",
     "stage_number": "progress/stage",
     "tokens_per_s": "speed/tokens_per_s", "mfu": "speed/mfu", "data_wait_s": "speed/data_wait_s",

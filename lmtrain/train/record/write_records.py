@@ -360,7 +360,8 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
     row = record(
         run, "step",
         {
-            "loss": result.loss, **terms, "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
+            "loss": result.loss, **terms, **({} if result.z_loss is None else {"z_loss": result.z_loss}),
+            "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
             **({"loss_scale": scale.value} if scale.dynamic else {}),
             "samples": progress.samples, "tokens": progress.tokens, "samples_hash": samples_hash(batches.sample_ids),
             "batch_digest": batch_digest(batches) if run.metrics is not None else None,

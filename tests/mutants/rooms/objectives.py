@@ -58,4 +58,32 @@ MUTANTS = [
         breaks="A gradient that reaches the losses by sample, which are only recorded, changes the weights.",
         only_for="code that uses the losses by sample of the loss for a compiler in a backward pass",
     ),
+    Mutant(
+        name="z_loss_has_no_gradient_in_torch_operations",
+        file="lmtrain/objectives/cross_entropy.py",
+        function="_CrossEntropySum.forward",
+        old="            factors.append(softmax_factor(log_sums_N, z_loss))\n",
+        new="",
+        breaks="The z-loss is shown and not minimised.",
+        only_for="model.z_loss where no kernel makes the loss, on one tensor-parallel rank (CPU)",
+    ),
+    Mutant(
+        name="z_loss_has_no_gradient_in_kernels",
+        file="lmtrain/objectives/cross_entropy.py",
+        function="with_z_loss",
+        old="z_loss), sum_N / softmax_factor(log_sums_N, z_loss)",
+        new="z_loss), sum_N",
+        breaks="The z-loss is shown and not minimised.",
+        only_for="model.z_loss on a GPU, or with a vocabulary that is cut over tp",
+    ),
+    Mutant(
+        name="z_loss_of_rows_without_a_label",
+        file="lmtrain/objectives/cross_entropy.py",
+        function="append_z_loss",
+        old="log_sums_N.masked_fill(ignored_N, 0.0).square()",
+        new="log_sums_N.square()",
+        breaks="The z-loss that is shown has the rows without a label in it; for a compiler its gradient has them, "
+        "too.",
+        only_for="model.z_loss with ignored labels",
+    ),
 ]

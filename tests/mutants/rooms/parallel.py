@@ -297,4 +297,13 @@ MUTANTS = [
         "for the others, which have raised RanksDifferError, until the time-out.",
         only_for="ranks that differ, on the one with the greatest checksum",
     ),
+    Mutant(
+        name="objective_without_the_z_loss",
+        file="lmtrain/parallel/build_parallel.py",
+        function="_objective",
+        old="build_objective(settings.terms, settings.z_loss)",
+        new="build_objective(settings.terms)",
+        breaks="model.z_loss is accepted and has no effect.",
+        only_for="model.z_loss",
+    ),
 ]

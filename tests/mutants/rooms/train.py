@@ -31,9 +31,9 @@ MUTANTS = [
     Mutant(
         name="terms_of_the_loss_are_taken_along_the_wrong_axis",
         file="lmtrain/train/step.py",
-        function="train_step",
+        function="_parts_of_loss",
         old="math.fsum(numbers[i::width])",
-        new="math.fsum(numbers[i * len(losses) : (i + 1) * len(losses)])",
+        new="math.fsum(numbers[i * (len(numbers) // width) : (i + 1) * (len(numbers) // width)])",
         breaks="loss/mlm and loss/pair in the rows of metrics are mixtures of both terms of some of the microbatches.",
         only_for="models with two terms (a pair head) and more than one microbatch a step",
     ),
@@ -454,5 +454,15 @@ MUTANTS = [
         breaks="A validation that a stop cut off at a border is made with the data and length of the next stage, and "
         "its row stands beside those of other data.",
         only_for="runs stopped in the measurement at the end of a stage",
+    ),
+    Mutant(
+        name="z_loss_is_the_loss_of_the_first_sample",
+        file="lmtrain/train/step.py",
+        function="_parts_of_loss",
+        old="for i in range(num_sums, len(numbers), width) for loss in numbers[i : i + width - num_sums]",
+        new="for i in range(num_terms, len(numbers), width) for loss in numbers[i : i + width - num_sums]",
+        breaks="Each sample's loss is counted for the source of the sample after it, and the z-loss for that of the "
+        "first.",
+        only_for="model.z_loss on a blend",
     ),
 ]

@@ -72,6 +72,16 @@ def test_terms_of_a_loss_are_said_behind_it() -> None:
     assert "its terms     mlm 2.9957, pair 0.5000" in console.export_text()
 
 
+def test_a_z_loss_is_shown_beside_the_loss() -> None:
+    row = {"step": 7, "loss": 3.5, "z_loss": 0.0125}
+    assert step_line(row, 10) == "step  7/10  loss 3.5000  z-loss 1.25e-02"
+    console = Console(width=80, record=True, file=io.StringIO(), legacy_windows=False)
+    panel = RunPanel({}, 10)
+    panel.show_step(row)
+    console.print(panel)
+    assert "z-loss        1.25e-02" in console.export_text()
+
+
 def test_time_of_this_start_and_tokens_of_all_are_told_apart() -> None:
     assert dict(speed_figures(FULL))["elapsed"] == "1h02m, 52.4M tokens"
     assert dict(speed_figures(FULL | {"attempt": 2}))["elapsed"] == "1h02m this start, 52.4M tokens in all"

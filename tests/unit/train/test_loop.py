@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop
 from lmtrain.train.in_loop.save_and_stop_requests import open_requests
 from lmtrain.train.run_state import Run
-from tests.unit.train.tiny_runs import opened
+from tests.layouts.cases import VOCAB
+from tests.unit.train import tiny_runs
+from tests.unit.train.tiny_runs import CONFIG, opened
 
 
 def kept(folder: Path) -> list[int]:
@@ -76,3 +81,21 @@ def test_a_validation_that_a_stop_cut_off_at_the_last_step_is_made_up_for_once(
         with opened(tmp_path) as run:
             train(run, monkeypatch, stop_after=stop_after)
         assert validated() == expected
+
+
+@pytest.mark.wide
+def test_a_z_loss_is_a_number_beside_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for z_loss in (0.0, 0.01):
+        assert isinstance(CONFIG.model, GPTSettings)
+        monkeypatch.setattr(tiny_runs, "CONFIG", replace(CONFIG, model=replace(CONFIG.model, z_loss=z_loss)))
+        with opened(tmp_path / str(z_loss)) as run:
+            train(run, monkeypatch)
+        lines = map(json.loads, (tmp_path / str(z_loss) / "metrics.jsonl").read_text().splitlines())
+        rows.append({(row["event"], row["step"]): row for row in lines})
+    without, with_z = rows
+    assert "z_loss" not in without["step", 1]
+    assert with_z["step", 1]["z_loss"] == pytest.approx(0.01 * math.log(VOCAB) ** 2, rel=0.01)
+    assert with_z["step", 1]["loss"] == without["step", 1]["loss"]
+    assert with_z["step", 6]["loss"] != without["step", 6]["loss"]
+    assert "z_loss" not in with_z["valid", 5]

@@ -8,9 +8,10 @@ from pathlib import Path
 from lmtrain.observe.sinks.queued_sink import _SAVE_CURVES, _STEP_CURVES, CHARTS, row_scalars
 
 ROW = {
-    "event": "step", "step": 3, "attempt": 1, "loss": 2.0, "loss/mlm": 1.5, "lr": 0.1, "grad_norm": 1.0, "skipped": 0,
-    "loss_scale": 65536.0, "samples": 12, "tokens": 96, "samples_hash": "ab", "tokens_per_s": 10.0, "mfu": None,
-    "data_wait_s": 0.5, "memory_bytes": 1 << 30, "memory_rank": 1, "straggler_score": 4.0, "straggler_host": "n1",
+    "event": "step", "step": 3, "attempt": 1, "loss": 2.0, "loss/mlm": 1.5, "z_loss": 0.25, "lr": 0.1,
+    "grad_norm": 1.0, "skipped": 0, "loss_scale": 65536.0, "samples": 12, "tokens": 96, "samples_hash": "ab",
+    "tokens_per_s": 10.0, "mfu": None, "data_wait_s": 0.5, "memory_bytes": 1 << 30, "memory_rank": 1,
+    "straggler_score": 4.0, "straggler_host": "n1",
 }  # fmt: skip
 
 
@@ -18,6 +19,7 @@ def test_numbers_have_names_and_what_is_unknown_has_none() -> None:
     found = row_scalars(ROW)
     assert found["loss/train"] == 2.0
     assert found["loss/mlm"] == 1.5
+    assert found["loss/z"] == 0.25
     assert found["optim/loss_scale"] == 65536.0
     assert found["memory/bytes"] == float(1 << 30)
     assert found["straggler/score"] == 4.0

@@ -29,21 +29,21 @@ def logits_and_labels(vocab_size: int, columns: int, dtype: torch.dtype) -> tupl
     return logits, labels
 
 
-def losses(vocab_size: int, dtype: str, chunk_elements: int) -> list[float]:
-    """Distance of loss and of this rank's gradient from those of whole logits."""
+def losses(vocab_size: int, dtype: str, chunk_elements: int, z_loss: float = 0.0) -> list[float]:
+    """Distance of loss and of this rank's gradient from those of whole logits, the z-loss with them."""
     axis = world_axis()
     rows = rows_per_rank(vocab_size, axis.size)
     whole, labels = logits_and_labels(vocab_size, rows * axis.size, DTYPES[dtype])
     mine = slice(axis.index * rows, (axis.index + 1) * rows)
     here = whole[..., mine].clone().requires_grad_()
     whole.requires_grad_()
-    expected = F.cross_entropy(
-        whole.flatten(0, 1).to(cross_entropy.sum_dtype(whole)), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+    whole_NV, labels_N = whole.flatten(0, 1).to(cross_entropy.sum_dtype(whole)), labels.flatten()
+    expected = F.cross_entropy(whole_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+    expected = expected + z_loss * whole_NV.logsumexp(-1)[labels_N != IGNORED].square().sum()
     torch.autograd.backward(expected * 3)
     before, cross_entropy.CHUNK_ELEMENTS = cross_entropy.CHUNK_ELEMENTS, chunk_elements
     try:
-        loss = cross_entropy_sum(here, labels, axis)
+        loss = cross_entropy_sum(here, labels, axis, z_loss=z_loss).sum()
         torch.autograd.backward(loss * 3)
     finally:
         cross_entropy.CHUNK_ELEMENTS = before
@@ -70,6 +70,14 @@ def test_loss_and_gradient_of_whole_logits(
     for loss, gradient in pool.run(f"{__name__}:losses", num_ranks, arguments):
         assert loss < limit
         assert gradient < limit
+
+
+@pytest.mark.parametrize(("num_ranks", "vocab_size"), [(2, 13), (4, 5)])
+def test_z_loss_and_gradient_of_whole_logits(pool: Pool, num_ranks: int, vocab_size: int) -> None:
+    arguments = {"vocab_size": vocab_size, "dtype": "fp64", "chunk_elements": 12, "z_loss": 0.01}
+    for loss, gradient in pool.run(f"{__name__}:losses", num_ranks, arguments):
+        assert loss < 1e-12
+        assert gradient < 1e-12
 
 
 def hits(vocab_size: int) -> list[float]:
