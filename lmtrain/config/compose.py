@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmtrain.config import value_references
-from lmtrain.config.name_suggestions import SettingNames, suggest_value
+from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value
 from lmtrain.config.overrides import RefusedOverrides, apply_override, override_key, parse_overrides, sweep_refusal
 from lmtrain.config.settings_base import Settings
 from lmtrain.config.settings_builder import build_settings
@@ -30,6 +30,7 @@ S = TypeVar("S", bound=Settings)
 Rewrite = Callable[[dict[str, Any], Mapping[str, str]], dict[str, str]]  # settings, typed key -> text; typed afterwards
 STAGE_GROUP = "stage"  # the folder of conf/ for `stages.NAME=FILE`
 STAGE_CHOICES = ("data", "recompute", "schedule")  # groups that a stage takes by name: stages.NAME.schedule=linear
+MAX_LISTED = 30  # choices of a group that a message lists
 MAX_RUNS = 10_000  # because: every run's settings are checked before the first run starts, at about 10 ms each
 
 
@@ -304,4 +305,11 @@ def _choice_problems(group: str, value: Any, choices: Sequence[str]) -> list[str
     """
     chosen = value if isinstance(value, list) else [value]
     wrong = [name for name in chosen if name is not None and str(name) not in choices]
-    return [f"{group}={name} is not in conf/{group}/. {suggest_value(str(name), choices)}" for name in wrong]
+    return [f"{group}={name} is not in conf/{group}/. {_suggest_choice(group, str(name), choices)}" for name in wrong]
+
+
+def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
+    """Return the sentence about an unknown choice of a group: the nearest one, or all, or how to list very many."""
+    if len(choices) > MAX_LISTED and closest_value(name, choices) is None:
+        return f"`lmtrain config list {group}` lists its {len(choices)} choices."
+    return suggest_value(name, choices)

@@ -234,7 +234,8 @@ def percent_as_fraction(value: object) -> str | None:
 def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
     """Return the entry of `known_values` that the user probably meant by `value`, or None if none is close.
 
-    The entry is the value itself, our word for another tool's value, or the nearest spelling.
+    The entry is the value itself, our word for another tool's value, or the nearest spelling; of a name on Hugging
+    Face's hub, such as Qwen/Qwen3-0.6B, the part after the owner counts.
     """
     known_values = list(known_values)
     for word in (value, value.lower()):
@@ -246,7 +247,9 @@ def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
         for known_value in known_values
         if value and (value.startswith(known_value) or known_value.startswith(value))
     ]
-    return next(iter([*extensions, *difflib.get_close_matches(value, known_values, n=1, cutoff=0.6), *prefixes]), None)
+    spellings = (value, value.rpartition("/")[2].lower())
+    similar = (word for text in spellings for word in difflib.get_close_matches(text, known_values, n=1, cutoff=0.6))
+    return next(iter([*extensions, *similar, *prefixes]), None)
 
 
 def suggest_value(value: str, known_values: typing.Iterable[str]) -> str:

@@ -102,6 +102,7 @@ def test_a_file_that_has_changed_or_come_is_read_in_the_next_run(mine: Path) -> 
 
 def test_unknown_names_are_answered_with_near_ones(mine: Path) -> None:
     assert _refused(mine, "drink=coffe") == "drink=coffe is not in conf/drink/. Did you mean coffee?"
+    assert _refused(mine, "model=xyz").endswith(" choices.")  # and not all their names
     assert "Write cups=." in _refused(mine, "cups==")
     assert "Add -m" in _refused(mine, "cups=1,2")
     with pytest.raises(SettingsError, match=r"--config-name=minni.*Did you mean mini\?"):
