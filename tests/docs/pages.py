@@ -21,7 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = [ROOT / "docs/reference" / name for name in ("cli.md", "settings.md", "errors.md", "python.md")]
+GENERATED = [ROOT / "docs/reference" / name for name in ("cli.md", "settings.md", "errors.md", "python.md", "model_families.md")]
 WHY_NOT = (
     "needs GPUs", "needs a cluster", "needs the network", "needs your files", "needs a browser", "takes minutes",
     "changes your shell", "needs pandas",
