@@ -22,6 +22,8 @@ from tests.layouts.cases import (
     compiled_cases,
     pipeline_array,
     summing,
+    word_array,
+    word_pipeline_array,
 )
 
 # what `make test` has: each model, size of an axis, schedule and precision once, and as many of their pairs as few
@@ -50,6 +52,8 @@ ARRAYS: dict[str, Callable[[], list[Case]]] = {
     "triples": lambda: array(3, num_compiled=0) + compiled_cases(8, num_processes=4),
     "pipeline_pairs": lambda: pipeline_array(2),
     "pipeline_triples": lambda: pipeline_array(3),
+    "word_pairs": lambda: word_array(2),
+    "word_pipeline_pairs": lambda: word_pipeline_array(2),
 }
 
 

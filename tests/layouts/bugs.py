@@ -102,7 +102,7 @@ def _replicated_weight_counted_for_each_rank() -> Iterator[Patch]:
 
 
 def _sequence_gradients_not_summed() -> Iterator[Patch]:
-    yield parallel_model, "sum_partial_gradients", lambda *_: None
+    yield parallel_model, "sum_partial_gradients", lambda *_, **__: None
 
 
 def _loss_scale_left_in_clipping() -> Iterator[Patch]:

@@ -34,11 +34,13 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
+from tests.layouts.family_models import DEEP_FAMILY_MODELS, FAMILY_MODELS
 
 # of the arrays, which are stored; a new one is proven by itself in test_pipelines.py
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
 SEED = 20
 MOST_PROCESSES = 8
+MOST_PROCESSES_OF_WORDS = 4  # because: larger groups are the same for every model, and those above have them
 GLOBAL_BATCH = 96  # because: every dp x microbatches of the space divides it, so a model has one reference
 ODD_BATCHES = (90, 84)  # because: 2p + 1 microbatches of two dp copies are 10, 14 or 18
 SEQ_LEN = 24  # because: every tp of the space divides it, as sequence parallelism asks
@@ -134,6 +136,7 @@ Z_MODELS: dict[str, GPTSettings | BertSettings] = {
     ),
 }
 ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS | FEW_KEYS_MODELS | WORD_MODELS | Z_MODELS
+ALL_MODELS |= FAMILY_MODELS | DEEP_FAMILY_MODELS
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "attention": {"kind": "attention"},
@@ -273,6 +276,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "microbatches": (1, 4),
 }
+WORD_FACTORS = FACTORS | {"model": tuple(FAMILY_MODELS), "tp": (1, 2, 4), "dp": (1, 2), "hybrid": (False,)}
 DOCUMENTS = {"documents": (False, True)}  # a factor of every array, besides these
 
 
@@ -288,8 +292,19 @@ def means_something(case: Case) -> bool:
 @cache
 def space() -> tuple[Case, ...]:
     """Every legal case without compile and documents."""
-    cases = (Case(**dict(zip(FACTORS, values, strict=True))) for values in product(*FACTORS.values()))
-    return tuple(case for case in cases if means_something(case) and not case.problems())
+    return tuple(_legal(FACTORS, MOST_PROCESSES))
+
+
+@cache
+def word_space() -> tuple[Case, ...]:
+    """Every legal case of the models of words, of few processes."""
+    return tuple(_legal(WORD_FACTORS, MOST_PROCESSES_OF_WORDS))
+
+
+def _legal(factors: dict[str, tuple[Any, ...]], most_processes: int) -> Iterator[Case]:
+    cases = (Case(**dict(zip(factors, values, strict=True))) for values in product(*factors.values()))
+    few = (case for case in cases if case.num_processes <= most_processes)
+    return (case for case in few if means_something(case) and not case.problems())
 
 
 def array(strength: int, num_compiled: int, *, seed: int = SEED) -> list[Case]:
@@ -299,6 +314,11 @@ def array(strength: int, num_compiled: int, *, seed: int = SEED) -> list[Case]:
     """
     plain = covering(space(), FACTORS, strength, seed)
     return plain + compiled_cases(num_compiled) + _documents_beside(plain, space(), FACTORS, strength, seed)
+
+
+def word_array(strength: int, *, seed: int = SEED) -> list[Case]:
+    plain = covering(word_space(), WORD_FACTORS, strength, seed)
+    return plain + _documents_beside(plain, word_space(), WORD_FACTORS, strength, seed)
 
 
 def with_documents(cases: tuple[Case, ...]) -> tuple[Case, ...]:
@@ -327,6 +347,7 @@ PIPELINE_FACTORS: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "microbatches": (2, 3, 4, 5, 6, 7, 8, 9),
 }
+WORD_PIPELINE_FACTORS = PIPELINE_FACTORS | {"model": tuple(DEEP_FAMILY_MODELS), "pp": (2, 3)}
 # because: all legal ones are 60,000, and this many of them have every legal pair and triple of values among them
 NUM_DRAWN = 5_000
 FLAGS = {
@@ -338,18 +359,29 @@ FLAGS = {
 @cache
 def pipeline_space() -> tuple[Case, ...]:
     """A seeded part of the legal cases with a pipeline. A schedule gets p, 2p or 2p + 1 microbatches."""
+    return tuple(_drawn_legal(PIPELINE_FACTORS, MOST_PROCESSES))
+
+
+@cache
+def word_pipeline_space() -> tuple[Case, ...]:
+    """The same of the models of words, of few processes."""
+    return tuple(_drawn_legal(WORD_PIPELINE_FACTORS, MOST_PROCESSES_OF_WORDS))
+
+
+def _drawn_legal(factors: dict[str, tuple[Any, ...]], most_processes: int) -> Iterator[Case]:
     rng = random.Random(SEED)
-    drawn = dict.fromkeys(_drawn(rng) for _ in range(NUM_DRAWN))
-    return tuple(case for case in drawn if means_something(case) and not case.problems())
+    drawn = dict.fromkeys(_drawn(rng, factors) for _ in range(NUM_DRAWN))
+    few = (case for case in drawn if case.num_processes <= most_processes)
+    return (case for case in few if means_something(case) and not case.problems())
 
 
-def _drawn(rng: random.Random) -> Case:
-    values = {name: rng.choice(values) for name, values in PIPELINE_FACTORS.items()}
+def _drawn(rng: random.Random, factors: dict[str, tuple[Any, ...]] = PIPELINE_FACTORS) -> Case:
+    values = {name: rng.choice(values) for name, values in factors.items()}
     case = Case(**values)
     return replace(
         case,
         microbatches=rng.choice((case.pp, 2 * case.pp, 2 * case.pp + 1)),
-        vp=rng.choice([vp for vp in PIPELINE_FACTORS["vp"] if schedule_named(case.schedule).allows(vp)]),
+        vp=rng.choice([vp for vp in factors["vp"] if schedule_named(case.schedule).allows(vp)]),
         zero=case.zero if case.dp > 1 else 1,
         sequence=case.sequence and case.tp > 1,
     )
@@ -381,6 +413,11 @@ def random_cases(count: int, seed: int = SEED) -> list[Case]:
 def pipeline_array(strength: int, *, seed: int = SEED) -> list[Case]:
     plain = covering(pipeline_space(), PIPELINE_FACTORS, strength, seed)
     return plain + _documents_beside(plain, pipeline_space(), PIPELINE_FACTORS, strength, seed)
+
+
+def word_pipeline_array(strength: int, *, seed: int = SEED) -> list[Case]:
+    plain = covering(word_pipeline_space(), WORD_PIPELINE_FACTORS, strength, seed)
+    return plain + _documents_beside(plain, word_pipeline_space(), WORD_PIPELINE_FACTORS, strength, seed)
 
 
 def covering(

@@ -6,10 +6,11 @@ import pytest
 
 from tests.layouts.breaks import BUGS
 from tests.layouts.cases import MODELS, Case
+from tests.layouts.family_models import FAMILY_MODELS
 from tests.layouts.workers import Pool
 from tests.marks import wide
 
-KINDS = [f"{model}-fp32-micro1" for model in MODELS]
+KINDS = [f"{model}-fp32-micro1" for model in [*MODELS, *FAMILY_MODELS]]
 OTHERS = [
     "tied-bf16-micro4",
     "gqa-fp32-micro4-dropout",

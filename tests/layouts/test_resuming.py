@@ -135,6 +135,21 @@ def test_copies_are_saved_once_and_read_by_each_holder(
     goes_on(pool, unbroken, tmp_path, model, a, b)
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("model", "a", "b"),
+    [
+        ("deepqwen", "tp2 pp2", "1"), ("deepneox", "1", "tp2 pp2"), ("deepolmo", "dp2 tp2 pp2", "tp2"),
+        ("deepgemma", "tp2 pp2", "dp2"), ("deepgranite", "pp2 vp2", "tp2 pp2"), ("deepopt", "dp2", "tp2 pp2"),
+        ("deepnanochat", "tp2", "pp2 vp2"),
+    ],
+)  # fmt: skip
+def test_a_model_of_any_words_goes_on_at_another_layout(
+    pool: Pool, unbroken: Unbroken, tmp_path: Path, model: str, a: str, b: str
+) -> None:
+    goes_on(pool, unbroken, tmp_path, model, a, b)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "a", "b"), [one for one in ALL if one not in FEW])
 def test_every_pair_of_layouts(pool: Pool, unbroken: Unbroken, tmp_path: Path, model: str, a: str, b: str) -> None:

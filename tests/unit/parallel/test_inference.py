@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import RanksDifferError
+from lmtrain.eval.generate import Sampling, generate_tokens
 from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.layout import Layout
@@ -23,6 +24,7 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline.executor import SingleStage
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.flex_on_cpu import block_masks_everywhere
+from tests.layouts.family_models import FAMILY_MODELS
 from tests.layouts.workers import Pool
 from tests.marks import wide
 from tests.unit.parallel.spread import CPU, PRECISIONS, SETTINGS, build, step_of
@@ -83,6 +85,26 @@ def check(pool: Pool, parallel: dict[str, Any], precision: str, *, training: boo
 @pytest.mark.parametrize("parallel", [{"tp": 2, "pp": 2}, *wide(*LAYOUTS)], ids=str)
 def test_each_target_is_scored_once_and_as_on_one_process(pool: Pool, parallel: dict[str, Any], training: bool) -> None:
     check(pool, parallel, "fp32", training=training, tolerance=3e-6)
+
+
+def scored_and_generated(parallel: dict[str, Any], name: str) -> dict[str, Any]:
+    """-log p of each request's targets, and the tokens that a greedy generation adds to two."""
+    settings = ParallelSettings(**parallel)
+    built = build_parallel(
+        replace(FAMILY_MODELS[name], num_layers=3, init_std=0.4), PRECISIONS["fp32"], ComputeSettings(), CPU,
+        seed=1, training=False, mesh=build_mesh(settings.layout, CPU, 60.0), parallel=settings,
+    )  # fmt: skip
+    tokens = generate_tokens(built, [3, 5], 12, Sampling(temperature=0), 24, frozenset())
+    return {"nll": [one.nll.tolist() for one in Scorer(built, batch_size=7).score(requests())], "tokens": list(tokens)}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_models_of_any_words_score_and_generate_as_on_one_process(pool: Pool, name: str) -> None:
+    (one,) = pool.run(f"{__name__}:scored_and_generated", 1, {"parallel": {}, "name": name})
+    for found in pool.run(f"{__name__}:scored_and_generated", 4, {"parallel": {"tp": 2, "pp": 2}, "name": name}):
+        np.testing.assert_allclose(np.concatenate(found["nll"]), np.concatenate(one["nll"]), rtol=0, atol=1e-5)
+        assert found["tokens"] == one["tokens"]
 
 
 @pytest.mark.wide
