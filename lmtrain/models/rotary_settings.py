@@ -68,26 +68,33 @@ class RotarySettings(Settings):
     def unused_rotary(self) -> Iterator[Problem]:
         """Yield a problem for each rotary setting without an effect."""
         defaults = RotarySettings()
-        changed = [key for key in vars(defaults) if getattr(self, key) != getattr(defaults, key)]
-        learned = getattr(self, "positions", "rotary") == "learned"
-        kinds = getattr(self, "layer_kinds", ())
-        windows = any(kind.window and kind.rotary for kind in kinds)
-        turns = not kinds or any(kind.rotary for kind in kinds)
-        for key in changed:
+        for key in vars(defaults):
             usual = getattr(defaults, key)
+            rule = None if getattr(self, key) == usual else self._rule_against(key)
             way_out = "Leave it out." if usual is None else f"Leave it out, which is {show(usual)}."
-            if learned:
-                rule = "has an effect only with model.positions=rotary, and positions are learned"
-            elif not turns:
-                rule = "has an effect only in layers with rotary angles, and model.layer_pattern has none"
-            elif key in _SCALING_KEYS and key not in _READ_BY[self.rotary_scaling]:
-                readers = " or ".join(kind for kind, keys in _READ_BY.items() if key in keys)
-                rule = f"has an effect only with model.rotary_scaling={readers}, and it is {self.rotary_scaling}"
-            elif key == "local_rotary_base" and not windows:
-                rule = "has an effect only in layers with a window, and there are none"
-            else:
-                continue
-            yield from self.problem_if(True, key, rule, way_out)
+            yield from self.problem_if(rule is not None, key, rule or "", way_out)
+
+    def _rule_against(self, key: str) -> str | None:
+        """Return the rule by which the setting `key` has no effect beside the others, or None if it has one."""
+        if getattr(self, "positions", "rotary") == "learned":
+            return "has an effect only with model.positions=rotary, and positions are learned"
+        scaling, kinds = self.rotary_scaling, {kind for kind in getattr(self, "layer_kinds", ()) if kind.rotary}
+        if not kinds:
+            return "has an effect only in layers with rotary angles, and model.layer_pattern has none"
+        if key == "local_rotary_base":
+            has_window = any(kind.window for kind in kinds)
+            return None if has_window else "has an effect only in layers with a window, and there are none"
+        if key in _SCALING_KEYS and key not in _READ_BY[scaling]:
+            readers = " or ".join(kind for kind, keys in _READ_BY.items() if key in keys)
+            return f"has an effect only with model.rotary_scaling={readers}, and it is {scaling}"
+        if key != "rotary_share" and self.local_rotary_base is not None and all(kind.window for kind in kinds):
+            return "has an effect only in layers that read all tokens: local_rotary_base is set, and all have a window"
+        if key == "rotary_factor" and scaling == "longrope" and self.rotary_attention_factor is not None:
+            return "has an effect in longrope only with rotary_attention_factor=null, which is then computed from it"
+        has_factor = self.rotary_factor != 1 or self.rotary_attention_factor is not None
+        if key == "rotary_scaling" and scaling != "longrope" and not has_factor:
+            return "has an effect only with another rotary_factor than 1"
+        return None
 
     def rotary_problems(self, head_width: int) -> Iterator[Problem]:
         """Yield the problems of these settings in a model whose heads have `head_width` numbers."""

@@ -54,7 +54,7 @@ FAMILY_MODELS = {
 # because: 7 layers are not as many for each of 2 or 3 stages, nor whole periods of a pattern of 2
 DEEP_FAMILY_MODELS = {
     f"deep{name}": replace(
-        model, num_layers=7, width=18, num_heads=4, num_kv_heads=model.kv_heads // 2, ffn_width=24, init_std=0.05
+        model, num_layers=7, width=18, num_heads=4, num_kv_heads=model.kv_heads // 2, ffn_width=24, init_std=0.06
     )
     for name, model in FAMILY_MODELS.items()
 }

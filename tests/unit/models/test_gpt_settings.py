@@ -10,6 +10,13 @@ from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
+from tests.layouts.family_models import DEEP_FAMILY_MODELS, FAMILY_MODELS
+
+ROTARY: dict[str, Any] = {"positions": "rotary"}
+LONGROPE: dict[str, Any] = {
+    "rotary_scaling": "longrope", "rotary_original_len": 8, "rotary_attention_factor": 1.5,
+    "rotary_short_factors": (1.0,) * 8, "rotary_long_factors": (2.0,) * 8,
+}  # fmt: skip
 
 
 def made(data: dict[str, Any]) -> ModelSettings:
@@ -70,6 +77,27 @@ def test_dropout_decides_whether_steps_are_random() -> None:
         ({"norm_eps": 0.0}, ["norm_eps=0.0 must be above 0"]),
         ({"init_std": float("nan")}, ["init_std=nan"]),
         ({"num_layers": 0, "window": -1}, ["num_layers=0", "window=-1"]),
+        ({"layer_pattern": "wx", "window": 4}, ["layer_pattern=wx is not a row of the letters w, f, W and F"]),
+        ({"layer_pattern": ""}, ["is not a row of the letters"]),
+        ({"layer_pattern": "FFF"}, ["layer_pattern=FFF has more letters than num_layers=2. Use 2 letters or fewer"]),
+        ({"layer_pattern": "FW"}, ["layer_pattern=FW has layers with a window, and window=null"]),
+        ({"layer_pattern": "fF"}, ["layer_pattern=fF has layers with rotary angles, and positions=learned"]),
+        ({"parallel_block": "two_norms", "norm_order": "branch"}, ["parallel_block=two_norms needs norms before"]),
+        ({"norm": "rmsnorm", "norm_bias": True}, ["norm_bias=true needs norm=layernorm"]),
+        ({"norm_weight": "none", "norm_bias": True}, ["norm_bias=true needs a norm with a weight"]),
+        ({"attention_cap": 0.0, "logit_cap": -1.0}, ["attention_cap=0.0 must be above 0", "logit_cap=-1.0 must be"]),
+        ({"attention_scale": 0.0, "residual_scale": 0.0}, ["attention_scale=0.0 must", "residual_scale=0.0 must"]),
+        ({"embedding_scale": 0.0, "logit_scale": -2.0}, ["embedding_scale=0.0 must be", "logit_scale=-2.0 must be"]),
+        ({"z_loss": -1.0}, ["z_loss=-1.0 must be at least 0"]),
+        (ROTARY | {"rotary_share": 1.5}, ["rotary_share=1.5 is not a share of a head's numbers"]),
+        (ROTARY | {"rotary_share": 0.2}, ["x rotary_share=0.2 is 3 numbers, and rotary positions turn pairs"]),
+        (ROTARY | {"rotary_scaling": "yarn", "rotary_factor": 2.0}, ["rotary_original_len=null must be set with"]),
+        (ROTARY | LONGROPE | {"rotary_long_factors": (2.0,)}, ["rotary_long_factors=", "is not a list of 8 numbers"]),
+        (ROTARY | LONGROPE | {"rotary_original_len": 1}, ["rotary_original_len=1 must be at least 2"]),
+        (ROTARY | {"rotary_scaling": "llama3", "rotary_original_len": 8, "rotary_high_factor": 1.0},
+         ["rotary_high_factor=1.0 must be above rotary_low_factor=1"]),
+        (ROTARY | {"rotary_scaling": "yarn", "rotary_original_len": 8, "rotary_beta_fast": 1.0},
+         ["rotary_beta_fast=1.0 must be above rotary_beta_slow=1"]),
     ],
 )
 def test_wrong_values_are_refused(changes: dict[str, Any], words: list[str]) -> None:
@@ -79,11 +107,37 @@ def test_wrong_values_are_refused(changes: dict[str, Any], words: list[str]) -> 
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rotary_base": 5e5}, "rotary_base=500000.0 has an effect only with model.positions=rotary"),
+        (ROTARY | {"rotary_factor": 2.0}, "rotary_factor=2.0 has an effect only with model.rotary_scaling=linear or"),
+        (ROTARY | {"rotary_scaling": "linear"}, "rotary_scaling=linear has an effect only with another rotary_factor"),
+        (ROTARY | LONGROPE | {"rotary_factor": 2.0}, "rotary_factor=2.0 has an effect in longrope only with"),
+        (ROTARY | {"local_rotary_base": 5e4}, "local_rotary_base=50000.0 has an effect only in layers with a window"),
+        (ROTARY | {"window": 4, "local_rotary_base": 5e4, "rotary_base": 5e5}, "rotary_base=500000.0 has an effect"),
+        (ROTARY | {"layer_pattern": "F", "rotary_share": 0.5}, "rotary_share=0.5 has an effect only in layers with"),
+        (ROTARY | {"layer_pattern": "fF", "window": 4}, "window=4 has an effect only in layers w or W"),
+        (ROTARY | {"num_positions": 99}, "num_positions=99 has an effect only with model.positions=learned"),
+    ],
+)
+def test_settings_without_an_effect_are_named(changes: dict[str, Any], words: str) -> None:
+    (problem,) = tiny(**changes).unused()
+    assert words in problem.text("model")
+
+
+def test_settings_with_an_effect_are_not_named() -> None:
+    assert not [problem for model in (FAMILY_MODELS | DEEP_FAMILY_MODELS).values() for problem in model.unused()]
+
+
 def test_words_are_checked_when_built_from_data() -> None:
     data = {"kind": "gpt", "num_layers": 2, "width": 64, "num_heads": 4, "seq_len": 16}
     settings = made(data)
     assert settings == tiny()
     assert made(settings.to_dict()) == settings
+    older = data | {"bias": False, "parallel_block": True, "activation": "swiglu"}
+    assert made(older) == tiny(bias="none", parallel_block="one_norm", activation="silu", gated=True)
+    assert made(data | {"bias": True, "parallel_block": False}) == tiny()
     with pytest.raises(SettingsError) as caught:
         made(data | {"activation": "sillu", "positons": "rotary"})
     assert "Did you mean silu?" in str(caught.value)
