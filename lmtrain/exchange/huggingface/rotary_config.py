@@ -103,7 +103,7 @@ def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> 
     if rope.get("type", kind) != kind:
         problems.append(f"{key} has rope_type={shorten(kind)} and type={shorten(rope['type'])}, which must be equal")
     if not isinstance(kind, str) or kind not in _KEYS:
-        problems.append(f"rotary angles of type {shorten(kind)} would have to be {', '.join(_KEYS)}")
+        problems.append(f"{key} has angles of type {shorten(kind)}, which would have to be {', '.join(_KEYS)}")
         return {}
     keys = _KEYS[kind]
     known = {*keys, *_COMMON_KEYS, *(("mscale", "mscale_all_dim") if kind == "yarn" else ())}

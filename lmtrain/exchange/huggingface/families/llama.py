@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from lmtrain.config.settings_base import show
 from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     llama_like_names,
@@ -22,6 +23,9 @@ from lmtrain.exchange.huggingface.rotary_config import (
 )
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.spec import LayerKind
+
+# (attention_bias, mlp_bias) by our word for biases; the first is for attention's output, too.
+_BIASES = {"none": (False, False), "all": (True, True), "mlp": (False, True)}
 
 
 class LLaMA(Family[GPTSettings]):
@@ -53,7 +57,7 @@ class LLaMA(Family[GPTSettings]):
         return [
             *word_rules(
                 s, free=("tied", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary", norm="rmsnorm",
-                activation="silu", gated=True, bias=("none", "all"),
+                activation="silu", gated=True, bias=tuple(_BIASES),
             ),
             *layer_rules(s, LayerKind(rotary=True)),
             (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
@@ -61,18 +65,24 @@ class LLaMA(Family[GPTSettings]):
 
     def config(self, settings: GPTSettings) -> Config:
         s = settings
-        has_bias = s.bias == "all"
         return size_entries(s) | {
             "num_key_value_heads": s.kv_heads, "head_dim": s.head, "hidden_act": "silu", "rms_norm_eps": s.norm_eps,
             # because: theirs would drop attention alone, which is not how this model was trained
-            "attention_dropout": 0.0, "attention_bias": has_bias, "mlp_bias": has_bias,
+            "attention_dropout": 0.0, "attention_bias": s.bias == "all", "mlp_bias": s.bias in ("all", "mlp"),
         } | rotary_entries(s)  # fmt: skip
 
     def settings(self, config: Config, problems: list[str]) -> Config:
         c = config
-        require_values(c, problems, {**self.required, "mlp_bias": c["attention_bias"]})
+        require_values(c, problems, self.required)
+        biases = (c["attention_bias"], c["mlp_bias"])
+        bias = next((word for word, values in _BIASES.items() if values == biases), None)
+        if bias is None:
+            problems.append(
+                f"attention_bias={show(biases[0])} and mlp_bias={show(biases[1])} would have to be both false, both "
+                "true, or true for mlp_bias alone"
+            )
         return size_settings(c) | rotary_settings(c, problems) | {
             "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
             "norm": "rmsnorm", "norm_eps": c["rms_norm_eps"], "activation": "silu", "gated": True,
-            "bias": "all" if c["attention_bias"] else "none",
+            "bias": bias,
         }  # fmt: skip

@@ -7,10 +7,10 @@ from tests.unit.exchange.huggingface.families.drawing import WINDOW, Config, Dra
 
 def llama(draw: Draw) -> Config:
     sizes = draw.sizes(divides=True)
-    has_bias = draw.choose("bias", [False, False, True])
+    biases = draw.choose("bias", [(False, False), (False, False), (True, True), (False, True)])
     return {
-        **sizes, "num_hidden_layers": draw.layers(1), "rms_norm_eps": draw.eps(), "attention_bias": has_bias,
-        "mlp_bias": has_bias, **draw.rotary(sizes["head_dim"]),
+        **sizes, "num_hidden_layers": draw.layers(1), "rms_norm_eps": draw.eps(), "attention_bias": biases[0],
+        "mlp_bias": biases[1], **draw.rotary(sizes["head_dim"]),
     }  # fmt: skip
 
 

@@ -36,6 +36,8 @@ def make_folder(folder: Path, family: str, config: Config, seed: int, dtype: tor
         made = transformers.AutoConfig.for_model(family, **plain(config))
         model = transformers.AutoModelForCausalLM.from_config(made)
         heat(model, seed)
+        # because: some values that a config.json may ask for are refused
+        model.generation_config = transformers.GenerationConfig()
         model.to(dtype).save_pretrained(folder)
     write_config(folder, {"model_type": family, "architectures": [type(model).__name__], **config}, dtype)
     words = tokenizer_for(GPTSettings(num_layers=1, width=8, num_heads=1, seq_len=8))
