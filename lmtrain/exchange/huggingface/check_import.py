@@ -13,6 +13,7 @@ import torch
 
 from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.huggingface.config_json import ignored_keys
+from lmtrain.exchange.huggingface.family import families
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.import_and_export import (
     TOLERANCE,
@@ -45,12 +46,13 @@ def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
     """Return the facts of a comparison of logits on random tokens, by lmtrain's model and by transformers', both with
     the folder's weights; if transformers cannot be asked, the reason. Raise CheckpointError if they differ.
     """
-    settings = source.settings
+    family = families()[source.family]
+    settings = family.in_fp32(source.settings)
     if problem := memory_problem(settings):
         return {"compared_with": f"nothing: {problem}"}
     batch = random_batch(settings)
     try:
-        answer = transformers_scores(source.path, settings, batch)
+        answer = transformers_scores(source.path, settings, batch, family.load_options(settings))
     except Exception as error:  # because: any of its parts may refuse a folder, each in its own way
         return {"compared_with": f"nothing: transformers does not load the folder ({shorten(error)})"}
     if answer is None:

@@ -107,6 +107,7 @@ def restored_config(settings: ModelSettings, original: Config, special: Mapping[
     if not kept_dropouts:
         changed |= {key: now[key] for key in family.dropouts}
     always = {key: now[key] for key in ("architectures", "torch_dtype", "dtype")}
+    always |= {key: now[key] for key in family.rewritten if key in original}
     version = {"transformers_version": now["transformers_version"]}
     kept = {key: value for key, value in original.items() if key not in gone}
     return version | kept | changed | always | _both_rotary_forms(kept, now, changed, family)
@@ -154,6 +155,9 @@ def settings_from_config(
     `dropout`, if given, overrides config.json. Raise CheckpointError for a model that lmtrain does not compute.
     """
     name = config.get("model_type") if isinstance(config, dict) else None
+    for family in families().values():
+        if isinstance(name, str) and name in family.other_types:
+            raise CheckpointError(f"{where} has model_type {name}, which {family.other_types[name]}")
     if not isinstance(name, str) or name not in families():
         raise CheckpointError(
             f"{where} has model_type {show(None) if name is None else shorten(name)}, which lmtrain cannot import. "

@@ -50,6 +50,9 @@ class Family(ABC, Generic[S]):
     # the keys of rotary angles, which transformers 4 and 5 read in two forms; none of them: learned positions
     rotary_keys: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[FamilyNames]
+    rewritten: ClassVar[tuple[str, ...]] = ()  # keys that an export writes anew, though an import kept their values
+    # model types that are refused with a reason and a way out, since this family computes a part of theirs
+    other_types: ClassVar[Mapping[str, str]] = _NONE
 
     @property
     def uses_rotary(self) -> bool:
@@ -68,6 +71,20 @@ class Family(ABC, Generic[S]):
         """Return the values of our settings, but dropout, for a config.json completed with `defaults`. Add a message
         to `problems` for each key with a value that lmtrain does not compute.
         """
+
+    def dtype_problem(self, settings: S, dtype: str) -> str:
+        """Return why weights of the type that torch calls `dtype` would change what transformers computes, with a way
+        out; empty if they do not.
+        """
+        return ""
+
+    def in_fp32(self, settings: S) -> S:
+        """Return the settings of the model that transformers computes if it loads weights of another type in fp32."""
+        return settings
+
+    def load_options(self, settings: S) -> dict[str, Any]:
+        """Return the arguments of from_pretrained with which every version of transformers computes this model."""
+        return {}
 
     def architecture_of(self, settings: S) -> str:
         return self.architecture

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -25,7 +26,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.huggingface.compare_token_ids import compare_ids, quiet_transformers
 from lmtrain.exchange.huggingface.config_json import begin_and_end_ids, hf_config, hf_family, restored_config
-from lmtrain.exchange.huggingface.family import weight_mappings
+from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.model_card import model_card
 from lmtrain.exchange.huggingface.original_files import (
@@ -115,7 +116,10 @@ def export_hf(
     targets = [
         target for mapping in weight_mappings(settings, family) for target in _hf_tensors(mapping, code, codes)
     ]
-    special, torch_name = special_ids(Tokenizer.from_bytes(tokenizer)), str(torch_type).removeprefix("torch.")
+    torch_name = str(torch_type).removeprefix("torch.")
+    if problem := families()[family].dtype_problem(settings, torch_name):
+        raise CheckpointError(f"The model has {problem}")
+    special = special_ids(Tokenizer.from_bytes(tokenizer))
     files = tokenizer_files(tokenizer, settings.shape.seq_len, family, causal=settings.shape.causal, original=original)
     if CONFIG in original:
         config = restored_config(settings, parse_original(original, CONFIG), special, torch_name)
@@ -213,16 +217,19 @@ def compare_scores(
     Raise CheckpointError if they differ by more than rounding, or with `exact` if the first two differ. Return the
     facts that the command prints.
     """
-    batch = random_batch(settings)
+    opened = HFFolder(folder)
+    family = families()[opened.family]
+    settings, batch = family.in_fp32(settings), random_batch(settings)
     expected = model_scores(settings, source, batch)
-    exported = model_scores(settings, HFFolder(folder).weight_reader(settings), batch)
+    exported = model_scores(settings, opened.weight_reader(settings), batch)
     rounding = largest_difference(expected, exported)
     if exact and rounding:
         raise CheckpointError(
             f"The export {folder} does not hold the weights of its source: logits differ by {rounding:g}. Try again."
         )
     facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
-    answer = None if memory_problem(settings) else transformers_scores(folder, settings, batch)
+    options = family.load_options(settings)
+    answer = None if memory_problem(settings) else transformers_scores(folder, settings, batch, options)
     if answer is None:
         return facts | {"compared_with": "lmtrain"}
     version, scores = answer
@@ -297,9 +304,11 @@ def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
 
 
 @torch.no_grad()
-def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> tuple[str, list[Tensor]] | None:
-    """Return (version of transformers, logits of the model that it loads from the folder), with logits as
-    `model_scores` returns them. Return None if transformers is not installed.
+def transformers_scores(
+    folder: Path, settings: ModelSettings, batch: Batch, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[str, list[Tensor]] | None:
+    """Return (version of transformers, logits of the model that it loads from the folder with the arguments `options`),
+    with logits as `model_scores` returns them. Return None if transformers is not installed.
     """
     try:
         import transformers  # because: optional
@@ -309,8 +318,9 @@ def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> 
     masked = isinstance(settings, BertSettings) and not settings.pair_head
     name = "AutoModelForMaskedLM" if masked else "AutoModelForPreTraining" if encoder else "AutoModelForCausalLM"
     with quiet_transformers(transformers):
-        model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model = model.float().eval()
+        model = getattr(transformers, name).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, **options
+        ).eval()
         inputs = {"input_ids": batch.tokens_BT}
         if encoder:
             inputs |= {"attention_mask": batch.not_padding_BT.long(), "token_type_ids": batch.segments_BT}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
@@ -23,6 +23,7 @@ ROTARY_DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings")
 DEFAULT_BASE = 10000.0
+_LARGEST = 1e30
 # Our settings that rotary_config writes: a family that takes all of them names them as free.
 ROTARY_WORDS = tuple(key for key in vars(RotarySettings()) if key not in ("local_rotary_base", "rotary_share"))
 _COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
@@ -143,7 +144,7 @@ def _original_length(rope: Config, kind: str, key: str, c: Config, problems: lis
     original = next((value for value in (outside, inside, longest) if value is not None), None)
     values: Config = {"rotary_original_len": original}
     factor = rope.get("factor")
-    if not _is_number(original) or not _is_number(longest):
+    if not is_number(original) or not is_number(longest):
         return values
     implied = longest / original if original else 1.0
     if factor is None:
@@ -160,7 +161,7 @@ def _mscale_factor(rope: Config, values: Config) -> Config:
     """Return the factor of cosines and sines of YaRN angles that have mscale and mscale_all_dim in place of one."""
     scales: tuple[Any, Any] = (rope.get("mscale"), rope.get("mscale_all_dim"))
     factor: Any = values.get("rotary_factor")
-    if values.get("rotary_attention_factor") is not None or not all(map(_is_number, (*scales, factor))):
+    if values.get("rotary_attention_factor") is not None or not all(map(is_number, (*scales, factor))):
         return {}
     if not all(scales):  # because: transformers takes the usual factor unless both are given
         return {}
@@ -171,12 +172,13 @@ def _mscale_factor(rope: Config, values: Config) -> Config:
 def _without_usual_attention_factor(values: Config) -> Config:
     """Return our settings of a scaling without a factor of cosines and sines that is the one of the formula."""
     keys = ("rotary_attention_factor", "rotary_factor", "rotary_original_len")
-    if not all(_is_number(values.get(key)) for key in keys) or values["rotary_original_len"] < 2:
+    if not all(is_number(values.get(key)) for key in keys) or values["rotary_original_len"] < 2:
         return values
     without = {key: value for key, value in values.items() if key != keys[0]}
     usual = RotarySettings(**{key: without[key] for key in (*keys[1:], "rotary_scaling")}).angle_factor
     return without if usual == values[keys[0]] else values
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value of a config.json is a number, and not so large that arithmetic with it fails."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST

@@ -1,0 +1,374 @@
+"""Hugging Face's Gemma, Gemma 2 and the language model of Gemma 3. Found by ../family.py.
+
+Their norms multiply by 1 + weight. Embeddings are multiplied by the square root of the width, rounded to the type of
+the stored weights: sqrt(3072) is 55.5 in bf16. An import takes that number, and an export must give it again.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from lmtrain.config.settings_base import show
+from lmtrain.exchange.huggingface.decoder_config import (
+    ACTIVATION_NAMES,
+    activation_setting,
+    layer_kinds,
+    layer_rules,
+    layer_types,
+    llama_like_names,
+    pattern_setting,
+    require_values,
+    size_entries,
+    size_settings,
+    word_rules,
+)
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import (
+    ROTARY_DEFAULTS,
+    ROTARY_KEYS,
+    ROTARY_WORDS,
+    is_number,
+    rotary_entries,
+    rotary_settings,
+    scaling_settings,
+)
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.rotary_settings import RotarySettings
+from lmtrain.spec import LayerKind
+
+_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # torch's names -> ours
+_GELU_NAMES = ACTIVATION_NAMES | {"gelu_tanh": "gelu_pytorch_tanh"}
+_DEFAULTS: Config = {
+    "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+    "initializer_range": 0.02, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "attention_bias": False,
+    "attention_dropout": 0.0, "use_bidirectional_attention": None, "is_causal": True, "dtype": None,
+    "torch_dtype": None, **ROTARY_DEFAULTS,
+}  # fmt: skip
+_INERT = {"cache_implementation": "it is about how texts are generated"}
+_FULL, _LOCAL = "full_attention", "sliding_attention"  # the groups of rope_parameters
+
+
+def rounded(value: float, dtype: str) -> float:
+    """Return `value` rounded to the type that torch calls `dtype`, one of _TYPES."""
+    if dtype == "float16":
+        return float(struct.unpack("e", struct.pack("e", value))[0])
+    if dtype == "bfloat16":
+        (bits,) = struct.unpack("I", struct.pack("f", value))
+        bits += 0x7FFF + (bits >> 16 & 1)  # because: a number halfway between two goes to the even one
+        return float(struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))[0])
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+class _AnyGemma(Family[GPTSettings]):
+    """What all three have in common. They differ in their norms, activations, layers and caps."""
+
+    settings_class = GPTSettings
+    dropouts = ("attention_dropout",)
+    tokenizer_class = "GemmaTokenizer"
+    rotary_keys: ClassVar[tuple[str, ...]] = ROTARY_KEYS
+
+    def common_rules(self, s: GPTSettings, *free: str, **required: object) -> list[Rule]:
+        """Return the rules that hold for each of them, and those about the settings that are not `free`."""
+        exact = math.sqrt(s.width)
+        choices = [rounded(exact, dtype) for dtype in _TYPES]
+        return [
+            *word_rules(
+                s, free=("tied", "window", "layer_pattern", "embedding_scale", *free), positions="rotary",
+                norm="rmsnorm", norm_weight="from_zero", gated=True, bias="none", **required,
+            ),
+            (rounded(s.embedding_scale, "float32") in choices,
+             f"model.embedding_scale={show(s.embedding_scale)} would have to be {exact:g}, the square root of "
+             f"model.width, as fp32, bf16 or fp16 rounds it"),
+        ]  # fmt: skip
+
+    def common_entries(self, s: GPTSettings) -> Config:
+        return size_entries(s) | {
+            "num_key_value_heads": s.kv_heads, "head_dim": s.head, "rms_norm_eps": s.norm_eps, "attention_bias": False,
+            # because: theirs would drop attention alone, which is not how this model was trained
+            "attention_dropout": 0.0,
+        }  # fmt: skip
+
+    def common_settings(self, c: Config, problems: list[str]) -> Config:
+        require_values(c, problems, {"attention_bias": False, "is_causal": True})
+        if c["use_bidirectional_attention"]:
+            problems.append(
+                f"use_bidirectional_attention={show(c['use_bidirectional_attention'])} would have to be false"
+            )
+        return size_settings(c) | {
+            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
+            "norm": "rmsnorm", "norm_weight": "from_zero", "norm_eps": c["rms_norm_eps"], "gated": True, "bias": "none",
+            "embedding_scale": _embedding_scale(c, problems),
+        }  # fmt: skip
+
+    def dtype_problem(self, settings: GPTSettings, dtype: str) -> str:
+        scale = settings.embedding_scale
+        exact = math.sqrt(settings.width)
+        if rounded(scale, "float32") == rounded(exact, dtype):
+            return ""
+        fitting = [ours for name, ours in _TYPES.items() if rounded(exact, name) == rounded(scale, "float32")]
+        return (
+            f"model.embedding_scale={show(scale)}, and transformers multiplies embeddings by {rounded(exact, dtype):g} "
+            f"where weights are {_TYPES[dtype]}: the square root of the width, rounded to their type. "
+            f"Use --dtype {' or '.join(fitting)}."
+        )
+
+    def in_fp32(self, settings: GPTSettings) -> GPTSettings:
+        return replace(settings, embedding_scale=rounded(math.sqrt(settings.width), "float32"))
+
+
+class Gemma(_AnyGemma):
+    """Gemma 1."""
+
+    model_type: ClassVar[str] = "gemma"
+    architecture = "GemmaForCausalLM"
+    rank = 60
+    defaults = _DEFAULTS | {
+        "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh",
+    }  # fmt: skip
+    inert = _INERT | {"hidden_activation": "transformers reads hidden_act in its place"}
+    # because: "gelu" stands for the tanh form here, but transformers 4.57 computes the exact one
+    rewritten = ("hidden_act",)
+    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        return [
+            *self.common_rules(settings, *ROTARY_WORDS, activation="gelu_tanh"),
+            *layer_rules(settings, LayerKind(rotary=True)),
+        ]
+
+    def config(self, settings: GPTSettings) -> Config:
+        return self.common_entries(settings) | {"hidden_act": "gelu_pytorch_tanh"} | rotary_entries(settings)
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        activation_setting(config, "hidden_act", problems, ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"))
+        return self.common_settings(config, problems) | rotary_settings(config, problems) | {"activation": "gelu_tanh"}
+
+    def load_options(self, settings: GPTSettings) -> dict[str, Any]:
+        return {"hidden_act": "gelu_pytorch_tanh"}
+
+
+class Gemma2(_AnyGemma):
+    """Gemma 2."""
+
+    model_type: ClassVar[str] = "gemma2"
+    architecture = "Gemma2ForCausalLM"
+    rank = 61
+    defaults = _DEFAULTS | {
+        "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "layer_types": None, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
+    }  # fmt: skip
+    inert = _INERT | {"hidden_act": "transformers reads hidden_activation in its place"}
+    names = llama_like_names({
+        "attention_norm": ("input_layernorm",), "attention_out_norm": ("post_attention_layernorm",),
+        "mlp_norm": ("pre_feedforward_layernorm",), "mlp_out_norm": ("post_feedforward_layernorm",),
+    })  # fmt: skip
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        return [
+            *self.common_rules(
+                settings, "activation", "attention_scale", "attention_cap", "logit_cap", *ROTARY_WORDS,
+                norm_order="sandwich",
+            ),
+            *_layer_rules(settings),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        caps = {"attn_logit_softcapping": s.attention_cap}
+        return self.common_entries(s) | _layer_entries(s) | caps | rotary_entries(s)
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        # because: layers 1, 3, 5, ... have a window
+        layers = _layer_settings(config, problems, period=2)
+        caps = {"attention_cap": config["attn_logit_softcapping"], "norm_order": "sandwich"}
+        return self.common_settings(config, problems) | rotary_settings(config, problems) | layers | caps
+
+    def load_options(self, settings: GPTSettings) -> dict[str, Any]:
+        # because: transformers 4.57 loads a Gemma 2 with attention that leaves the cap out
+        return {"attn_implementation": "eager"}
+
+
+class Gemma3(_AnyGemma):
+    """Gemma 3, the models of text alone and the language model of the others."""
+
+    model_type: ClassVar[str] = "gemma3_text"
+    architecture = "Gemma3ForCausalLM"
+    rank = 62
+    defaults = _DEFAULTS | {
+        "vocab_size": 262208, "max_position_embeddings": 131072, "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6, "layer_types": None,
+        "final_logit_softcapping": None, "rope_local_base_freq": None,
+    }  # fmt: skip
+    inert = _INERT
+    other_types = {
+        "gemma3": "is a model of texts and images, of which lmtrain computes the language model alone. Save that with "
+        'transformers 5, by AutoModelForImageTextToText.from_pretrained(FOLDER, dtype="auto").model.language_model'
+        ".save_pretrained(NEW_FOLDER), copy the tokenizer's files to it, and import NEW_FOLDER.",
+    }  # fmt: skip
+    rotary_keys = (*ROTARY_KEYS, "rope_local_base_freq")
+    names = llama_like_names({
+        "attention_norm": ("input_layernorm",), "attention_out_norm": ("post_attention_layernorm",),
+        "mlp_norm": ("pre_feedforward_layernorm",), "mlp_out_norm": ("post_feedforward_layernorm",),
+        "attention.q_norm": ("self_attn.q_norm",), "attention.k_norm": ("self_attn.k_norm",),
+    })  # fmt: skip
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        s = settings
+        scales_windows = s.local_rotary_base is None and any(kind.window for kind in s.layer_kinds)
+        return [
+            *self.common_rules(
+                s, "activation", "attention_scale", "logit_cap", "local_rotary_base", *ROTARY_WORDS,
+                norm_order="sandwich", qk_norm="head",
+            ),
+            *_layer_rules(s),
+            (s.rotary_scaling == "none" or not scales_windows,
+             f"model.rotary_scaling={s.rotary_scaling} would have to be none in layers with a window, by "
+             "model.local_rotary_base"),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        local = s.rotary_base if s.local_rotary_base is None else s.local_rotary_base
+        rotary = rotary_entries(s)
+        groups = {_FULL: rotary["rope_parameters"]}
+        if s.window is not None:
+            groups |= {_LOCAL: {"rope_type": "default", "rope_theta": local}}
+            rotary["rope_local_base_freq"] = local
+        rotary["rope_parameters"] = groups
+        return self.common_entries(s) | _layer_entries(s) | rotary
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        layers = _layer_settings(c, problems, period=c["sliding_window_pattern"])
+        rotary = _two_rotary_settings(c, problems)
+        if layers["layer_pattern"] is None:  # because: one of the two kinds of layers is not there
+            local = rotary.pop("local_rotary_base")
+            rotary = rotary if layers["window"] is None else {"rotary_base": local}
+        return self.common_settings(c, problems) | rotary | layers | {"norm_order": "sandwich", "qk_norm": "head"}
+
+
+def _embedding_scale(c: Config, problems: list[str]) -> float:
+    """Return the factor of embeddings: the square root of the width, rounded to the type of the stored weights."""
+    dtype, width = c["dtype"] if c["dtype"] is not None else c["torch_dtype"], c["hidden_size"]
+    if dtype not in _TYPES:
+        problems.append(
+            f"dtype={show(dtype)} would have to be {', '.join(_TYPES)}: the type of the stored weights, to which the "
+            "factor of embeddings is rounded"
+        )
+    elif is_number(width) and width > 0:
+        return rounded(math.sqrt(width), dtype)
+    return 1.0
+
+
+def _layer_rules(s: GPTSettings) -> list[Rule]:
+    """Return the rules about the layers of Gemma 2 and 3 and their scores."""
+    key = "positions" if s.layer_pattern is None else "layer_pattern"
+    factor = _query_factor(s)
+    return [
+        (all(kind.rotary for kind in s.layer_kinds),
+         f"model.{key}={show(getattr(s, key))} would have to give all layers rotary angles"),
+        (factor is not None,
+         f"model.attention_scale={show(s.attention_scale)} would have to be 1 / sqrt of a whole number"),
+        # because: transformers 5 refuses other numbers
+        (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
+    ]  # fmt: skip
+
+
+def _query_factor(s: GPTSettings) -> int | None:
+    """Return the whole number by whose square root scores are divided, None if there is none."""
+    scale = s.head**-0.5 if s.attention_scale is None else s.attention_scale
+    factor = round(scale**-2)
+    same = factor > 0 and rounded(factor**-0.5, "float32") == rounded(scale, "float32")
+    return factor if same else None
+
+
+def _layer_entries(s: GPTSettings) -> Config:
+    """Return the entries of config.json for the layers of Gemma 2 and 3 and their scores."""
+    return {
+        "hidden_activation": _GELU_NAMES[s.activation], "query_pre_attn_scalar": _query_factor(s),
+        "layer_types": layer_types(s),
+        # because: transformers 4 builds the mask of a window even where no layer has one
+        "sliding_window": 4096 if s.window is None else s.window, "final_logit_softcapping": s.logit_cap,
+    }  # fmt: skip
+
+
+def _layer_settings(c: Config, problems: list[str], *, period: Any) -> Config:
+    """Return our settings for the layers of Gemma 2 and 3 and their scores. Without `layer_types` each layer but the
+    last of every `period` has a window.
+    """
+    num_layers, factor = c["num_hidden_layers"], c["query_pre_attn_scalar"]
+    has_window = layer_kinds(c["layer_types"], num_layers, problems)
+    if has_window is None and c["layer_types"] is None:
+        if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+            problems.append(f"sliding_window_pattern={show(period)} would have to be a whole number from 1")
+        elif isinstance(num_layers, int) and num_layers > 0:
+            has_window = [(layer + 1) % period != 0 for layer in range(min(num_layers, _MOST_LAYERS))]
+    if not is_number(factor) or factor <= 0:
+        problems.append(f"query_pre_attn_scalar={show(factor)} would have to be a number above 0")
+        factor = 1
+    return {
+        "activation": activation_setting(c, "hidden_activation", problems), "attention_scale": factor**-0.5,
+        "layer_pattern": pattern_setting(has_window or []), "logit_cap": c["final_logit_softcapping"],
+        "window": c["sliding_window"] if any(has_window or []) else None,
+    }  # fmt: skip
+
+
+_MOST_LAYERS = 10_000  # because: a damaged file may ask for so many that their list fills the memory
+
+
+def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
+    """Return our settings for the rotary angles of layers without and with a window. transformers 4 reads rope_theta,
+    rope_local_base_freq and rope_scaling; 5 reads the two groups of rope_parameters, rope_scaling on top of the first,
+    and the bases only where a group has none.
+    """
+    groups = c["rope_parameters"] or {}
+    if not isinstance(groups, dict) or groups.keys() - {_FULL, _LOCAL} or not all(
+        isinstance(group, dict) for group in groups.values() if group is not None
+    ):  # fmt: skip
+        problems.append(f"rope_parameters would have to have the groups {_FULL} and {_LOCAL}, and nothing else")
+        groups = {}
+    full, local, scaling = groups.get(_FULL) or {}, groups.get(_LOCAL) or {}, c["rope_scaling"] or {}
+    if not isinstance(scaling, dict):
+        problems.append(f"rope_scaling={show(scaling)} would have to be a group")
+        scaling = {}
+    if scaling and "rope_type" not in scaling:
+        problems.append("rope_scaling lacks rope_type, which transformers 4 and 5 read in a Gemma 3")
+    if scaling and _angles(scaling, c) != _angles({**full, **scaling}, c):
+        problems.append(f"{_FULL} of rope_parameters would have to be as rope_scaling, or to have only a rope_theta")
+    if local.get("rope_type", "default") != "default" or local.keys() - {"rope_type", "rope_theta"}:
+        problems.append(f"{_LOCAL} of rope_parameters would have to have rope_type default and a rope_theta")
+    if c["partial_rotary_factor"] not in (None, 1.0):
+        problems.append(f"partial_rotary_factor={show(c['partial_rotary_factor'])} would have to be 1")
+    key = "rope_scaling" if scaling else f"{_FULL} of rope_parameters"
+    return {
+        "rotary_base": _base(c, "rope_theta", full, _FULL, 1e6, problems, has_old_form=bool(scaling)),
+        "local_rotary_base": _base(c, "rope_local_base_freq", local, _LOCAL, 1e4, problems, has_old_form=bool(scaling)),
+    } | scaling_settings({**full, **scaling}, key, c, problems)  # fmt: skip
+
+
+def _angles(group: Config, c: Config) -> object:
+    """Return what the angles of a group with scaling depend on, for a comparison."""
+    try:
+        settings = RotarySettings(**scaling_settings(group, "rope_scaling", c, []))
+        return replace(settings, rotary_attention_factor=settings.angle_factor)
+    except (TypeError, ValueError, OverflowError):  # because: wrong types of values are reported with all settings
+        return None
+
+
+def _base(
+    c: Config, key: str, group: Config, name: str, default: float, problems: list[str], *, has_old_form: bool
+) -> Any:
+    """Return the base of the angles of one kind of layers: that of the group `name` of rope_parameters, or else of
+    `key`. Add a message to `problems` if transformers 4 and 5 take others.
+    """
+    inside, outside = group.get("rope_theta"), c[key]
+    if outside is None and has_old_form:
+        outside = default  # because: transformers 4 takes it, as it reads no group
+    if inside is not None and outside is not None and inside != outside:
+        problems.append(f"{key}={show(outside)} would have to be {show(inside)}, as in {name} of rope_parameters")
+    return next((value for value in (inside, outside) if value is not None), default)

@@ -1,0 +1,59 @@
+"""Gemmas of the three generations, and Granites."""
+
+from __future__ import annotations
+
+from tests.unit.exchange.huggingface.families.drawing import WINDOW, Config, Draw
+
+# because: transformers gives the embedding of a padding token no gradient
+NO_PADDING = {"pad_token_id": None}
+
+
+def gemma(draw: Draw) -> Config:
+    sizes = draw.sizes()
+    return {
+        **sizes, "num_hidden_layers": draw.layers(1), "rms_norm_eps": draw.eps(), **draw.rotary(sizes["head_dim"]),
+        **NO_PADDING,
+    }  # fmt: skip
+
+
+def gemma2(draw: Draw) -> Config:
+    sizes = draw.sizes(divides=True)
+    return {
+        **sizes, **_layers(draw, period=2), **draw.rotary(sizes["head_dim"]),
+        # because: of these weights' scores and logits the usual 50 and 30 would cut nothing that is seen
+        "attn_logit_softcapping": draw.choose("cap", [1.0, 2.0, None]),
+        "final_logit_softcapping": draw.choose("logit cap", [1.0, 3.0, None]),
+    }  # fmt: skip
+
+
+def gemma3(draw: Draw) -> Config:
+    sizes = draw.sizes(divides=True)
+    period = draw.choose("period", [6, 3])
+    return {
+        **sizes, **_layers(draw, period), **draw.rotary(sizes["head_dim"]),
+        "final_logit_softcapping": draw.choose("logit cap", [None, 3.0]), "sliding_window_pattern": period,
+        "rope_local_base_freq": draw.choose("local base", [60.0, 300.0]),
+    }  # fmt: skip
+
+
+def _layers(draw: Draw, period: int) -> Config:
+    return {
+        **NO_PADDING, "num_hidden_layers": draw.layers(period), "rms_norm_eps": draw.eps(), "sliding_window": WINDOW,
+        "query_pre_attn_scalar": draw.choose("scores", [5, 11, 24]),
+        "hidden_activation": draw.choose("activation", ["gelu_pytorch_tanh", "gelu_pytorch_tanh", "gelu", "silu"]),
+    }  # fmt: skip
+
+
+def granite(draw: Draw) -> Config:
+    sizes = draw.sizes()
+    attention_bias, mlp_bias = draw.choose("bias", [(False, False), (True, True), (False, True)])
+    return {
+        **sizes, "num_hidden_layers": draw.layers(1), "rms_norm_eps": draw.eps(), "attention_bias": attention_bias,
+        "mlp_bias": mlp_bias, "embedding_multiplier": draw.choose("embedding", [3.0, 0.7]),
+        "attention_multiplier": draw.choose("attention", [0.1, 0.4]),
+        "logits_scaling": draw.choose("logits", [3.0, 7.0]),
+        "residual_multiplier": draw.choose("residual", [0.4, 1.3]), **draw.rotary(sizes["head_dim"]),
+    }  # fmt: skip
+
+
+CONFIGS = {"gemma": gemma, "gemma2": gemma2, "gemma3_text": gemma3, "granite": granite}
