@@ -21,7 +21,9 @@ from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = [ROOT / "docs/reference" / name for name in ("cli.md", "settings.md", "errors.md", "python.md", "model_families.md")]
+GENERATED = [
+    ROOT / "docs/reference" / f"{name}.md" for name in ("cli", "settings", "errors", "python", "model_families")
+]
 WHY_NOT = (
     "needs GPUs", "needs a cluster", "needs the network", "needs your files", "needs a browser", "takes minutes",
     "changes your shell", "needs pandas",
