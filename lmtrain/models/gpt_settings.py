@@ -194,6 +194,14 @@ class GPTSettings(RotarySettings, TransformerSettings):
             f"has an effect only in layers w or W, and layer_pattern={letters} has none",
             "Leave it out, or add such layers.",
         )  # fmt: skip
+        yield from self.problem_if(
+            self.layer_pattern is not None and self.layer_kinds == replace(self, layer_pattern=None).layer_kinds,
+            "layer_pattern", "makes all layers as they are without it", "Leave it out, which is null.",
+        )  # fmt: skip
+        yield from self.problem_if(
+            self.norm_bias is False and (self.norm == "rmsnorm" or self.norm_weight == "none"), "norm_bias",
+            "has an effect only on layer norms with a weight, and there are none", "Leave it out, which is null.",
+        )  # fmt: skip
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

@@ -174,6 +174,7 @@ class ActivationSizes:
         self.norms_inputs = "attention_norm" in norms and not self.post_norm
         self.rms = getattr(model, "norm", "layernorm") == "rmsnorm"
         self.norm_weight = getattr(model, "norm_weight", "ones")
+        self.z_loss = FP32_BYTES if getattr(model, "z_loss", 0.0) else 0.0  # a factor of each row's softmax
         self.head_bias = isinstance(model, BertSettings) or getattr(model, "head_bias", False)
         self.caps_logits = getattr(model, "logit_cap", None) is not None
         self.scales_logits = self.caps_logits or getattr(model, "logit_scale", 1.0) != 1.0
@@ -282,7 +283,7 @@ class ActivationSizes:
         logits.
         """
         # because: over tp the loss keeps each row's label index and two sums
-        loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else 0.0
+        loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else self.z_loss
         final = 0.0 if self.post_norm else self.norm_bytes()
         # because: tanh keeps its result, and the choice of padding a bool for each logit
         capped = self.logits * (1 + BOOL_BYTES / self.run.number_bytes) if self.caps_logits else 0.0

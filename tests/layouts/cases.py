@@ -106,7 +106,7 @@ WORD_MODELS: dict[str, GPTSettings | BertSettings] = {
     "wholenormbare": GPTSettings(qk_norm="whole", norm_weight="none", norm_order="branch", **_ROTARY),
     "sandwich": GPTSettings(
         norm_order="sandwich", norm_weight="from_zero", activation="gelu_tanh", gated=True, logit_cap=3.0,
-        embedding_scale=2.0, residual_scale=0.5, **_ROTARY,
+        embedding_scale=2.0, residual_scale=0.5, z_loss=0.01, **_ROTARY,
     ),
     "twonorms": GPTSettings(parallel_block="two_norms", rotary_share=0.5, positions="rotary", head_bias=True, **_WORDS),
     "twonormsrms": GPTSettings(parallel_block="two_norms", residual_scale=0.5, logit_scale=0.5, **_ROTARY),

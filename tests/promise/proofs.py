@@ -103,16 +103,55 @@ _MODEL: dict[str, Sequence[Any]] = {
     "model.num_positions": (None, 40), "model.norm_eps": (1e-5, 1e-1), "model.dropout": (0.0, 0.5),
     "model.init_std": (0.3, 0.1),
 }  # fmt: skip
+ROTARY = BASE | {"model.positions": "rotary"}
+PATTERN = ROTARY | {"model.num_layers": 2, "model.window": 4}
+_SCALES: dict[str, Sequence[Any]] = {
+    "factor": (2.0, 4.0), "original_len": (8, 512), "low_factor": (1.0, 0.5), "high_factor": (4.0, 16.0),
+    "beta_fast": (32.0, 2.0), "beta_slow": (1.0, 0.1), "rounds": (True, False), "attention_factor": (None, 2.0),
+    "long_factors": ([1.0] * 4, [1.0, 2.0, 3.0, 4.0]),
+}  # fmt: skip
+SCALED = {
+    kind: ROTARY | {"model.rotary_scaling": kind, "model.rotary_factor": 2.0} | {
+        f"model.rotary_{key}": value for key, value in more.items()
+    }
+    for kind, more in {
+        "linear": dict[str, Any](), "llama3": {"original_len": 512}, "yarn": {"original_len": 512},
+        "longrope": {"original_len": 8, "short_factors": [1.0] * 4, "long_factors": [1.0, 2.0, 3.0, 4.0]},
+    }.items()
+}  # fmt: skip
 _FITTING = {word: fitting("model", ModelSettings, word) for word in ours(ModelSettings)} | {"gpt": BASE, "bert": BERT}
 MODELS = [
     *proofs("", see.built, BASE, {"model.kind": tuple(_FITTING)}, _FITTING),
     *proofs("gpt", see.built, BASE, _MODEL | {
         "model.num_kv_heads": (None, 1), "model.head_width": (None, 4), "model.positions": ("learned", "rotary"),
-        "model.norm": ("layernorm", "rmsnorm"), "model.activation": ("gelu", "gelu_tanh", "swiglu"),
-        "model.bias": (True, False), "model.tied": (True, False), "model.parallel_block": (False, True),
-        "model.window": (None, 4),
+        "model.norm": ("layernorm", "rmsnorm"), "model.norm_order": ("pre", "branch", "sandwich", "post"),
+        "model.norm_bias": (None, False), "model.qk_norm": ("none", "head", "whole"),
+        "model.activation": ("gelu", "gelu_tanh", "silu", "relu", "relu2"), "model.gated": (False, True),
+        "model.bias": ("all", "none", "qkv", "mlp"), "model.head_bias": (False, True), "model.tied": (True, False),
+        "model.parallel_block": ("no", "one_norm", "two_norms"), "model.window": (None, 4),
+        "model.embedding_scale": (1.0, 4.0), "model.attention_scale": (None, 0.1), "model.residual_scale": (1.0, 0.5),
+        "model.logit_scale": (1.0, 0.5), "model.attention_cap": (None, 0.5), "model.logit_cap": (None, 0.5),
+        "model.z_loss": (0.0, 0.1),
     }),
-    *proofs("gpt", see.built, BASE | {"model.positions": "rotary"}, {"model.rotary_base": (10000.0, 100.0)}),
+    *proofs("gpt", see.weights, BASE, {"model.norm_weight": ("ones", "from_zero", "none")}),
+    *proofs("gpt", see.built, PATTERN, {"model.layer_pattern": (None, "wf", "Wf", "wF", "fw")}),
+    *proofs("gpt", see.built, PATTERN | {"model.layer_pattern": "wf"}, {"model.local_rotary_base": (None, 100.0)}),
+    *proofs("gpt", see.built, ROTARY, {"model.rotary_base": (10000.0, 100.0), "model.rotary_share": (1.0, 0.5)}),
+    *proofs("gpt", see.built, ROTARY, {"model.rotary_scaling": ("none", *SCALED)}, SCALED | {"none": ROTARY}),
+    *(
+        proof
+        for kind, keys in {
+            "linear": ("factor",), "llama3": ("factor", "original_len", "low_factor", "high_factor"),
+            "yarn": ("factor", "original_len", "beta_fast", "beta_slow", "rounds", "attention_factor"),
+            "longrope": ("factor", "original_len", "long_factors"),
+        }.items()
+        for proof in proofs("gpt", see.built, SCALED[kind], {f"model.rotary_{key}": _SCALES[key] for key in keys})
+    ),
+    *proofs("gpt", see.built, without(SCALED["longrope"], "model.rotary_factor"),
+            {"model.rotary_attention_factor": _SCALES["attention_factor"]}),
+    # up to the original length
+    *proofs("gpt", see.built, SCALED["longrope"] | {"model.rotary_original_len": 512},
+            {"model.rotary_short_factors": _SCALES["long_factors"]}),
     *proofs("bert", see.built, BERT, _MODEL | {
         "model.norm_order": ("pre", "post"), "model.activation": ("gelu", "gelu_tanh"),
         "model.head_activation": ("gelu", "gelu_tanh"),

@@ -144,6 +144,60 @@ def test_words_are_checked_when_built_from_data() -> None:
     assert "Did you mean positions?" in str(caught.value)
 
 
+_ROTARY: dict[str, Any] = {"positions": "rotary"}
+_LOCAL = _ROTARY | {"window": 4, "local_rotary_base": 500.0}
+_YARN = _ROTARY | {"rotary_scaling": "yarn", "rotary_factor": 2.0, "rotary_original_len": 8}
+_LONGROPE = _ROTARY | {
+    "rotary_scaling": "longrope", "rotary_original_len": 8, "rotary_short_factors": (1.0,) * 8,
+    "rotary_long_factors": (2.0,) * 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        *(({key: value}, key, "only with model.positions=rotary")
+          for key, value in {"rotary_base": 500.0, "rotary_share": 0.5, "rotary_factor": 2.0}.items()),
+        (_ROTARY | {"local_rotary_base": 500.0}, "local_rotary_base", "only in layers with a window"),
+        (_ROTARY | {"window": 4, "layer_pattern": "Wf", "local_rotary_base": 500.0}, "local_rotary_base", "a window"),
+        (_LOCAL | {"rotary_base": 500.0}, "rotary_base", "only in layers that read all tokens"),
+        (_LOCAL | {"rotary_scaling": "linear", "rotary_factor": 2.0}, "rotary_scaling", "only in layers that read all"),
+        (_LOCAL | {"layer_pattern": "wF", "rotary_base": 500.0}, "rotary_base", "only in layers that read all tokens"),
+        (_ROTARY | {"rotary_scaling": "linear"}, "rotary_scaling", "only with another rotary_factor than 1"),
+        (_ROTARY | {"rotary_factor": 2.0}, "rotary_factor", "rotary_scaling=linear or llama3 or yarn or longrope"),
+        (_YARN | {"rotary_high_factor": 8.0}, "rotary_high_factor", "rotary_scaling=llama3, and it is yarn"),
+        (_YARN | {"rotary_short_factors": (1.0,)}, "rotary_short_factors", "rotary_scaling=longrope"),
+        (_LONGROPE | {"rotary_beta_fast": 8.0}, "rotary_beta_fast", "rotary_scaling=yarn"),
+        (_LONGROPE | {"rotary_rounds": False}, "rotary_rounds", "Leave it out, which is true."),
+        (_LONGROPE | {"rotary_factor": 2.0, "rotary_attention_factor": 1.5}, "rotary_factor", "in longrope only with"),
+        (_ROTARY | {"num_positions": 32}, "num_positions", "rotary positions have no table"),
+        (_ROTARY | {"window": 4, "layer_pattern": "fF"}, "window", "only in layers w or W"),
+        (_ROTARY | {"layer_pattern": "ff"}, "layer_pattern", "makes all layers as they are without it"),
+        ({"layer_pattern": "F"}, "layer_pattern", "makes all layers as they are without it"),
+        (_ROTARY | {"window": 4, "layer_pattern": "w"}, "layer_pattern", "makes all layers as they are without it"),
+        ({"norm": "rmsnorm", "norm_bias": False}, "norm_bias", "only on layer norms with a weight"),
+        ({"norm_weight": "none", "norm_bias": False}, "norm_bias", "only on layer norms with a weight"),
+    ],
+)
+def test_a_setting_without_an_effect_beside_the_others_is_named(settings: Any, key: str, words: str) -> None:
+    problems = {problem.key: problem.text() for problem in tiny(**settings).unused()}
+    assert words in problems[key]
+    assert "Leave it out" in problems[key]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {}, {"norm_bias": False}, {"bias": "none", "norm_bias": True}, _ROTARY | {"rotary_base": 500.0},
+        _LOCAL | {"layer_pattern": "wf", "rotary_base": 500.0}, _LOCAL | {"rotary_share": 0.5}, _YARN,
+        _YARN | {"rotary_factor": 1.0, "rotary_attention_factor": 1.5}, _LONGROPE, {"window": 4, "layer_pattern": "WF"},
+        _ROTARY | {"layer_pattern": "fF"},
+    ],
+)  # fmt: skip
+def test_settings_with_an_effect_are_accepted(settings: Any) -> None:
+    assert not list(tiny(**settings).unused())
+
+
 def test_angles_that_no_layer_has_are_not_set() -> None:
     settings = tiny(positions="rotary", layer_pattern="F", rotary_share=0.5, rotary_scaling="linear", rotary_factor=2.0)
     problems = [problem.text() for problem in settings.unused()]
