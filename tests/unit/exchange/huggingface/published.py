@@ -58,6 +58,15 @@ def sentencepiece_like(*, metaspace: bool) -> tokenizers.Tokenizer:
     return made
 
 
+def gemma_like() -> tokenizers.Tokenizer:
+    """Gemma's kind: as LLaMA's, without a space before a text, and cut at spaces that no longer are there."""
+    made = sentencepiece_like(metaspace=False)
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return made
+
+
 def llama3_like() -> tokenizers.Tokenizer:
     """Llama 3's kind: byte-level BPE with a pattern of its own, and the special tokens behind the vocabulary."""
     made = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
@@ -88,6 +97,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "llama": lambda: Tokenizer(sentencepiece_like(metaspace=False)),
     "metaspace": lambda: Tokenizer(sentencepiece_like(metaspace=True)),
     "llama3": lambda: Tokenizer(llama3_like()),
+    "gemma": lambda: Tokenizer(gemma_like()),
 }
 
 

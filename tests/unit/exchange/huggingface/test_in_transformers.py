@@ -92,12 +92,13 @@ CLASSES: list[tuple[str, str, dict[str, Any]]] = [
     ("metaspace", "mistral", {}),
     ("llama3", "llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
     ("llama3", "llama", {"tokenizer_class": "LlamaTokenizer"}),
+    ("gemma", "llama", {"tokenizer_class": "GemmaTokenizer", "unk_token": "<unk>"}),
     ("small-bpe", "gpt2", {}),
     ("small-bpe", "gpt2", {"tokenizer_class": "GPT2TokenizerFast", "bos_token": "<|endoftext|>"}),
     ("small-wordpiece", "bert", {}),
     ("small-wordpiece", "megatron-bert", {"tokenizer_class": "BertTokenizer"}),
 ]
-BEGINS = {"llama": "<s>", "metaspace": "<s>", "llama3": "<|begin_of_text|>"}
+BEGINS = {"llama": "<s>", "gemma": "<s>", "metaspace": "<s>", "llama3": "<|begin_of_text|>"}
 
 
 @pytest.mark.parametrize(("kind", "family", "config"), [*CLASSES[:2], *wide(*CLASSES[2:])])
