@@ -150,9 +150,9 @@ def _attention_seconds(cases: Cases, factors: FittedFactors, tokens: PerCase) ->
     )
     causal = np.where(cases.causal * flash > 0, 0.5 * (1 + 128 / cases.seq_len), 1.0)
     window_share = np.where(cases.window > 0, cases.window_share, 0.0)
-    visible = (
-        window_share * np.minimum(cases.window, cases.seq_len) + (1 - window_share) * cases.seq_len * causal
-    )
+    # because: the factors are fitted to runs whose layers all have a window and count as causal too
+    in_window = np.minimum(cases.window, cases.seq_len) * np.where(window_share < 1, 1.0, causal)
+    visible = window_share * in_window + (1 - window_share) * cases.seq_len * causal
     flops = 4 * tokens * visible * cases.num_heads * cases.head_width / cases.tp
     narrow = np.where(cases.attention == Attention.FLASH1, 0.0, factors["head_ramp"] / cases.head_width)
     ramp = np.where(flash, (1 + factors["seq_ramp"] / cases.seq_len) * (1 + narrow), 1.0)
