@@ -22,6 +22,7 @@ _SIZES = {
     "seq_len", "num_positions", "norm_eps", "dropout", "init_std", "z_loss",
 }  # fmt: skip
 WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"  # transformers' names of kinds of layers
+_MAX_LAYERS = 100_000  # because: the kinds of layers are listed before the tensors of the folder are counted
 # Our activations by each of transformers' names, first the one that is written.
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -75,6 +76,13 @@ def require_values(c: Config, problems: list[str], required: Mapping[str, object
     problems += [f"{k}={show(c[k])} would have to be {show(v)}" for k, v in required.items() if c[k] != v]
 
 
+def flag_setting(c: Config, key: str, problems: list[str]) -> bool:
+    """Return the flag `key` of the config.json `c`. Add a message to `problems` if it is neither true nor false."""
+    if not isinstance(c[key], bool):
+        problems.append(f"{key}={shorten(show(c[key]))} would have to be true or false")
+    return bool(c[key])
+
+
 def layer_types(s: GPTSettings) -> list[str]:
     """Return transformers' layer_types: the kind of each layer, whether its attention has a window."""
     return [WINDOW_LAYER if kind.window else FULL_LAYER for kind in s.layer_kinds]
@@ -107,6 +115,45 @@ def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | Non
         return None
     length = next(size for size in range(1, len(text) + 1) if (text[:size] * len(text))[: len(text)] == text)
     return text[:length]
+
+
+def late_window_settings(c: Config, problems: list[str]) -> Config:
+    """Return our window and layer_pattern for the config.json `c` of a Qwen, whose layers from the number
+    max_window_layers on have a window, unless layer_types lists them. Add a message to `problems` for layers that
+    transformers does not compute.
+    """
+    num_layers, first = c["num_hidden_layers"], c["max_window_layers"]
+    window = c["sliding_window"] if flag_setting(c, "use_sliding_window", problems) else None
+    has_window = layer_kinds(c["layer_types"], num_layers, problems)
+    if has_window is None:
+        if window is None:
+            return {"window": None, "layer_pattern": None}
+        sizes = (num_layers, first)
+        if not all(type(size) is int and 0 <= size <= _MAX_LAYERS for size in sizes):
+            problems.append(f"max_window_layers={show(first)} would have to be a number of layers")
+            return {}
+        has_window = [layer >= first for layer in range(num_layers)]
+    elif any(has_window) and window is None:
+        problems.append(
+            f"layer_types has {WINDOW_LAYER}, for which sliding_window would have to be set and use_sliding_window true"
+        )
+    return {"window": window if any(has_window) else None, "layer_pattern": pattern_setting(has_window)}
+
+
+def late_window_entries(s: GPTSettings) -> Config:
+    """Return the entries of a Qwen's config.json for the layers with a window."""
+    has_window = [kind.window for kind in s.layer_kinds]
+    return {
+        "use_sliding_window": any(has_window), "sliding_window": s.window if any(has_window) else None,
+        # because: versions of transformers before layer_types read this alone
+        "max_window_layers": has_window.index(True) if any(has_window) else s.num_layers, "layer_types": layer_types(s),
+    }  # fmt: skip
+
+
+def rotary_layer_rules(s: GPTSettings) -> list[Rule]:
+    """Return the rule that every layer turns queries and keys, with or without a window."""
+    message = f"model.layer_pattern={show(s.layer_pattern)} would have to be of w and f, layers with rotary angles"
+    return [(all(kind.rotary for kind in s.layer_kinds), message)]
 
 
 def llama_like_names(norms: Mapping[str, tuple[str, ...]], **parts: tuple[str, ...]) -> FamilyNames:

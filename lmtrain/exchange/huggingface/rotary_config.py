@@ -52,16 +52,19 @@ _MUST = {
 }  # fmt: skip
 
 
-def rotary_entries(s: GPTSettings) -> Config:
-    """Return the entries of config.json for the rotary angles of a decoder whose layers all have the same."""
-    # because: transformers 4 reads the base alone, 5 the group
-    entries: Config = {"rope_theta": s.rotary_base}
+def rotary_entries(s: GPTSettings, *, has_share: bool = False) -> Config:
+    """Return the entries of config.json for the rotary angles of a decoder whose layers all have the same. `has_share`
+    tells whether the family has a key for the share of a head's numbers that are turned.
+    """
+    # because: transformers 4 reads the base and the share alone, 5 the group
+    share = {"partial_rotary_factor": s.rotary_share} if has_share else {}
+    entries: Config = {"rope_theta": s.rotary_base, **share}
     scaling = rope_scaling(s)
     if scaling["rope_type"] != "default":
         entries["rope_scaling"] = scaling
     if s.rotary_scaling == "longrope":
         entries["original_max_position_embeddings"] = s.rotary_original_len  # because: transformers 4 reads it here
-    return entries | {"rope_parameters": scaling | {"rope_theta": s.rotary_base}}
+    return entries | {"rope_parameters": scaling | {"rope_theta": s.rotary_base, **share}}
 
 
 def rope_scaling(s: GPTSettings) -> Config:
@@ -74,9 +77,10 @@ def rope_scaling(s: GPTSettings) -> Config:
     return {"rope_type": kind} | lists
 
 
-def rotary_settings(c: Config, problems: list[str]) -> Config:
+def rotary_settings(c: Config, problems: list[str], *, has_share: bool = False) -> Config:
     """Return our settings of the rotary angles in the config.json `c`, completed with ROTARY_DEFAULTS. Add a message to
     `problems` for angles that lmtrain does not compute, and for those that transformers 4 and 5 read differently.
+    `has_share` is that of `rotary_entries`; other families ignore the key in part, and must turn whole heads.
     """
     # because: transformers 5 takes rope_parameters only if there is no rope_scaling, and 4 never takes it
     key = "rope_scaling" if c["rope_scaling"] else "rope_parameters"
@@ -90,10 +94,18 @@ def rotary_settings(c: Config, problems: list[str]) -> Config:
     bases = [base for base in (rope.get("rope_theta"), base_outside) if base is not None]
     if len(bases) == 2 and bases[0] != bases[1]:
         problems.append(f"rope_theta={show(base_outside)} would have to be {show(bases[0])}, as in {key}")
-    shares = (rope.get("partial_rotary_factor"), c["partial_rotary_factor"])
-    if any(share not in (None, 1.0) for share in shares):
-        problems.append(f"partial_rotary_factor in config.json or {key} would have to be 1, over the whole head")
-    return {"rotary_base": bases[0] if bases else DEFAULT_BASE} | scaling_settings(rope, key, c, problems)
+    values = {"rotary_base": bases[0] if bases else DEFAULT_BASE} | scaling_settings(rope, key, c, problems)
+    inside, outside = rope.get("partial_rotary_factor"), c["partial_rotary_factor"]
+    if not has_share:
+        if any(share not in (None, 1.0) for share in (inside, outside)):
+            problems.append(f"partial_rotary_factor in config.json or {key} would have to be 1, over the whole head")
+        return values
+    if outside is None and key == "rope_scaling":
+        outside = 1.0  # because: transformers 4 takes no share from rope_scaling
+    shares = [share for share in (inside, outside) if share is not None]
+    if len(shares) == 2 and shares[0] != shares[1]:
+        problems.append(f"partial_rotary_factor={show(outside)} would have to be {show(inside)}, as in {key}")
+    return values | {"rotary_share": shares[0] if shares else 1.0}
 
 
 def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> Config:

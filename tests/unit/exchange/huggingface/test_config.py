@@ -20,7 +20,7 @@ from tests.unit.exchange.models import bert, gpt2, llama
         (gpt2(norm="rmsnorm", window=5), "model.norm=rmsnorm .*; model.window=5"),
         (gpt2(num_kv_heads=2), "model.num_kv_heads=2 would have to be 4"),
         (gpt2(head_width=16), "model.head_width=16"),
-        (llama(window=5, activation="gelu"), "nearest is mistral, for which model.activation=gelu would"),
+        (gpt2(activation="relu2"), "nearest is gpt2, for which model.activation=relu2 would have to be gelu"),
         (llama(window=5, bias="all"), "nearest is llama, for which model.window=5"),
         (bert(activation="gelu_tanh"), "model.head_activation=gelu would have to be model.activation=gelu_tanh"),
     ],

@@ -1,0 +1,81 @@
+"""Hugging Face's Starcoder2: layer norms, rotary angles and an MLP without gates. Found by ../family.py."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lmtrain.exchange.huggingface.decoder_config import (
+    ACTIVATION_NAMES,
+    activation_setting,
+    flag_setting,
+    layer_rules,
+    llama_like_names,
+    require_values,
+    size_entries,
+    size_settings,
+    word_rules,
+)
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import (
+    ROTARY_DEFAULTS,
+    ROTARY_KEYS,
+    ROTARY_WORDS,
+    rotary_entries,
+    rotary_settings,
+)
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.spec import LayerKind
+
+
+class Starcoder2(Family[GPTSettings]):
+    """Starcoder2, with layer norms, rotary angles and an MLP without gates."""
+
+    model_type: ClassVar[str] = "starcoder2"
+    architecture = "Starcoder2ForCausalLM"
+    settings_class = GPTSettings
+    rank = 70
+    defaults = {
+        "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
+        "num_attention_heads": 24, "num_key_value_heads": 2, "head_dim": None, "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096, "norm_epsilon": 1e-5, "initializer_range": 0.018042, "use_bias": True,
+        "tie_word_embeddings": True, "attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0,
+        "sliding_window": None, "mlp_type": "default", "norm_type": "layer_norm", "is_causal": True, **ROTARY_DEFAULTS,
+    }  # fmt: skip
+    required = {"mlp_type": "default", "norm_type": "layer_norm", "is_causal": True}
+    dropouts = ("attention_dropout", "residual_dropout", "embedding_dropout")
+    tokenizer_class = "GPT2Tokenizer"
+    rotary_keys = ROTARY_KEYS
+    names = llama_like_names(
+        {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)},
+        **{"mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",)},
+    )
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        return [
+            *word_rules(
+                settings, free=("tied", "activation", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary",
+                bias=("all", "none"),
+            ),
+            *layer_rules(settings, LayerKind(rotary=True), LayerKind(window=True, rotary=True)),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        return size_entries(s) | {
+            "num_key_value_heads": s.kv_heads, "head_dim": s.head, "hidden_act": ACTIVATION_NAMES[s.activation],
+            "norm_epsilon": s.norm_eps, "use_bias": s.bias == "all", "attention_dropout": s.dropout,
+            "residual_dropout": s.dropout, "embedding_dropout": s.dropout,
+            "sliding_window": s.window if s.layer_kinds[0].window else None,
+        } | rotary_entries(s)  # fmt: skip
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        require_values(c, problems, self.required)
+        has_bias = flag_setting(c, "use_bias", problems)
+        return size_settings(c) | rotary_settings(c, problems) | {
+            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
+            # because: without other biases its norms have one all the same
+            "norm": "layernorm", "norm_bias": None if has_bias else True, "norm_eps": c["norm_epsilon"],
+            "activation": activation_setting(c, "hidden_act", problems), "gated": False,
+            "bias": "all" if has_bias else "none", "window": c["sliding_window"],
+        }  # fmt: skip
