@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from typing import Any
 
 from lmtrain.cli.screen.console import print_facts
-from lmtrain.config.settings_base import show
+from lmtrain.config.settings_base import kinds, show
 from lmtrain.errors import join_few
+from lmtrain.models.model_settings import ModelSettings
 from lmtrain.units import format_bytes, format_seconds
 
 _MAX_NAMES = 6  # names in a line; --json has all
@@ -32,7 +34,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if key in ("left_out", "ignored"):
             yield from _by_reason(name, value)
         elif key == "settings":
-            yield name, " ".join(f"{setting}={show(value[setting])}" for setting in value)
+            yield name, _describe_settings(value)
         elif "bytes" in key and isinstance(value, int):
             yield name, format_bytes(value)
         elif key == "seconds":
@@ -41,6 +43,14 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
         else:
             yield name, str(value)
+
+
+def _describe_settings(values: dict[str, Any]) -> str:
+    """Return a model's settings as they are typed, without those at their defaults; --json has all."""
+    cls = kinds(ModelSettings)[values["kind"]]
+    defaults = {field.name: field.default for field in fields(cls)}
+    text = " ".join(f"{key}={show(value)}" for key, value in values.items() if value != defaults.get(key, MISSING))
+    return f"{text}, and defaults"
 
 
 def _by_reason(name: str, reasons: dict[str, str]) -> Iterator[tuple[str, str]]:
