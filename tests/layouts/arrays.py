@@ -37,6 +37,7 @@ FEW = {
         "untied-tp4-dp1-full-fp32-micro4",
         "postnorm-tp2-dp1-sp-operators-bf16-micro1",
         "tied-tp1-dp2-zero0-fp16-micro1",
+        "qwen-tp2-dp1-fp32-micro1",  # a weight that each rank holds whole and uses for its own heads
     ),
     "pipeline_pairs": (
         "deepuntied-pp2-gpipe-tp2-dp1-attention-bf16-micro2",

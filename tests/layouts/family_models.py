@@ -45,16 +45,20 @@ FAMILY_MODELS = {
     ),
     "opt": GPTSettings(
         **_SIZE | {"num_kv_heads": 8, "activation": "relu"}, norm_order="post", head_bias=True, norm_bias=False,
+        embedding_scale=1.5,
     ),
     "nanochat": GPTSettings(
-        **_SIZE | _ROTARY | {"activation": "relu2"}, norm_weight="none", qk_norm="whole", logit_cap=4.0,
-        parallel_block="one_norm", window=7, layer_pattern="Wf", tied=False, z_loss=0.01,
+        **_SIZE | _ROTARY | {"activation": "relu2"}, norm_weight="none", qk_norm="whole", logit_scale=1.5,
+        logit_cap=4.0, parallel_block="one_norm", window=7, layer_pattern="Wf", tied=False, z_loss=0.01,
     ),
 }  # fmt: skip
+# because: half precision loses more of this model where its branches are smaller, and of others where they are larger
+_DEEP_STDS = {"neox": 0.06}
 # because: 7 layers are not as many for each of 2 or 3 stages, nor whole periods of a pattern of 2
 DEEP_FAMILY_MODELS = {
     f"deep{name}": replace(
-        model, num_layers=7, width=18, num_heads=4, num_kv_heads=model.kv_heads // 2, ffn_width=24, init_std=0.06
+        model, num_layers=7, width=18, num_heads=4, num_kv_heads=model.kv_heads // 2, ffn_width=24,
+        init_std=_DEEP_STDS.get(name, 0.05),
     )
     for name, model in FAMILY_MODELS.items()
 }

@@ -20,9 +20,13 @@ from tests.marks import slow
 pytestmark = pytest.mark.wide  # because: each case takes up to four processes a second
 
 CASES = {name: stored(name) for name in ("word_pairs", "word_pipeline_pairs")}
-BLOCKS = by_blocks(CASES["word_pairs"])
+# because: the unfused flex_attention of a CPU differentiates a cap by a backward within the backward, in which nothing
+# can be computed again
+CAPPED = [Case("gemma", dp=2, zero=zero, precision="fp32", documents=True) for zero in (1, 3)]
+BLOCKS = by_blocks([*CAPPED, *(case for case in CASES["word_pairs"] if case.model != "gemma")])
 SUMMED = summing(case for cases in CASES.values() for case in cases)
 COMPILED = ["gemma-tp2-dp1-sp-bf16-micro1-compile"]
+DROPOUT = ["gemma-dp2-zero0-attention-fp32-micro4-dropout", "gemma-dp2-zero3-full-fp32-micro4-documents-dropout"]
 
 
 def named(cases: list[Case] | tuple[Case, ...]) -> list[object]:
@@ -47,6 +51,13 @@ def test_products_that_sum_equal_one_process(case: Case, pool: Pool, references:
     """With kernels' twins, which compute every activation and its gradient in a pass of their own."""
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", DROPOUT)
+def test_capped_scores_are_dropped_as_on_one_process(name: str, pool: Pool, references: References) -> None:
+    """What is computed again drops the same scores."""
+    wrong = check(Case.named(name), run(pool, Case.named(name)), references)
+    assert not wrong, f"python -m tests.layouts.replay {name}\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", [*slow(*COMPILED)])

@@ -45,8 +45,8 @@ MUTANTS = [
         name="norm_counts_tied_copy_twice",
         file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
         function="gradient_norm",
-        old="if not is_copy(name, placements[name]):",
-        new="if not is_copy(placements[name].name, placements[name]):",
+        old="if not is_copy(name, place := placements[name]):",
+        new="if not is_copy(placements[name].name, place := placements[name]):",
         breaks="The gradient norm counts the embedding's gradient once for each stage that holds a copy of it, "
         "so the logged norm is too large and gradients are clipped too hard.",
         only_for="pipelines of models whose head is tied to the embedding",
@@ -214,8 +214,11 @@ MUTANTS = [
         name="muon_cuts_fused_rows_as_one_matrix",
         file="lmtrain/parallel/weights/gathered_weights.py",
         function="ShardedTensors.local_shard",
-        old="part = torch.cat([section.chunk(tp.size)[tp.index] for section in sections])",
-        new="part = torch.cat(sections).chunk(tp.size)[tp.index]",
+        old="                part = torch.cat([\n"
+        "                    torch.split(section, rows)[tp.index // num_sharing]\n"
+        "                    for section, (rows, num_sharing) in zip(sections, held, strict=True)\n"
+        "                ])",
+        new="                part = torch.cat(sections).chunk(tp.size)[tp.index]",
         breaks="Queries, keys and values, or gate and up, of a rank are moved by rows of the update that belong to "
         "another section or another rank.",
         only_for="Muon with tensor parallelism: the fused query-key-value matrix and SwiGLU's",
@@ -305,5 +308,41 @@ MUTANTS = [
         new="build_objective(settings.terms)",
         breaks="model.z_loss is accepted and has no effect.",
         only_for="model.z_loss",
+    ),
+    Mutant(
+        name="gradients_of_a_norm_of_heads_are_those_of_a_ranks_heads",
+        file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
+        function="sum_partial_gradients",
+        old="(sequence_parallel or cut.partial)",
+        new="sequence_parallel",
+        breaks="The copies of a norm of queries and keys drift apart, each trained by its own heads.",
+        only_for="model.qk_norm=head with tensor parallelism and no sequence parallelism",
+    ),
+    Mutant(
+        name="a_norm_over_all_heads_takes_a_ranks_mean",
+        file="lmtrain/parallel/tensor_parallel.py",
+        function="SplitWholeNorm.forward",
+        old="sum_of_parts_and_gradients(exact_BTN.square().sum(-1, keepdim=True), self.axis)",
+        new="exact_BTN.square().sum(-1, keepdim=True) * self.axis.size",
+        breaks="Each rank divides its queries by their own size: the model is another at every tp.",
+        only_for="model.qk_norm=whole with tensor parallelism",
+    ),
+    Mutant(
+        name="a_norm_over_all_heads_is_alone_in_backward",
+        file="lmtrain/parallel/collectives.py",
+        function="_SumOfPartsAndGradients.backward",
+        old="return _output_with_bias(all_reduce(grads[0].clone(), ctx.axis)), None",
+        new="return grads[0], None",
+        breaks="The first loss is right and gradients are not: what a rank's queries do to the norm of others is lost.",
+        only_for="model.qk_norm=whole with tensor parallelism",
+    ),
+    Mutant(
+        name="a_heads_bias_is_lost_with_its_padding",
+        file="lmtrain/parallel/tensor_parallel.py",
+        function="VocabHead._padded_bias",
+        old="padded_bias(self.weight, self.bias, self",
+        new="padded_bias(self.weight, None, self",
+        breaks="The bias of a head whose vocabulary is split is neither added nor trained.",
+        only_for="heads with a bias and tensor parallelism",
     ),
 ]

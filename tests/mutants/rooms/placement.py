@@ -25,9 +25,9 @@ MUTANTS = [
     Mutant(
         name="advice_on_tp_forgets_the_width_of_the_mlp",
         file="lmtrain/placement/parallel_settings.py",
-        function="_problems_of",
-        old="if shape.ffn_width % d == shape.num_heads % d == 0]",
-        new="if shape.num_heads % d == 0]",
+        function="tp_sizes",
+        old="if shape.ffn_width % tp == 0 and (keys % tp == 0 or tp % keys == 0)]",
+        new="if keys % tp == 0 or tp % keys == 0]",
         breaks="The message names degrees that the next start refuses, since they do not divide the MLP.",
         only_for="an ffn_width that not every divisor of the heads divides, as rotary models of 8/3 widths have",
     ),

@@ -13,6 +13,7 @@ from lmtrain.batch import Batch
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
+from tests.layouts.family_models import FAMILY_MODELS
 from tests.unit.models.first_weights import start
 
 LENGTH, VOCAB = 24, 61
@@ -27,6 +28,7 @@ MODELS: dict[str, ModelSettings] = {
     "parallel": GPTSettings(**SIZE, parallel_block="one_norm"),
     "bert": BertSettings(**SIZE, norm_order="post"),
     "bert, norms before": BertSettings(**SIZE, norm_order="pre"),
+    **FAMILY_MODELS,
 }
 
 

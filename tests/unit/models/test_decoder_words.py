@@ -13,9 +13,10 @@ from torch import Tensor
 
 from lmtrain.batch import Batch
 from lmtrain.errors import SettingsError
-from lmtrain.models.gpt import build
+from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.layouts.family_models import FAMILY_MODELS
+from tests.unit.models.first_weights import start
 from tests.unit.models.plain_decoder import Weights, plain_logits
 
 # they change no logits, or only the shapes of weights
@@ -23,7 +24,11 @@ SIZES = {
     "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "vocab_size", "vocab_multiple",
     "seq_len", "num_positions", "init_std", "dropout", "z_loss",
 }  # fmt: skip
-LENGTHS = (9, 16)  # on both sides of the original lengths, and beyond every window
+LENGTHS = (9, 12, 16)  # below an original length, equal to it and above; beyond every window
+
+
+# because: of 3 layers a pattern of two letters is repeated, and not stretched
+MODELS = {name: replace(model, num_layers=3) for name, model in FAMILY_MODELS.items()}
 
 
 def hot(settings: GPTSettings) -> Weights:
@@ -49,24 +54,57 @@ def apart(found: Tensor, right: Tensor) -> float:
     return float((found - right).abs().max() / right.abs().max())
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", FAMILY_MODELS)
-def test_a_model_computes_what_its_words_say(name: str, length: int) -> None:
-    settings, weights, tokens_BT = FAMILY_MODELS[name], hot(FAMILY_MODELS[name]), tokens(length)
+def hot_model(settings: GPTSettings) -> GPT:
     model = build(settings).double()
-    model.load_state_dict(dict(weights), strict=False)
-    batch = Batch(tokens_BT, tokens_BT)
-    with torch.no_grad():
-        found = model.logits(model(batch))[..., : settings.shape.vocab_size]
-    # because: rotary angles and scaled queries are in fp32 whatever the model is in
-    assert apart(found, plain_logits(settings, weights, tokens_BT)) < 1e-5
+    model.load_state_dict(dict(hot(settings)), strict=False)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_computes_what_its_words_say(name: str, length: int) -> None:
+    settings, tokens_BT = MODELS[name], tokens(length)
+    model = hot_model(settings)
+    found = model.logits(model(Batch(tokens_BT, tokens_BT)))[..., : settings.shape.vocab_size]
+    # because: rotary angles are in fp32 whatever the model is in
+    assert apart(found, plain_logits(settings, hot(settings), tokens_BT)) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_a_later_stage_computes_the_kinds_of_its_layers(name: str) -> None:
+    whole, first, last = (hot_model(MODELS[name]) for _ in range(3))
+    first.cut(range(1), first=True, last=False)
+    last.cut(range(1, 3), first=False, last=True)
+    batch = Batch(tokens(16), tokens(16))
+    assert torch.equal(last(batch, first(batch)), whole(batch))
+
+
+@torch.no_grad()
+def test_capped_logits_of_padding_stay_minus_infinity() -> None:
+    settings = replace(MODELS["gemma"], vocab_multiple=8)
+    model = hot_model(settings)
+    logits = model.logits(model(Batch(tokens(9), tokens(9))))
+    assert logits[..., :67].abs().max() < 3.0
+    assert (logits[..., 67:] == -math.inf).all()
+
+
+@torch.no_grad()
+def test_norms_whose_weights_are_added_to_1_start_as_those_whose_weights_start_at_1() -> None:
+    settings = MODELS["gemma"]
+    from_zero, ones = build(settings), build(replace(settings, norm_weight="ones"))
+    batch = Batch(tokens(9), tokens(9))
+    for model in (from_zero, ones):
+        start(model, 1)
+    assert apart(from_zero(batch), ones(batch)) < 1e-6
 
 
 def test_every_word_of_these_models_changes_the_logits() -> None:
     """So the test above would notice one that is not followed. A word that others need, or that decides which weights
     there are, is left as it is."""
     tokens_BT, unheard = tokens(LENGTHS[-1]), []
-    for name, model in FAMILY_MODELS.items():
+    for name, model in MODELS.items():
         weights = hot(model)
         right = plain_logits(model, weights, tokens_BT)
         for field in fields(model):

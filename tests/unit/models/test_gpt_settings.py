@@ -55,6 +55,28 @@ def test_dropout_decides_whether_steps_are_random() -> None:
     assert tiny(dropout=0.1).uses_dropout
 
 
+BRANCH_BIASES = {"attention.qkv", "attention.out", "mlp.up", "mlp.down"}
+NORM_BIASES = {"attention_norm", "mlp_norm", "norm"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "biases"),
+    [
+        ({}, BRANCH_BIASES | NORM_BIASES),
+        ({"bias": "none"}, set()),
+        ({"bias": "qkv"}, {"attention.qkv"}),
+        ({"bias": "mlp", "head_bias": True}, {"mlp.up", "mlp.down", "head"}),
+        ({"norm_bias": False}, BRANCH_BIASES),
+        ({"bias": "none", "norm_bias": True}, NORM_BIASES),
+        ({"norm": "rmsnorm"}, BRANCH_BIASES),
+    ],
+)
+def test_biases_are_where_the_words_say(changes: dict[str, Any], biases: set[str]) -> None:
+    settings = tiny(num_layers=1, vocab_size=8, **changes)
+    names = {name for name in settings.weights() if name.endswith(".bias")}
+    assert {name.removesuffix(".bias").removeprefix("blocks.0.") for name in names} == biases
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
