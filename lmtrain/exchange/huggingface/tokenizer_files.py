@@ -38,6 +38,14 @@ _BERT_SETTINGS = (
     ("do_lower_case", "lowercase", True), ("strip_accents", "strip_accents", None),
     ("tokenize_chinese_chars", "handle_chinese_chars", True),
 )  # fmt: skip
+_GEMMA_NORMALIZER = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_GEMMA_SPLITTER = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+_GEMMA_TOKENS = {
+    "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"
+}  # fmt: skip
+_NEOX_TOKENS = {
+    **dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"), "pad_token": "<|padding|>"
+}  # fmt: skip
 _LLAMA_SPLITTER = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
 
 
@@ -144,7 +152,22 @@ def _takes_tokenizer_json(class_name: str, config: Mapping[str, Any], tree: Mapp
         case "BertTokenizer":
             is_clean = normalizer.get("type") == "BertNormalizer" and normalizer["clean_text"]
             return is_clean and splitter.get("type") == "BertPreTokenizer"
+        case "GemmaTokenizer":
+            is_plain = normalizer == _GEMMA_NORMALIZER and splitter == _GEMMA_SPLITTER
+            return is_plain and _has_tokens(_GEMMA_TOKENS, config, tree)
+        case "GPTNeoXTokenizer":
+            is_plain = normalizer == {"type": "NFC"} and splitter.get("type") == "ByteLevel" and splitter["use_regex"]
+            begins = (tree["post_processor"] or {}).get("type") not in (None, "ByteLevel")
+            return is_plain and not begins and _has_tokens(_NEOX_TOKENS, config, tree)
     return False
+
+
+def _has_tokens(usual: Mapping[str, str], config: Mapping[str, Any], tree: Mapping[str, Any]) -> bool:
+    """Return whether the tokenizer.json `tree` has the special tokens that a class of transformers adds where
+    tokenizer_config.json names none: `usual`, by role. A missing one would become an id beyond the model's vocabulary.
+    """
+    added = {token["content"] for token in tree["added_tokens"]}
+    return all(token in added for role, token in usual.items() if config.get(role) is None)
 
 
 def _prefix_space(tree: Mapping[str, Any]) -> dict[str, bool]:

@@ -35,7 +35,7 @@ class GPT2(Family[GPTSettings]):
         "is_causal": True,
     }  # fmt: skip
     inert = {
-        "n_ctx": "n_positions has its value",
+        "n_ctx": "n_positions has its value", "intermediate_size": "transformers reads n_inner",
         "reorder_and_upcast_attn": "it is how transformers rounds, not what it computes",
         **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
                          "summary_first_dropout"), "it is for other heads"),

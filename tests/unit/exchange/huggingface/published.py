@@ -60,10 +60,33 @@ def sentencepiece_like(*, metaspace: bool) -> tokenizers.Tokenizer:
 
 def gemma_like() -> tokenizers.Tokenizer:
     """Gemma's kind: as LLaMA's, without a space before a text, and cut at spaces that no longer are there."""
-    made = sentencepiece_like(metaspace=False)
+    tree = json.loads(sentencepiece_like(metaspace=False).to_str())
+    names = {"<s>": "<bos>", "</s>": "<eos>"}
+    tree["model"]["vocab"] = {names.get(piece, piece): number for piece, number in tree["model"]["vocab"].items()}
+    for token in tree["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    made = tokenizers.Tokenizer.from_str(json.dumps(tree | {"post_processor": None}))
+    made.add_special_tokens(["<pad>", "<mask>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", 1)]
+    )
     made.normalizer = normalizers.Replace(" ", "▁")
     made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return made
+
+
+def neox_like() -> tokenizers.Tokenizer:
+    """GPT-NeoX's kind: GPT-2's pattern on composed characters, and tokens for runs of spaces."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    made.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<|endoftext|>", "<|padding|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    ))  # fmt: skip
+    made.add_tokens([tokenizers.AddedToken(" " * count, normalized=False) for count in range(24, 1, -1)])
     return made
 
 
@@ -98,6 +121,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "metaspace": lambda: Tokenizer(sentencepiece_like(metaspace=True)),
     "llama3": lambda: Tokenizer(llama3_like()),
     "gemma": lambda: Tokenizer(gemma_like()),
+    "neox": lambda: Tokenizer(neox_like()),
 }
 
 

@@ -92,13 +92,16 @@ CLASSES: list[tuple[str, str, dict[str, Any]]] = [
     ("metaspace", "mistral", {}),
     ("llama3", "llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
     ("llama3", "llama", {"tokenizer_class": "LlamaTokenizer"}),
-    ("gemma", "llama", {"tokenizer_class": "GemmaTokenizer", "unk_token": "<unk>"}),
+    ("gemma", "llama", {"tokenizer_class": "GemmaTokenizer"}),
+    ("neox", "llama", {"tokenizer_class": "GPTNeoXTokenizer"}),
+    ("llama3", "llama", {"tokenizer_class": "GPTNeoXTokenizer"}),
+    ("llama", "llama", {"tokenizer_class": "GemmaTokenizer"}),
     ("small-bpe", "gpt2", {}),
     ("small-bpe", "gpt2", {"tokenizer_class": "GPT2TokenizerFast", "bos_token": "<|endoftext|>"}),
     ("small-wordpiece", "bert", {}),
     ("small-wordpiece", "megatron-bert", {"tokenizer_class": "BertTokenizer"}),
 ]
-BEGINS = {"llama": "<s>", "gemma": "<s>", "metaspace": "<s>", "llama3": "<|begin_of_text|>"}
+BEGINS = {"llama": "<s>", "gemma": "<bos>", "metaspace": "<s>", "llama3": "<|begin_of_text|>"}
 
 
 @pytest.mark.parametrize(("kind", "family", "config"), [*CLASSES[:2], *wide(*CLASSES[2:])])
@@ -348,3 +351,14 @@ def test_a_large_vocabulary_is_not_taken_for_a_wrong_one(tmp_path: Path, capfd: 
     folder = exported(tmp_path, llama(vocab_size=ours.vocab_size, num_layers=1, width=8, num_heads=2), ours)
     compare_ids(folder, ours, ["the cat", " 2024"])
     assert "regex" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("gemma", {"tokenizer_class": "GemmaTokenizer"}), ("neox", {"tokenizer_class": "GPTNeoXTokenizer"})],
+)
+def test_a_class_that_gives_our_ids_stays(kind: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = exported(tmp_path, llama(vocab_size=450), TOKENIZERS[kind]())
+    (folder / "tokenizer_config.json").write_text(text := json.dumps(config | {"note": 1}))
+    export_hf(Path(import_hf(folder, tmp_path / "imported")["checkpoint"]), tmp_path / "again", check=False)
+    assert (tmp_path / "again" / "tokenizer_config.json").read_text() == text

@@ -18,7 +18,7 @@ from tests.unit.exchange.huggingface.published import TOKENIZERS, mixed_texts
 from tests.unit.exchange.huggingface.test_in_transformers import compare_ids
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-KINDS = ("metaspace", "llama3", "gemma")
+KINDS = ("metaspace", "llama3", "gemma", "neox")
 SEED = 1
 
 
