@@ -23,6 +23,8 @@ _READ_BY = {
                  "rotary_attention_factor"),
 }  # fmt: skip
 _SCALING_KEYS = tuple(dict.fromkeys(key for keys in _READ_BY.values() for key in keys))
+# The keys of angles, which change when a model goes on with longer texts; rotary_share stays.
+ANGLE_KEYS = ("rotary_base", "local_rotary_base", "rotary_scaling", *_SCALING_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from lmtrain.config.settings_builder import quantity
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.errors import join_few, spelling_hint
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.rotary_settings import ANGLE_KEYS
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
@@ -27,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # keys of a group that a stage may set; an empty tuple stands for all of them
 STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "data": (),
-    "model": ("seq_len", "rotary_base", "dropout"),
+    "model": ("seq_len", "dropout", *ANGLE_KEYS),
     "train": ("global_batch", "micro_batch", "rampup"),
     "optim": ("lr", "weight_decay", "clip_norm"),
     "recompute": (),
@@ -55,7 +56,7 @@ class StageSettings(Settings):
     samples: int | None = quantity("count", default=None)  # the length, in samples; rounded up to whole steps
     stop_after: bool = False  # stop at the end of the stage, with exit code 75; the same command goes on
     data: dict[str, Any] = field(default_factory=dict)  # keys of `data`, except `text*`; another kind keeps shared keys
-    model: dict[str, Any] = field(default_factory=dict)  # `seq_len`, `rotary_base` and `dropout`
+    model: dict[str, Any] = field(default_factory=dict)  # `seq_len`, `dropout` and the rotary angles, without `rotary_share`
     train: dict[str, Any] = field(default_factory=dict)  # `global_batch`, `micro_batch` and `rampup`
     optim: dict[str, Any] = field(default_factory=dict)  # `lr`, `weight_decay` and `clip_norm`
     recompute: dict[str, Any] = field(default_factory=dict)  # a choice of its own, as in recompute=full

@@ -12,6 +12,7 @@ import pytest
 
 from lmtrain.cli.keys.shell_completion import _Completer, _rejoin_words
 from lmtrain.config.compose import group_choices
+from lmtrain.models.rotary_settings import ANGLE_KEYS
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"
 MOST_CPU_S = 1.0  # 0.3 on an idle core; a neighbour on both cores doubles it, and torch alone takes two
@@ -56,7 +57,7 @@ def test_groups_and_parts_for_zsh_with_their_help() -> None:
         (["stages.decay.steps=5"], "stages.d", {"stages.decay."}),
         ([], "stages.x=d", {"stages.x=decay"}),
         ([], "stages.x.s", {"stages.x.steps=", "stages.x.samples=", "stages.x.stop_after=", "stages.x.schedule="}),
-        ([], "stages.x.model.", {f"stages.x.model.{key}=" for key in ("seq_len", "dropout", "rotary_base")}),
+        ([], "stages.x.model.", {f"stages.x.model.{key}=" for key in ("seq_len", "dropout", *ANGLE_KEYS)}),
         ([], "stages.x.data.text", set()),  # a dataset is made of a text for the whole run
         ([], "stages.x.schedule=l", {"stages.x.schedule=linear"}),
         ([], "stages.x.stop_after=t", {"stages.x.stop_after=true"}),

@@ -23,6 +23,8 @@ STAGES = (  # 8 steps, 5 and 7
     "stages.trunk.steps=8", "stages.decay.samples=36", "stages.decay.schedule=linear", "stages.decay.optim.lr=1e-3",
     "stages.decay.data.datasets=[{path: B, weight: 2}, {path: C, weight: 1}]",
     "stages.long.tokens=1600", "stages.long.model.seq_len=64", "stages.long.model.rotary_base=50000",
+    "stages.long.model.rotary_scaling=yarn", "stages.long.model.rotary_factor=2",
+    "stages.long.model.rotary_original_len=32",
     "stages.long.train.global_batch=4",
 )  # fmt: skip
 KILLS = (

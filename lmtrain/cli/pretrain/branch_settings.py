@@ -18,7 +18,7 @@ from lmtrain.units import parse_count
 TRUNK, BRANCH = "trunk", "branch"
 # a change of these makes stages of a run without any; the others may change in the middle of a run
 _MAKE_STAGES = {
-    "data": (), "model": ("seq_len", "rotary_base", "dropout"), "train": ("global_batch", "rampup"),
+    "data": (), "model": STAGE_KEYS["model"], "train": ("global_batch", "rampup"),
 }  # fmt: skip
 _MAKE_A_STAGE = _MAKE_STAGES | {"optim": ("lr", "weight_decay", "clip_norm")}  # the same, of a run that has stages
 _NO_DATA_STAGE = ("prefetch_steps", "verify", "index_dir", "train_on_held_out")  # keys that change no sample

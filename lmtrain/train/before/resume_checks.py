@@ -26,11 +26,12 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import storage_errors
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.stage_settings import STAGE_KEYS
 
 _MAX_CHARACTERS = 200  # characters of a value in a message
-_STAGE_MODEL_KEYS = {"seq_len", "rotary_base", "dropout", "num_positions"}
+_STAGE_MODEL_KEYS = {*STAGE_KEYS["model"], "num_positions"}
 _FACTS = {  # settings of a stage that a run which has left it must keep
-    "model": ("seq_len", "rotary_base", "dropout"),
+    "model": STAGE_KEYS["model"],
     "train": ("global_batch", "rampup"),
     "optim": ("lr", "weight_decay", "clip_norm"),
     "data": ("kind", "split", "document_mask", "packing", "order", "restart", "train_on_held_out"),

@@ -214,8 +214,8 @@ MUTANTS = [
         name="first_weights_of_other_angles_are_taken",
         file="lmtrain/train/before/first_weights.py",
         function="",
-        old='_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")',
-        new='_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "rotary_base")',
+        old='"init_std", "vocab_multiple", "z_loss")',
+        new='"init_std", "vocab_multiple", "z_loss", "rotary_base")',
         breaks="A new run begins from weights that were trained with another rotary_base, and starts at a far higher "
         "loss without a word.",
         only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
