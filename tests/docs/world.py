@@ -168,6 +168,13 @@ def _hugging_face(world: World, path: Path) -> None:
     lmtrain("export", world.path("runs/a"), "--to", "hf", "--output", path)
 
 
+def _qwen(world: World, path: Path) -> None:
+    chosen = ["model=qwen3_0.6b", f"data.path={world.path('data/train')}", f"run.dir={path}.run"]
+    chosen += ["model.num_kv_heads=1", "model.head_width=16", "model.ffn_width=64"]
+    lmtrain("pretrain", *chosen, *settings())
+    lmtrain("export", f"{path}.run", "--to", "hf", "--output", path)
+
+
 def _megatron(world: World, path: Path) -> None:
     chosen = ["model=megatron_355m", f"data.path={world.path('data/train')}", f"run.dir={path}.run"]
     lmtrain("pretrain", *chosen, *settings())
@@ -203,5 +210,6 @@ MAKERS: dict[str, Callable[[World, Path], None]] = {
     ),
     **dict.fromkeys(("runs/a", "runs/b"), _run),
     **dict.fromkeys(("models/a", "models/gpt2"), _hugging_face),
+    "models/qwen3": _qwen,
     **dict.fromkeys(("checkpoints/gpt", "their_checkpoint"), _megatron),
 }
