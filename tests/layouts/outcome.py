@@ -161,9 +161,13 @@ def whole_distance(found: Outcome, right: Outcome) -> float:
 
 
 def distance(case: Case, name: str, found: Tensor, right: Tensor) -> float:
-    """Of the gradient's norm. A key bias shifts all scores of a query alike: its gradient is 0, its noise is not."""
-    if name.endswith("qkv.bias"):
-        shape = case.model_settings.shape
+    """Of the gradient's norm. A key bias shifts all scores of a query alike, so its gradient is noise around 0: that is
+    so unless keys are turned or normalized, or scores have a cap.
+    """
+    settings = case.model_settings
+    words = [getattr(settings, word, None) for word in ("positions", "qk_norm", "attention_cap")]
+    if name.endswith("qkv.bias") and words in ([None, None, None], ["learned", "none", None]):
+        shape = settings.shape
         queries, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
         keep = torch.ones_like(right, dtype=torch.bool)
         keep[queries : queries + keys] = False
