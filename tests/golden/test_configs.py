@@ -17,7 +17,9 @@ from lmtrain.train.run_config import RunConfig
 
 CONFIGS = Path(__file__).parent / "configs"
 # what is read of an old file today, key by key, where it is not what stands there
-CHANGED: dict[str, dict[str, object]] = {}
+_WORDS: dict[str, object] = {"model.bias": "all", "model.parallel_block": "no"}
+_LLAMA = _WORDS | {"model.bias": "none", "model.activation": "silu", "model.gated": True}
+CHANGED: dict[str, dict[str, object]] = {"blend": _WORDS, "default": _WORDS, "cut": _LLAMA, "demo": _LLAMA}
 
 
 def _flat(tree: object, path: str = "") -> dict[str, object]:
