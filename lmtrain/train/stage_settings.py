@@ -56,7 +56,7 @@ class StageSettings(Settings):
     samples: int | None = quantity("count", default=None)  # the length, in samples; rounded up to whole steps
     stop_after: bool = False  # stop at the end of the stage, with exit code 75; the same command goes on
     data: dict[str, Any] = field(default_factory=dict)  # keys of `data`, except `text*`; another kind keeps shared keys
-    model: dict[str, Any] = field(default_factory=dict)  # `seq_len`, `dropout` and the rotary angles, without `rotary_share`
+    model: dict[str, Any] = field(default_factory=dict)  # `seq_len`, `dropout` and rotary angles but `rotary_share`
     train: dict[str, Any] = field(default_factory=dict)  # `global_batch`, `micro_batch` and `rampup`
     optim: dict[str, Any] = field(default_factory=dict)  # `lr`, `weight_decay` and `clip_norm`
     recompute: dict[str, Any] = field(default_factory=dict)  # a choice of its own, as in recompute=full

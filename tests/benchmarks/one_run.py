@@ -112,7 +112,8 @@ def shape_of(config: RunConfig, work: Workload) -> Shape:
         layers=s.num_layers, width=s.width, heads=s.num_heads, kv_heads=s.num_kv_heads, ffn_width=s.ffn_width,
         vocab=model.padded_vocab_size, seq_len=s.seq_len, causal=s.causal, rotary=positions == "rotary",
         rms=getattr(model, "norm", "layernorm") == "rmsnorm", gated=s.gated,
-        bias=getattr(model, "bias", "all") == "all", tied=getattr(model, "tied", True), post_norm=getattr(model, "norm_order", "pre") == "post",
+        bias=getattr(model, "bias", "all") == "all", tied=getattr(model, "tied", True),
+        post_norm=getattr(model, "norm_order", "pre") == "post",
         dropout=model.dropout, micro_batch=work.micro_batch, global_batch=work.global_batch, steps=work.steps,
         compiled=not work.is_toy,
     )  # fmt: skip

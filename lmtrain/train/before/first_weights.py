@@ -21,7 +21,7 @@ from lmtrain.runfolder.file_names import TOKENIZER
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.run_config import RunConfig
 
-_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "z_loss")  # these change no weight's shape and no output of the model
+_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "z_loss")  # they change no weight's shape and no output
 # sizes for which null means a default that other models state explicitly
 _SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
 _POSITIONS = "embedding.position.weight"  # a table of learned positions
