@@ -115,4 +115,13 @@ MUTANTS = [
         breaks="The message about a tag, an alias or too many values names the line before the wrong one.",
         only_for="YAML files with tags, or with too many or too deeply nested values",
     ),
+    Mutant(
+        name="owner_on_a_hub_is_part_of_the_name",
+        file="lmtrain/config/name_suggestions.py",
+        function="closest_value",
+        old='spellings = (value, value.rpartition("/")[2].lower())',
+        new="spellings = (value, value.lower())",
+        breaks="model=meta-llama/Llama-3.2-1B is answered with how to list 77 models, and not with llama3.2_1b.",
+        only_for="names with an owner, as Hugging Face's hub has them",
+    ),
 ]

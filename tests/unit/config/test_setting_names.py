@@ -47,6 +47,6 @@ def test_values() -> None:
     assert closest_value("gpu", ["cpu", "cuda"]) == "cuda"
     assert closest_value("fp16_mixed", ["bf16", "fp16", "fp32"]) == "fp16"
     assert closest_value("tpu", ["auto"]) is None
-    assert closest_value("Qwen/Qwen3-0.6B", ["qwen2.5_0.5b", "qwen3_0.6b"]) == "qwen3_0.6b"
+    assert closest_value("meta-llama/Llama-3.2-1B", ["qwen3_0.6b", "llama3.2_1b"]) == "llama3.2_1b"
     assert suggest_value("gpu", ["cpu", "cuda"]) == "Did you mean cuda?"
     assert suggest_value("x", ["b", "a"]) == "Known: a, b."
