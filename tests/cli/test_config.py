@@ -101,6 +101,7 @@ def test_explain_a_key_of_another_kind_and_one_that_is_missing() -> None:
     assert "hardware is null" in lmtrain("config", "explain", "hardware.memory_GiB", "optim.lr=1e-3")
     text = lmtrain("config", "explain", "optim.lr", "optim.lr=1e-3")
     assert "0.001, from the command line: optim.lr=1e-3" in text
+    assert re.search(r"^presets +0\.004: experiment=demo, experiment=stages_demo *$", text, re.MULTILINE)
 
 
 @pytest.mark.wide

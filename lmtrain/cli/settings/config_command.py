@@ -251,11 +251,16 @@ def print_key(facts: dict[str, Any]) -> None:
             ("" if number else "held", f"{as_typed(item['value'])}, {item['from']}")
             for number, item in enumerate(facts.get("held", ()))
         ),
-        *(
-            ("" if number else "presets", f"{item['choice']}: {item['value']}")
-            for number, item in enumerate(facts["set_by"])
-        ),
+        *(("" if number else "presets", line) for number, line in enumerate(_lines_of_presets(facts["set_by"]))),
     ])  # fmt: skip
+
+
+def _lines_of_presets(set_by: Sequence[dict[str, str]]) -> list[str]:
+    """Return a line for each value of a key, with the choices that set it."""
+    choices: dict[str, list[str]] = {}
+    for item in set_by:
+        choices.setdefault(item["value"], []).append(item["choice"])
+    return [f"{value}: {', '.join(names)}" for value, names in choices.items()]
 
 
 def _describe_value(facts: dict[str, Any]) -> str:
