@@ -58,13 +58,18 @@ def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gate
 
 
 @triton.jit
+def _positive(x):
+    return tl.where(x < 0.0, 0.0, x)  # because: tl.maximum would turn NaN into 0 and so hide a broken number
+
+
+@triton.jit
 def _activate(x, KIND: tl.constexpr):
     if KIND == "silu":
         y = x * tl.sigmoid(x)
     elif KIND == "relu":
-        y = tl.maximum(x, 0.0)
+        y = _positive(x)
     elif KIND == "relu2":
-        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+        y = _positive(x) * _positive(x)
     elif KIND == "gelu":
         y = x * (0.5 * (1.0 + tl.erf(x * _ROOT_HALF)))
     else:  # (1 + tanh z) / 2 is sigmoid(2 z)
@@ -78,9 +83,9 @@ def _slope(x, KIND: tl.constexpr):
         share = tl.sigmoid(x)
         slope = share * (1.0 + x * (1.0 - share))
     elif KIND == "relu":
-        slope = tl.where(x > 0.0, 1.0, 0.0)
+        slope = tl.where(x <= 0.0, 0.0, 1.0)
     elif KIND == "relu2":
-        slope = 2.0 * tl.maximum(x, 0.0)
+        slope = 2.0 * _positive(x)
     elif KIND == "gelu":
         slope = 0.5 * (1.0 + tl.erf(x * _ROOT_HALF)) + x * _DENSITY * tl.exp(-0.5 * x * x)
     else:

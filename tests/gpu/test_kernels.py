@@ -7,7 +7,7 @@ import torch
 
 from lmtrain.kernels import kernel_support
 from lmtrain.models.layers.block import MLP
-from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES, compare_far_rows
+from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES, compare_far_rows, kinds_that_hide_nan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 LARGE = {"row_statistics": (64, 50304), "overwrite_with_gradient": (64, 50304), "forward": (300, 4096),
@@ -29,9 +29,16 @@ def test_rows_may_begin_further_apart_than_32_bits_count() -> None:
         assert compare_far_rows()["far"] <= LIMITS["bf16"]
 
 
+def test_no_activation_hides_a_broken_number() -> None:
+    with torch.device("cuda"):
+        assert kinds_that_hide_nan() == []
+
+
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # because: an fp32 product that is to be exact
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("kind", "gated"), [("gelu", False), ("gelu_tanh", False), ("relu2", False), ("silu", True)])
+@pytest.mark.parametrize(
+    ("kind", "gated"), [("gelu", False), ("gelu_tanh", False), ("relu2", False), ("silu", True), ("gelu_tanh", True)]
+)
 def test_an_mlp_equals_the_plain_one(kind: str, gated: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     mlp = MLP(256, 1024, kind, gated=gated, bias=True, dropout=0.0).cuda()  # type: ignore[arg-type]

@@ -133,7 +133,8 @@ class DotProduct(nn.Module):
             mask = _query_minus_key(k_BHTK.shape[2], q_BHTK.device) >= 0
         if mask is not None:
             scores_BHTT = scores_BHTT.masked_fill(~mask, float("-inf"))
-        shares_BHTT = scores_BHTT.float().softmax(-1).type_as(q_BHTK)
+        exact = torch.promote_types(scores_BHTT.dtype, torch.float32)
+        shares_BHTT = scores_BHTT.softmax(-1, dtype=exact).type_as(q_BHTK)
         return F.dropout(shares_BHTT, self.dropout, self.training) @ v_BHTK
 
 

@@ -65,16 +65,15 @@ def attend_with_block_mask(
     Several query heads may share a key head.
     """
     # because: uncompiled, flex_attention creates the full score matrix; a compiled block traces it into its own graph
-    uncompiled_gpu = q_BHTK.is_cuda and not torch.compiler.is_compiling()
-    flex = _compiled() if uncompiled_gpu else flex_attention
-    y: Tensor = flex(
-        q_BHTK, k_BHTK, v_BHTK, None if cap is None else _cap_scores(cap), mask, scale,
-        q_BHTK.shape[1] != k_BHTK.shape[1],
-    )  # fmt: skip
+    traced = torch.compiler.is_compiling()
+    flex = _compiled() if q_BHTK.is_cuda and not traced else flex_attention
+    # because: the compiled flex_attention would be compiled again for another function, and a trace ignores the cache
+    build_score_mod = _cap_scores if traced else _cached_cap_scores
+    score_mod = None if cap is None else build_score_mod(cap)
+    y: Tensor = flex(q_BHTK, k_BHTK, v_BHTK, score_mod, mask, scale, q_BHTK.shape[1] != k_BHTK.shape[1])
     return y
 
 
-@cache
 def _cap_scores(cap: float) -> Callable[..., Tensor]:
     """Return a flex_attention `score_mod`: the function of a score and its place that caps the score."""
 
@@ -82,6 +81,9 @@ def _cap_scores(cap: float) -> Callable[..., Tensor]:
         return cap * torch.tanh(score / cap)
 
     return capped
+
+
+_cached_cap_scores = cache(_cap_scores)
 
 
 @cache

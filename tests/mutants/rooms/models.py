@@ -303,4 +303,22 @@ MUTANTS = [
         breaks="model.norm_bias is ignored: a StableLM without biases in its linears cannot be trained as it is.",
         only_for="model.norm_bias",
     ),
+    Mutant(
+        name="scores_are_not_capped_under_block_masks",
+        file="lmtrain/models/layers/block_masks.py",
+        function="attend_with_block_mask",
+        old="score_mod = None if cap is None else build_score_mod(cap)",
+        new="score_mod = None",
+        breaks="model.attention_cap has no effect on a GPU.",
+        only_for="model.attention_cap where masks are block masks",
+    ),
+    Mutant(
+        name="scores_have_the_usual_scale_under_block_masks",
+        file="lmtrain/models/layers/block_masks.py",
+        function="attend_with_block_mask",
+        old="score_mod, mask, scale, q_BHTK.shape",
+        new="score_mod, mask, None, q_BHTK.shape",
+        breaks="model.attention_scale has no effect on a GPU.",
+        only_for="model.attention_scale where masks are block masks",
+    ),
 ]

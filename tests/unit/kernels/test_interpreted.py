@@ -44,6 +44,10 @@ def test_rows_may_begin_further_apart_than_32_bits_count(measured: dict[str, Any
     assert measured["far"]["far"] <= LIMITS["bf16"]
 
 
+def test_no_activation_hides_a_broken_number(measured: dict[str, Any]) -> None:
+    assert measured["hide_nan"] == []
+
+
 def test_a_model_trains_by_kernels_as_by_their_twins(measured: dict[str, Any]) -> None:
     """Through the functions that models, the loss and the optimizer call."""
     found, right = measured["trained"]["kernels"], measured["trained"]["twins"]

@@ -141,14 +141,23 @@ def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "window", "begins"),
-    [(4, 7, None), (2, 7, (3, 20)), *wide((2, 7, None), (4, 7, (3, 20)), (2, None, (3, 20)), (4, None, (3, 20)))],
-)
+    ("kv_heads", "window", "begins", "scores"),
+    [
+        (4, 7, None, {}),
+        (2, 7, (3, 20), {}),
+        *wide(
+            (2, None, None, {"cap": 2.0}), (4, 7, (3, 20), {"scale": 0.7, "cap": 1.5}),
+            (2, 7, None, {}), (4, 7, (3, 20), {}), (2, None, (3, 20), {}), (4, None, (3, 20), {}),
+            (2, 7, None, {"scale": 0.7}), (4, None, None, {"scale": 0.7, "cap": 1.5}),
+        ),
+    ],
+)  # fmt: skip
 def test_attention_by_blocks_is_attention_by_positions(
-    kv_heads: int, window: int | None, begins: tuple[int, ...] | None
+    kv_heads: int, window: int | None, begins: tuple[int, ...] | None, scores: dict[str, float]
 ) -> None:
     """Outputs and gradients, unfused: what a GPU's kernel makes of the same mask is tests/gpu's."""
-    generator, length, core = torch.Generator().manual_seed(3), 33, DotProduct(0.0, causal=True)
+    torch._dynamo.reset()  # because: after another number of heads torch traces the unfused form for any number
+    generator, length, core = torch.Generator().manual_seed(3), 33, DotProduct(0.0, causal=True, **scores)
     q = torch.randn(2, 4, length, 8, generator=generator, dtype=torch.float64, requires_grad=True)
     k, v = (
         torch.randn(2, kv_heads, length, 8, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -157,7 +166,9 @@ def test_attention_by_blocks_is_attention_by_positions(
     grad = torch.randn(q.shape, generator=generator, dtype=torch.float64)
     found = []
     for make in (build_mask, build_block_mask):
-        mask = make(length, causal=True, window=window, documents_BT=documents_of(begins, length), device=CPU)
+        options: dict[str, Any] = {"window": window, "documents_BT": documents_of(begins, length)}
+        mask = make(length, causal=True, device=CPU, always="cap" in scores, **options)
+        assert (make is build_mask) == (mask is None or isinstance(mask, Tensor))
         with flex_on_cpu():
             y = core(q, k, v, mask)
             found.append([y, *torch.autograd.grad(y, (q, k, v), grad)])
@@ -197,9 +208,10 @@ def test_asked_positions_look_along_their_rows(words: dict[str, Any]) -> None:
     torch.testing.assert_close(found[is_query_BT], right[is_query_BT], rtol=1e-5, atol=2e-6)
 
 
-def test_every_block_and_microbatch_shares_one_graph() -> None:
+@pytest.mark.parametrize("words", [{"window": 5}, *wide({"window": 5, "attention_cap": 2.0, "attention_scale": 0.3})])
+def test_every_block_and_microbatch_shares_one_graph(words: dict[str, Any]) -> None:
     """The mask is made once a microbatch, outside of what is compiled, and other documents need no other code."""
-    counter, model, made = CompileCounter(), model_of(window=5), []
+    counter, model, made = CompileCounter(), model_of(**words), []
 
     def build(*args: Any, **options: Any) -> Any:
         made.append(build_block_mask(*args, **options))

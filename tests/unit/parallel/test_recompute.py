@@ -27,7 +27,15 @@ ALL: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "model",
-    [{}, {"dropout": 0.0, "window": 5, "parallel_block": "one_norm", "norm": "layernorm"}, *wide({"dropout": 0.0})],
+    [
+        {},
+        {"dropout": 0.0, "window": 5, "parallel_block": "one_norm", "norm": "layernorm"},
+        *wide(
+            {"dropout": 0.0},
+            {"attention_cap": 2.0, "attention_scale": 0.3, "window": 5, "layer_pattern": "wfF", "qk_norm": "head"},
+            {"attention_cap": 2.0, "dropout": 0.0, "norm_order": "sandwich", "activation": "relu2"},
+        ),
+    ],
 )
 def test_gradients_are_bit_for_bit_those_of_none(model: dict[str, Any]) -> None:
     assert recomputing.different(ALL, {}, model) == []
