@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.errors import CheckpointError, shorten
+from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
 from lmtrain.tokenizer.base import Tokenizer
 
 # Texts whose ids depend on the rules around a vocabulary: case, accents, spaces, bytes, spellings of special tokens.
@@ -35,10 +36,10 @@ def quiet_transformers(transformers: Any) -> Iterator[None]:
         logger.setLevel(level_before)
 
 
-def compare_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+def compare_ids(folder: Path, tokenizer: Tokenizer, family: str) -> dict[str, Any]:
     """Compare the ids of a few difficult texts: of `tokenizer`, and of the one that transformers reads from the
-    exported folder, if it is installed and can. Raise CheckpointError if they differ. Return the facts that the command
-    prints: the number of texts, or why there was nothing to compare.
+    exported folder of a model of `family`, if it is installed and can. Raise CheckpointError if they differ. Return the
+    facts that the command prints: the number of texts, or why there was nothing to compare.
     """
     try:
         import transformers  # because: optional
@@ -46,7 +47,8 @@ def compare_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         return {}
     with quiet_transformers(transformers):
         try:
-            theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            kind: Any = getattr(transformers, tokenizer_class_to_load(family, tokenizer))
+            theirs = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # because: a class that came with the model may ask for anything
             return {"texts_compared": f"none: transformers does not load the tokenizer ({shorten(error)})"}
         ids = [theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] for text in _TEXTS]

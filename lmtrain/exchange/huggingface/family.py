@@ -47,6 +47,7 @@ class Family(ABC, Generic[S]):
     tied_names: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # second names of an embedding tied to the head
     tables: ClassVar[tuple[str, ...]] = (".inv_freq",)  # ends of the names of tensors that can be computed
     tokenizer_class: ClassVar[str]  # that transformers takes where tokenizer_config.json names none
+    has_own_tokenizer: ClassVar[bool] = False  # whether transformers 5 takes it even if another class is named
     # the keys of rotary angles, which transformers 4 and 5 read in two forms; none of them: learned positions
     rotary_keys: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[FamilyNames]

@@ -40,6 +40,7 @@ from lmtrain.exchange.huggingface.tokenizer_files import (
     check_one_tokenizer,
     json_bytes,
     special_ids,
+    tokenizer_class_to_load,
     tokenizer_files,
 )
 from lmtrain.exchange.huggingface.weight_names import HFRows, WeightMapping
@@ -119,7 +120,8 @@ def export_hf(
     torch_name = str(torch_type).removeprefix("torch.")
     if problem := families()[family].dtype_problem(settings, torch_name):
         raise CheckpointError(f"The model has {problem}")
-    special = special_ids(Tokenizer.from_bytes(tokenizer))
+    words = Tokenizer.from_bytes(tokenizer)
+    special, tokenizer_class = special_ids(words), tokenizer_class_to_load(family, words)
     files = tokenizer_files(tokenizer, settings.shape.seq_len, family, causal=settings.shape.causal, original=original)
     if CONFIG in original:
         config = restored_config(settings, parse_original(original, CONFIG), special, torch_name)
@@ -130,10 +132,15 @@ def export_hf(
             ids = begin_and_end_ids(special) | {"pad_token_id": special.get("pad")}
             files[GENERATION_CONFIG] = json_bytes(ids)
     files[CONFIG] = json_bytes(config)
-    card = model_card(output.name, reader.path, reader.state, settings, config, original)
+    card = model_card(output.name, reader.path, reader.state, settings, config, original, tokenizer_class)
     files["README.md"] = card.encode()
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
     facts |= {"tensors": len(targets), "left_out": left_out_of_exports(reader)}
+    if tokenizer_class != "AutoTokenizer":
+        facts["load_the_tokenizer_with"] = (
+            f"{tokenizer_class}, because AutoTokenizer of transformers 5 builds a tokenizer with other rules in every "
+            f"folder of model_type {family}"
+        )
     with new_folder(output) as folder:
         facts["num_files"] = _write_weights(folder, reader, targets, shard_bytes, report)
         for name, data in files.items():
@@ -142,7 +149,7 @@ def export_hf(
         if check:
             exact = all(target.code == "F32" for target in targets)
             facts |= compare_scores(folder, settings, lambda name: reader.read(f"model.{name}"), exact=exact)
-            facts |= compare_ids(folder, Tokenizer.from_bytes(tokenizer))
+            facts |= compare_ids(folder, words, family)
         fault_point("exchange.publish")
     return facts
 

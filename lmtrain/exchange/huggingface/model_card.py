@@ -32,10 +32,11 @@ Row = tuple[str, object]
 
 def model_card(
     name: str, checkpoint: Path, state: Mapping[str, Any], settings: ModelSettings, config: Mapping[str, Any],
-    original: Mapping[str, bytes],
+    original: Mapping[str, bytes], tokenizer_class: str = "AutoTokenizer",
 ) -> str:  # fmt: skip
     """Return the text of a README.md for the exported folder `name`. `checkpoint` and `state` are the source's path and
-    the state in its manifest, `config` the exported config.json, `original` the kept files of an imported folder.
+    the state in its manifest, `config` the exported config.json, `original` the kept files of an imported folder,
+    `tokenizer_class` the class of transformers that loads the tokenizer.
     """
     architecture, causal = config["architectures"][0], settings.shape.causal
     tags = "\n".join(f"- {tag}" for tag in ("lmtrain", config["model_type"]))
@@ -50,7 +51,7 @@ def model_card(
         "## Evaluation",
         _evaluation(checkpoint, int(state["step"])),
         "## Use",
-        _use(name, architecture, causal=causal, is_own=not original),
+        _use(name, architecture, tokenizer_class, causal=causal, is_own=not original),
         "## Licence",
         "This card states no licence: it is the owner's to choose. Add it as `license:` to the head of this file.",
     ]
@@ -170,7 +171,7 @@ def _figures(measures: Mapping[str, float], headline: str) -> str:
     return "; ".join(f"{name.replace('_', ' ')} {format_measure(name, measures[name])}" for name in names)
 
 
-def _use(name: str, architecture: str, *, causal: bool, is_own: bool) -> str:
+def _use(name: str, architecture: str, tokenizer_class: str, *, causal: bool, is_own: bool) -> str:
     """Return the code that loads the model. `is_own` is False for a model that another program has trained, perhaps
     with the special tokens that its tokenizer puts around a text.
     """
@@ -182,8 +183,8 @@ def _use(name: str, architecture: str, *, causal: bool, is_own: bool) -> str:
         else 'outputs = model(**tokenizer("A text.", return_tensors="pt"))'
     )
     return (
-        f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = {auto_class}.from_pretrained("{name}")\n'
+        f"```python\nfrom transformers import {auto_class}, {tokenizer_class}\n\n"
+        f'tokenizer = {tokenizer_class}.from_pretrained("{name}")\nmodel = {auto_class}.from_pretrained("{name}")\n'
         f"{example}\n```\n\n"
         "transformers reads a special token that is written in a text, such as `<s>` or `[MASK]`, as that token. "
         "lmtrain reads it as plain text, as `tokenizer(text, split_special_tokens=True)` does."

@@ -57,7 +57,7 @@ def rotary_entries(s: GPTSettings, *, has_share: bool = False) -> Config:
     tells whether the family has a key for the share of a head's numbers that are turned.
     """
     # because: transformers 4 reads the base and the share alone, 5 the group
-    share = {"partial_rotary_factor": s.rotary_share} if has_share else {}
+    share = {"partial_rotary_factor": s.rotary_share} if has_share and s.rotary_share != 1 else {}
     entries: Config = {"rope_theta": s.rotary_base, **share}
     scaling = rope_scaling(s)
     if scaling["rope_type"] != "default":

@@ -25,6 +25,7 @@ from lmtrain.exchange.huggingface.original_files import (
 )
 from lmtrain.runtime.files.safe_files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.vocabularies import bpe_pattern
 
 # Hugging Face's special tokens and the roles of ours. A decoder's end-of-document token may also begin a document.
 _DECODER = {"bos_token": ("bos", "eod"), "eos_token": ("eod",), "unk_token": ("unk",), "pad_token": ("pad",)}
@@ -43,6 +44,7 @@ _GEMMA_SPLITTER = {"type": "Split", "pattern": {"String": " "}, "behavior": "Mer
 _GEMMA_TOKENS = {
     "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"
 }  # fmt: skip
+_QWEN_TOKENS = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>")
 _NEOX_TOKENS = {
     **dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"), "pad_token": "<|padding|>"
 }  # fmt: skip
@@ -80,6 +82,16 @@ def tokenizer_files(
         return files | _restored_config(original, family, tokenizer.tree, plain | tokens)
     config = plain | {"model_max_length": seq_len, "clean_up_tokenization_spaces": False, **special}
     return {TOKENIZER_CONFIG: json_bytes(config), SPECIAL_TOKENS_MAP: json_bytes(special)} | files
+
+
+def tokenizer_class_to_load(family: str, tokenizer: Tokenizer) -> str:
+    """Return the class of transformers whose from_pretrained gives the ids of an exported `tokenizer`: AutoTokenizer,
+    unless transformers 5 builds a tokenizer by rules of its own in every folder of the model_type `family`.
+    """
+    kind = families()[family]
+    if not kind.has_own_tokenizer or _takes_tokenizer_json(kind.tokenizer_class, {}, tokenizer.tree):
+        return "AutoTokenizer"
+    return _PLAIN_CLASS
 
 
 def _restored_config(
@@ -149,6 +161,9 @@ def _takes_tokenizer_json(class_name: str, config: Mapping[str, Any], tree: Mapp
             return not normalizer and splitter == _LLAMA_SPLITTER and config.get("add_prefix_space") is None
         case "GPT2Tokenizer":
             return not normalizer and splitter.get("type") == "ByteLevel" and splitter["use_regex"]
+        case "Qwen2Tokenizer":
+            is_plain = _is_qwen_tokenizer(tree) and not config.get("add_prefix_space")
+            return is_plain and _has_tokens(_QWEN_TOKENS, config, tree)
         case "BertTokenizer":
             is_clean = normalizer.get("type") == "BertNormalizer" and normalizer["clean_text"]
             return is_clean and splitter.get("type") == "BertPreTokenizer"
@@ -168,6 +183,15 @@ def _has_tokens(usual: Mapping[str, str], config: Mapping[str, Any], tree: Mappi
     """
     added = {token["content"] for token in tree["added_tokens"]}
     return all(token in added for role, token in usual.items() if config.get(role) is None)
+
+
+def _is_qwen_tokenizer(tree: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer.json is of the kind of Qwen 2 to 3: NFC, their pattern, plain byte-level BPE."""
+    switches = ("ignore_merges", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
+    model = tree["model"]
+    begins = (tree["post_processor"] or {}).get("type") not in (None, "ByteLevel")
+    is_plain = model["type"] == "BPE" and not begins and not any(model.get(switch) for switch in switches)
+    return is_plain and tree["normalizer"] == {"type": "NFC"} and bpe_pattern(tree["pre_tokenizer"]) == "qwen2"
 
 
 def _prefix_space(tree: Mapping[str, Any]) -> dict[str, bool]:

@@ -45,6 +45,7 @@ class Qwen2(Family[GPTSettings]):
     inert = {"attention_bias": "transformers' Qwen 2 has biases of queries, keys and values whatever it says"}
     dropouts = ("attention_dropout",)
     tokenizer_class = "Qwen2Tokenizer"
+    has_own_tokenizer = True
     rotary_keys = ROTARY_KEYS
     names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
 

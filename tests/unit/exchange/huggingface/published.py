@@ -16,6 +16,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_bpe
 from tests.unit.exchange.models import TEXT, save
 
 SHARED = Path(__file__).parents[4].parent / "shared" / "data"
@@ -114,6 +115,15 @@ def llama3_like() -> tokenizers.Tokenizer:
     return made
 
 
+def qwen_like() -> tokenizers.Tokenizer:
+    """Qwen's kind: byte-level BPE with a pattern of its own on joined accents, and added words that are not special."""
+    made = tokenizers.Tokenizer.from_str(train_bpe(CORPUS, 320, "qwen2").to_bytes().decode())
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    made.add_tokens([tokenizers.AddedToken(word, normalized=False) for word in ("<think>", "</think>")])
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    return made
+
+
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "gpt2": lambda: shared("gpt2-vocab.json"),
     "bert": lambda: shared("bert-vocab.txt"),
@@ -122,6 +132,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "llama3": lambda: Tokenizer(llama3_like()),
     "gemma": lambda: Tokenizer(gemma_like()),
     "neox": lambda: Tokenizer(neox_like()),
+    "qwen": lambda: Tokenizer(qwen_like()),
 }
 
 
@@ -136,7 +147,10 @@ SPECIAL = (
     "<s>", "</s>", "<unk>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "[CLS]", "[SEP]",
     "[MASK]", "[PAD]", "[UNK]",
 )  # fmt: skip
-WORDS = ("the", "The", "cat", "don't", "I'LL", "naïve", "2024", "x=1;", "...", "über", "мир", "日本", "e.g.", "https://a.b/c?d=1")
+WORDS = (
+    "the", "The", "cat", "don't", "I'LL", "naïve", "<think>", "2024", "x=1;", "...", "über", "мир", "日本", "e.g.",
+    "https://a.b/c?d=1",
+)  # fmt: skip
 
 
 def mixed_texts(count: int, seed: int = 5) -> Iterator[str]:

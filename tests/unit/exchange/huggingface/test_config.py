@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.config_json import hf_family, ignored_keys, settings_from_config
+from lmtrain.exchange.huggingface.config_json import hf_config, hf_family, ignored_keys, settings_from_config
+from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from tests.unit.exchange.models import bert, gpt2, llama
 
@@ -73,6 +74,26 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
         ({"model_type": "mistral", "layer_types": ["linear_attention"] * 2}, "layer_types would have to be the same"),
         ({"model_type": "mistral", "layer_types": "full_attention"}, "layer_types would have to be the same"),
         ({"model_type": "mistral", "clip_qkv": 8}, "clip_qkv=8 would have to be null"),
+        ({"model_type": "qwen2", "use_mrope": True}, "use_mrope=true would have to be false"),
+        ({"model_type": "qwen2", "use_sliding_window": "no"}, "use_sliding_window=no would have to be true or false"),
+        (
+            {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 32},
+            "sliding_window would have to be set and use_sliding_window true",
+        ),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1.5},
+            "max_window_layers=1.5 would have to be a number of layers",
+        ),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias=true would have to be false"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "angles of type linear would have to be default or longrope",
+        ),
+        (
+            {"model_type": "phi3", "partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.75}},
+            "partial_rotary_factor=0.5 would have to be 0.75, as in rope_parameters",
+        ),
+        ({"model_type": "starcoder2", "use_bias": 1}, "use_bias=1 would have to be true or false"),
         ({"model_type": "gpt2", "use_qk_norm": True, "alibi": True}, "use_qk_norm=true .*; alibi=true would"),
         ({"model_type": "bert", "pruned_heads": {"0": [1]}}, r"pruned_heads=\{0: \[1\]\} would have to be \{\}"),
         ({"model_type": "llama", "twist": 2}, "twist=2 is not known to lmtrain, and would have to be removed"),
@@ -182,3 +203,37 @@ def test_a_key_that_would_change_the_model_passes_where_its_value_changes_nothin
     found = settings_from_config(config, "config.json", pair_head=True, dropout=0.0)
     assert found == settings_from_config({"model_type": family}, "config.json", pair_head=True, dropout=0.0)
     assert set(ignored_keys(config).values()) == {"it changes nothing at this value"}
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "pattern"),
+    [
+        ({}, None, None),
+        ({"use_sliding_window": False, "max_window_layers": 0}, None, None),
+        ({"use_sliding_window": True, "max_window_layers": 1}, 4096, "fww"),
+        ({"use_sliding_window": True, "max_window_layers": 0}, 4096, None),
+        ({"use_sliding_window": True, "max_window_layers": 3}, None, None),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1}, None, None),
+        (
+            {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0,
+             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 9, "wf"
+        ),
+    ],
+)  # fmt: skip
+def test_the_layers_of_a_qwen_have_their_windows(
+    config: dict[str, Any], window: int | None, pattern: str | None
+) -> None:
+    whole = {"model_type": "qwen3", "num_hidden_layers": 3, **config}
+    _, settings = settings_from_config(whole, "config.json", pair_head=False)
+    assert isinstance(settings, GPTSettings)
+    assert (settings.window, settings.layer_pattern) == (window, pattern)
+
+
+def test_a_phi_3_that_trains_on_short_texts_has_its_longest_text_and_factor() -> None:
+    factors = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    settings = llama(
+        seq_len=8, num_kv_heads=None, activation="relu", rotary_scaling="longrope", rotary_factor=4.0,
+        rotary_original_len=16, rotary_short_factors=factors, rotary_long_factors=factors,
+    )  # fmt: skip
+    config = hf_config(settings, {}, "float32", "phi3")
+    assert (config["max_position_embeddings"], config["original_max_position_embeddings"]) == (64, 16)

@@ -45,7 +45,12 @@ MODELS: dict[str, ModelSettings] = {
     "gpt2": gpt2(tied=False), "llama": llama(), "llama-theta": llama(rotary_base=500.0), "mistral": llama(window=9),
 }  # fmt: skip
 
-CHANGES: dict[str, dict[str, Any]] = {"mistral": {"window": 9}, "megatron-bert": {"norm_order": "pre"}}
+# What makes a LLaMA a model of another family.
+CHANGES: dict[str, dict[str, Any]] = {
+    "mistral": {"window": 9}, "megatron-bert": {"norm_order": "pre"}, "qwen2": {"bias": "qkv"},
+    "qwen3": {"qk_norm": "head"}, "phi3": {"activation": "relu"},
+    "starcoder2": {"norm": "layernorm", "norm_bias": True, "gated": False},
+}  # fmt: skip
 
 
 def compare_ids(folder: Path, ours: Tokenizer, texts: list[str]) -> None:
@@ -68,8 +73,11 @@ def compare_ids(folder: Path, ours: Tokenizer, texts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "family"),
     [("llama", "llama"), ("llama3", "mistral"),
-     *wide(("metaspace", "llama"), ("metaspace", "mistral"), ("llama", "mistral"), ("llama3", "llama"),
-           ("gpt2", "gpt2"), ("gpt2", "llama"), ("bert", "bert"), ("bert", "megatron-bert"))],
+     *wide(("qwen", "qwen2"), ("qwen", "qwen3"), ("qwen", "llama"), ("qwen", "phi3"), ("qwen", "starcoder2"),
+           ("llama3", "qwen3"),
+           ("llama3", "phi3"), ("llama3", "starcoder2"), ("llama", "phi3"), ("gpt2", "qwen3"), ("metaspace", "llama"),
+           ("metaspace", "mistral"), ("llama", "mistral"), ("llama3", "llama"), ("gpt2", "gpt2"),
+           ("gpt2", "llama"), ("bert", "bert"), ("bert", "megatron-bert"))],
 )  # fmt: skip
 def test_auto_tokenizer_gives_our_ids(kind: str, family: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     ours = TOKENIZERS[kind]()
@@ -96,6 +104,11 @@ CLASSES: list[tuple[str, str, dict[str, Any]]] = [
     ("neox", "llama", {"tokenizer_class": "GPTNeoXTokenizer"}),
     ("llama3", "llama", {"tokenizer_class": "GPTNeoXTokenizer"}),
     ("llama", "llama", {"tokenizer_class": "GemmaTokenizer"}),
+    ("qwen", "qwen2", {"tokenizer_class": "Qwen2Tokenizer", "unk_token": None, "eos_token": "<|im_end|>"}),
+    ("qwen", "qwen2", {}),
+    ("qwen", "qwen3", {"tokenizer_class": "Qwen2TokenizerFast", "add_prefix_space": False}),
+    ("llama3", "qwen3", {"tokenizer_class": "Qwen2Tokenizer"}),
+    ("llama3", "phi3", {"tokenizer_class": "GPT2Tokenizer"}),
     ("small-bpe", "gpt2", {}),
     ("small-bpe", "gpt2", {"tokenizer_class": "GPT2TokenizerFast", "bos_token": "<|endoftext|>"}),
     ("small-wordpiece", "bert", {}),
@@ -124,6 +137,21 @@ def test_a_tokenizer_that_comes_back_gives_our_ids_whatever_its_class(
         assert found["input_ids"] == ([again.convert_tokens_to_ids(BEGINS[kind])] if kind in BEGINS else []) + text
     if family != "llama":  # because: of LLaMA's own class transformers 4 lets the model ignore them
         assert ("token_type_ids" in found) == ("bert" in family)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("kind", "load_with"), [("qwen", "AutoTokenizer"), ("llama3", "PreTrainedTokenizerFast")])
+def test_the_export_of_a_qwen_2_says_what_loads_its_tokenizer(kind: str, load_with: str, tmp_path: Path) -> None:
+    """transformers 5 splits text as Qwen does in every folder of this model_type."""
+    ours = TOKENIZERS[kind]()
+    facts = export_hf(save(tmp_path / "run", llama(bias="qkv", vocab_size=450), tokenizer=ours), tmp_path / "hf")
+    assert facts["texts_compared"] == 9
+    assert ("load_the_tokenizer_with" in facts) == (load_with != "AutoTokenizer")
+    assert facts.get("load_the_tokenizer_with", load_with).split(",")[0] == load_with
+    assert f"tokenizer = {load_with}.from_pretrained(" in (tmp_path / "hf" / "README.md").read_text()
+    theirs = getattr(transformers, load_with).from_pretrained(tmp_path / "hf")
+    for text in mixed_texts(100):
+        assert theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ours.encode(text)
 
 
 def test_a_prefix_space_is_ours(tmp_path: Path) -> None:
@@ -256,6 +284,12 @@ SAVED: list[tuple[str, dict[str, Any], str]] = [
     ("Mistral", DECODER | {"eos_token_id": 2, "sliding_window": 7, "head_dim": 16}, "metaspace"),
     ("Llama", DECODER | {"eos_token_id": [311, 312], "attention_bias": True, "mlp_bias": True}, "llama3"),
     ("GPT2", SIZES | {"bos_token_id": 0, "eos_token_id": 0}, "small-bpe"),
+    ("Qwen2", DECODER | {"eos_token_id": [5, 7], "use_sliding_window": True, "sliding_window": 7,
+                         "max_window_layers": 1}, "qwen"),
+    ("Qwen3", DECODER | {"head_dim": 16, "eos_token_id": 2}, "qwen"),
+    ("Phi3", DECODER | {"eos_token_id": 2, "pad_token_id": 0}, "llama"),
+    ("Starcoder2", DECODER | {"eos_token_id": 0, "residual_dropout": 0.1, "attention_dropout": 0.1,
+                              "embedding_dropout": 0.1}, "small-bpe"),
     ("Bert", SIZES | {"pad_token_id": 4}, "small-wordpiece"),
     ("MegatronBert", SIZES, "small-wordpiece"),
 ]
@@ -326,14 +360,14 @@ def test_a_chat_model_that_comes_back_is_the_same_to_transformers(rope: dict[str
 def test_an_export_with_other_ids_is_found(tmp_path: Path) -> None:
     folder = exported(tmp_path, bert())
     ours = Tokenizer.load(folder)
-    assert compare_ids_of_export(folder, ours) == {"texts_compared": 9}
+    assert compare_ids_of_export(folder, ours, "bert") == {"texts_compared": 9}
     config = json.loads((folder / "tokenizer_config.json").read_text())
     changed = config | {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(changed))
     with pytest.raises(CheckpointError, match=r"transformers gives 'The cat' the ids .* and lmtrain gives it"):
-        compare_ids_of_export(folder, ours)
+        compare_ids_of_export(folder, ours, "bert")
     (folder / "tokenizer.json").write_text("{}")
-    assert "does not load the tokenizer" in compare_ids_of_export(folder, ours)["texts_compared"]
+    assert "does not load the tokenizer" in compare_ids_of_export(folder, ours, "bert")["texts_compared"]
 
 
 @pytest.mark.wide

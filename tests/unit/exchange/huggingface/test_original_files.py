@@ -14,6 +14,8 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.exchange.huggingface.config_json import restored_config, settings_from_config
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
+from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
+from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from tests.unit.exchange.huggingface.published import TOKENIZERS, exported, publish, small_files
 from tests.unit.exchange.models import bert, gpt2, llama
@@ -182,6 +184,8 @@ def test_a_folder_with_two_tokenizers_is_refused_unless_one_is_chosen(
         ("metaspace", None, None),
         ("llama3", "LlamaTokenizer", "PreTrainedTokenizerFast"),
         ("llama", "GemmaTokenizer", "PreTrainedTokenizerFast"),
+        ("qwen", "Qwen2Tokenizer", "Qwen2Tokenizer"),
+        ("llama3", "Qwen2TokenizerFast", "PreTrainedTokenizerFast"),
     ],
 )
 def test_a_class_comes_back_if_it_takes_the_vocabulary_s_file_as_it_is(
@@ -194,6 +198,22 @@ def test_a_class_comes_back_if_it_takes_the_vocabulary_s_file_as_it_is(
     again = json.loads((and_back(published) / "tokenizer_config.json").read_text())
     assert again.get("tokenizer_class") == returned
     assert config.items() <= again.items()
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "load_with"),
+    [
+        ("decoder", None, "AutoTokenizer"),
+        ("normalizer", None, "PreTrainedTokenizerFast"),
+        ("pre_tokenizer", TOKENIZERS["llama3"]().tree["pre_tokenizer"], "PreTrainedTokenizerFast"),
+        ("model", TOKENIZERS["qwen"]().tree["model"] | {"ignore_merges": True}, "PreTrainedTokenizerFast"),
+    ],
+)
+def test_auto_tokenizer_loads_what_is_of_qwens_kind(part: str, value: Any, load_with: str) -> None:
+    """In folders of Qwen 2, where transformers 5 builds such a tokenizer whatever they hold."""
+    changed = Tokenizer.from_bytes(json.dumps(TOKENIZERS["qwen"]().tree | {part: value}).encode())
+    assert tokenizer_class_to_load("qwen2", changed) == load_with
+    assert tokenizer_class_to_load("qwen3", changed) == "AutoTokenizer"
 
 
 def test_what_transformers_5_writes_is_exported_for_4_as_well(published: Path) -> None:
