@@ -103,7 +103,8 @@ def scored_and_generated(parallel: dict[str, Any], name: str) -> dict[str, Any]:
 def test_models_of_any_words_score_and_generate_as_on_one_process(pool: Pool, name: str) -> None:
     (one,) = pool.run(f"{__name__}:scored_and_generated", 1, {"parallel": {}, "name": name})
     for found in pool.run(f"{__name__}:scored_and_generated", 4, {"parallel": {"tp": 2, "pp": 2}, "name": name}):
-        np.testing.assert_allclose(np.concatenate(found["nll"]), np.concatenate(one["nll"]), rtol=0, atol=1e-5)
+        # because: with weights of std 0.4 logits are in the tens
+        np.testing.assert_allclose(np.concatenate(found["nll"]), np.concatenate(one["nll"]), rtol=1e-5, atol=2e-5)
         assert found["tokens"] == one["tokens"]
 
 
