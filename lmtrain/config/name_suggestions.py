@@ -44,7 +44,26 @@ FOREIGN_NAMES = {
     "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
     "model.seq_len": "seq_length max_seq_len max_position_embeddings sequence_length context_length block_size n_ctx",
     "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
-    "model.rotary_base": "rope_theta rope_base",
+    "model.rotary_base": "rope_theta rope_base rotary_emb_base global_rope_theta",
+    "model.local_rotary_base": "rope_local_base_freq local_rope_theta rope_local_theta",
+    "model.rotary_share": "rotary_pct partial_rotary_factor rotary_percent rotary_percentage",
+    "model.rotary_scaling": "rope_scaling rope_type rope_scaling_type",
+    "model.rotary_factor": "rope_scaling_factor rope_factor yarn_rotary_scaling_factor",
+    "model.rotary_original_len": "original_max_position_embeddings yarn_original_max_position_embeddings",
+    "model.rotary_low_factor": "low_freq_factor",
+    "model.rotary_high_factor": "high_freq_factor",
+    "model.rotary_beta_fast": "beta_fast yarn_beta_fast",
+    "model.rotary_beta_slow": "beta_slow yarn_beta_slow",
+    "model.rotary_short_factors": "short_factor",
+    "model.rotary_long_factors": "long_factor",
+    "model.gated": "gated_mlp gated_linear_unit glu",
+    "model.head_bias": "lm_head_bias",
+    "model.embedding_scale": "embedding_multiplier scale_emb",
+    "model.attention_scale": "attention_multiplier softmax_scale attn_scale",
+    "model.residual_scale": "residual_multiplier",
+    "model.attention_cap": "attn_logit_softcapping attention_logit_cap attn_softcap",
+    "model.logit_cap": "final_logit_softcapping logits_soft_cap output_logit_soft_cap logit_softcap",
+    "model.z_loss": "z_loss_weight z_loss_multiplier z_loss_coeff",
     "parallel.tp": "tensor_model_parallel_size tensor_parallel_size tp_size tensor_parallel_degree",
     "parallel.pp": "pipeline_model_parallel_size pipeline_parallel_size pp_size pipeline_parallel_degree",
     "parallel.vp": "virtual_pipeline_model_parallel_size vp_size",
@@ -118,6 +137,15 @@ UNSUPPORTED_SETTINGS = {
             "remove_unused_columns num_workers dataloader_num_workers dataloader_type dataset_impl",
         "A run resumes where its run.dir stopped; another run.dir starts a new run.": "overwrite_output_dir",
         "parallel.zero decides what is sharded.": "deepspeed ds_config fsdp_config",
+        "model.layer_pattern says it with a letter for each layer: w reads a window, f all tokens, W and F the same "
+        "without rotary angles; the letters repeat.": "layer_types sliding_window_pattern no_rope_layers "
+            "no_rope_layer_interval global_attn_every_n_layers max_window_layers use_sliding_window",
+        "model.logit_scale is a factor of the logits: 1 / logits_scaling.": "logits_scaling",
+        "model.attention_scale is the factor of the scores: 1 / sqrt(query_pre_attn_scalar).": "query_pre_attn_scalar",
+        "model.bias says which linears add a vector: all, none, qkv or mlp.":
+            "attention_bias qkv_bias mlp_bias use_bias add_bias_linear",
+        "model.norm_order says where a block has norms: pre, branch, sandwich or post.":
+            "use_post_norm use_sandwich_norm apply_residual_connection_post_layernorm do_layer_norm_before",
     }.items()
     for name in names.split()
 }  # fmt: skip

@@ -15,6 +15,12 @@ MEGATRON = (
     "--bf16 --data-path 0.3 a 0.7 b --vocab-file v.json --split 949,50,1 --save ck --load ck --swiglu --use-flash-attn "
     "--normalization RMSNorm --untie-embeddings-and-output-weights --eval-iters 2 --num-gpus 2"
 )
+MEGATRON_DECODER = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --train-iters 10 --data-path a "
+    "--position-embedding-type rope --rotary-percent 0.5 --rope-scaling-factor 4 --use-rope-scaling --qk-layernorm "
+    "--add-qkv-bias --disable-bias-linear --squared-relu --apply-layernorm-1p --window-size 31,0 "
+    "--window-attn-skip-freq 2 --layer-types x"
+)
 NANOGPT = (
     "--batch_size=12 --n_layer=6 --n_embd=192 --n_head=6 --block_size=64 --learning_rate=6e-4 --min_lr=6e-5 "
     "config/train.py --eval_iters=20 --max_iters=50 --compile=False --decay_lr=False --dtype=float16 "
@@ -40,6 +46,14 @@ TITAN = (
           "data.datasets=[{path: a, weight: 0.3}, {path: b, weight: 0.7}]", "train.valid_samples=32",
           "data.split=[949,50,1]", "model.tied=false"],
          ["--vocab-file: The tokenizer is stored with the dataset", "--use-flash-attn: The kernels are chosen"]),
+        pytest.param(
+            MEGATRON_DECODER,
+            ["model.positions=rotary", "model.rotary_share=0.5", "model.rotary_scaling=llama3",
+             "model.rotary_factor=4", "model.rotary_original_len=8192", "model.qk_norm=head", "model.bias=qkv",
+             "model.activation=relu2", "model.norm_weight=from_zero", "model.window=32", "model.layer_pattern=wf"],
+            ["--layer-types: model.layer_pattern says it with a letter for each layer"],
+            marks=pytest.mark.wide,
+        ),
         (NANOGPT,
          ["train.global_batch=48", "train.micro_batch=12", "train.valid_samples=240", "schedule=constant",
           "compute.compile=false", "data.path=x"],
@@ -50,7 +64,7 @@ TITAN = (
         (TITAN, ["--nproc 2", "train.micro_batch=4", "optim.lr=3e-4", "observe.log_interval_steps=5"],
          ["--parallelism.context_parallel_degree: There is no context parallelism here"]),
     ],
-    ids=["megatron", "nanogpt", "trainer", "titan"],
+    ids=["megatron", "megatron decoder", "nanogpt", "trainer", "titan"],
 )  # fmt: skip
 def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], said: list[str]) -> None:
     text = lmtrain("pretrain", *shlex.split(foreign), code=2)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmtrain.cli.keys.decoder_flags import DECODER_SWITCHES, bias_of_switches, decoder_overrides
 from lmtrain.config.compose import group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
 from lmtrain.config.overrides import shell_quoted
@@ -20,10 +21,7 @@ from lmtrain.train.run_config import RunConfig
 
 PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
 _SWITCHES = {
-    "swiglu": "model.activation=silu model.gated=true", "squared_relu": "model.activation=relu2",
-    "disable_bias_linear": "model.bias=none",
-    "untie_embeddings_and_output_weights": "model.tied=false",
-    "use_rotary_position_embeddings": "model.positions=rotary",
+    **DECODER_SWITCHES,
     "use_distributed_optimizer": "parallel.zero=1", "recompute_activations": "recompute=attention",
     "gradient_checkpointing": "recompute=full", "checkpoint_activations": "recompute=full",
     "use_cpu": "compute.device=cpu", "no_cuda": "compute.device=cpu", "cpu": "compute.device=cpu",
@@ -78,8 +76,9 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
         elif last in _OFF_SWITCHES or (values and value.lower() in _FALSE and _switch_override(last, groups)):
             continue  # because: a feature that is off there is off here by default
         elif value.lower() in ("", *_TRUE) and (override := _switch_override(last, groups)):
-            for part in override.split():
-                _add_override(result, part)
+            _add_overrides(result, override)
+        elif override := decoder_overrides(last, values):
+            _add_overrides(result, override)
         elif override := _combined_override(last, values):
             _add_override(result, override)
         elif overrides := names.suggest_overrides(name, _to_yaml(value)):
@@ -93,6 +92,8 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
         if option == "--eval_iters" and "train.micro_batch" in result.settings:
             factor_key = "train.micro_batch"
         _add_converted(result, option, value, key, operator, factor_key)
+    if bias := bias_of_switches([option.lstrip("-").replace("-", "_") for option in options]):
+        result.settings["model.bias"] = bias
     if result.settings.get("checkpoint.resume") == result.settings.get("run.dir"):
         result.settings.pop("checkpoint.resume", None)  # because: a run resumes from its own checkpoints by default
     if result.settings.get("schedule") == "constant":
@@ -199,6 +200,18 @@ def _combined_override(name: str, values: Sequence[str]) -> str:
         pairs = zip(values[::2], values[1::2], strict=True)
         return f"data.datasets=[{', '.join(f'{{path: {path}, weight: {weight}}}' for weight, path in pairs)}]"
     return ""
+
+
+def _add_overrides(result: Translation, overrides: str) -> None:
+    """Add overrides, with a blank between two, to `result.settings`: the first, and others whose key is not set yet.
+
+    because: the others are an option's defaults, which an option of its own may have set before
+    """
+    first, *others = overrides.split()
+    _add_override(result, first)
+    for override in others:
+        if override.partition("=")[0] not in result.settings:
+            _add_override(result, override)
 
 
 def _add_override(result: Translation, override: str) -> None:

@@ -307,4 +307,13 @@ MUTANTS = [
         breaks="A run whose folder is gone stands at the root of the tree, and not below its parent.",
         only_for="families of three generations, of which the middle is gone",
     ),
+    Mutant(
+        name="megatrons_window_lacks_the_token_itself",
+        file="lmtrain/cli/keys/decoder_flags.py",
+        function="decoder_overrides",
+        old='return f"model.window={number + 1}"',
+        new='return f"model.window={number}"',
+        breaks="A line of Megatron-LM's is answered with a window that is one token shorter.",
+        only_for="--window-size",
+    ),
 ]

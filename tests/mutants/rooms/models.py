@@ -321,4 +321,22 @@ MUTANTS = [
         breaks="model.attention_scale has no effect on a GPU.",
         only_for="model.attention_scale where masks are block masks",
     ),
+    Mutant(
+        name="norms_of_queries_are_not_counted",
+        file="lmtrain/models/gpt_settings.py",
+        function="GPTSettings.num_parameters",
+        old=" + sum(self._qk_norm_widths())",
+        new="",
+        breaks="The number of parameters on every screen lacks the weights of the norms of queries and keys.",
+        only_for="qk_norm=head or whole",
+    ),
+    Mutant(
+        name="a_pattern_without_an_effect_is_accepted",
+        file="lmtrain/models/gpt_settings.py",
+        function="GPTSettings.unused",
+        old="self.layer_pattern is not None and self.layer_kinds == replace(self, layer_pattern=None).layer_kinds",
+        new="False",
+        breaks="layer_pattern=f and layer_pattern=w with a window are accepted and change nothing.",
+        only_for="a pattern of one letter",
+    ),
 ]

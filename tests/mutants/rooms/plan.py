@@ -146,4 +146,22 @@ MUTANTS = [
         "times too slow.",
         only_for="hardware=a100_80gb on more than one node",
     ),
+    Mutant(
+        name="every_layer_of_a_pattern_is_priced_as_one_with_a_window",
+        file="lmtrain/plan/price/step_time.py",
+        function="_attention_seconds",
+        old="window_share = np.where(cases.window > 0, cases.window_share, 0.0)",
+        new="window_share = np.where(cases.window > 0, 1.0, 0.0)",
+        breaks="Layers that read all tokens are priced as if they read a window, and long sequences look cheap.",
+        only_for="layer_pattern with both kinds of layers",
+    ),
+    Mutant(
+        name="norms_from_zero_are_priced_as_one_kernel",
+        file="lmtrain/plan/run_model/workload_from_settings.py",
+        function="_extra_norms",
+        old='(2 if getattr(model, "norm_weight", "ones") == "from_zero" else 1)',
+        new="1",
+        breaks="The planner leaves out the second kernel of a norm times 1 + weight, and the tensor that it keeps.",
+        only_for="norm_weight=from_zero",
+    ),
 ]

@@ -465,4 +465,13 @@ MUTANTS = [
         "first.",
         only_for="model.z_loss on a blend",
     ),
+    Mutant(
+        name="a_stage_may_not_scale_angles",
+        file="lmtrain/train/stage_settings.py",
+        function="",
+        old='"model": ("seq_len", "dropout", *ANGLE_KEYS),',
+        new='"model": ("seq_len", "dropout", "rotary_base", "local_rotary_base"),',
+        breaks="A stage of longer texts cannot scale its rotary angles, as most published models do.",
+        only_for="stages.NAME.model.rotary_scaling",
+    ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
@@ -32,3 +34,11 @@ def test_sharding_and_recompute_take_less() -> None:
 def test_interleaving_holds_more() -> None:
     one, two = (price_memory(stack_cases([gpt3(vp=vp)]), F).activations[0] for vp in (1, 2))
     assert float(two / one) == pytest.approx(1 + 15 / 32)
+
+
+def test_words_of_a_decoder_that_keep_tensors_are_counted() -> None:
+    words: list[dict[str, Any]] = [{}, {"extra_norms": 2}, {"qk_norm": True}]
+    plain, norms, qk_norm = price_memory(stack_cases([gpt3(**word) for word in words]), F).activations
+    assert plain < qk_norm < norms
+    last = [price_memory(stack_cases([gpt3(pp=1, num_layers=1, capped_logits=cap)]), F).logits for cap in (False, True)]
+    assert last[0] < last[1]

@@ -83,6 +83,15 @@ def test_a_setting_changes_the_case(changes: dict[str, Any], field: str, value: 
         ({"dropout": 0.1}, "dropout", True),
         ({"vocab_size": 50305, "vocab_multiple": 1}, "vocab", 50312),
         ({"window": 512}, "causal", False),
+        ({"parallel_block": "no"}, "parallel_block", False),
+        ({"window": 512, "layer_pattern": "WWF"}, "causal", True),
+        ({"window": 512, "layer_pattern": "WWF"}, "window_share", pytest.approx(2 / 3)),
+        ({"positions": "rotary", "layer_pattern": "F"}, "rotary", False),
+        ({"norm_order": "sandwich"}, "extra_norms", 2), ({"norm_order": "branch"}, "extra_norms", 0),
+        ({"parallel_block": "one_norm"}, "extra_norms", 0), ({"parallel_block": "two_norms"}, "extra_norms", 1),
+        ({"norm_weight": "from_zero"}, "extra_norms", 2), ({"qk_norm": "whole"}, "qk_norm", True),
+        ({"logit_scale": 0.5}, "scaled_logits", True), ({"logit_scale": 0.5}, "capped_logits", False),
+        ({"logit_cap": 30.0}, "capped_logits", True),
     ],
 )
 def test_the_model_changes_the_case(changes: dict[str, Any], field: str, value: Any) -> None:
@@ -109,6 +118,13 @@ def test_a_matrix_excludes_the_flash_kernels() -> None:
         assert case(planned(model, **changes)).program.attention is Attention.FLASH2
         assert case(planned(replace(model, dropout=0.1), **changes)).program.attention is Attention.FLASH1
     assert case(planned(precision=Fp32Settings())).program.attention is Attention.FLASH1
+
+
+def test_capped_scores_are_held_where_no_block_mask_is() -> None:
+    """Dropout keeps block masks away, and no other fused kernel caps scores."""
+    capped = replace(GPT3, attention_cap=50.0)
+    kernels = [case(planned(model)).program.attention for model in (capped, replace(capped, dropout=0.1))]
+    assert kernels == [Attention.FLASH2, Attention.SCORES]
 
 
 def test_what_lies_beyond_a_window_is_skipped_where_blocks_are() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,3 +72,25 @@ def test_a_loss_of_one_kernel_moves_less() -> None:
     logits = single.microbatch * single.seq_len * single.vocab / single.tp
     bytes_less = logits * F["loss_bytes"] * (1 - F["loss_fused"])
     assert apart == pytest.approx(bytes_less / (single.hardware.memory_GBps * 1e9 * F["stream_share"]))
+
+
+def test_layers_with_a_window_are_priced_by_their_share() -> None:
+    """Full layers count as causal, and a window as wide as it is."""
+    half = gpt3(precision="bf16", window=256, window_share=0.5)
+    full, all_windows = replace(half, window=0), replace(half, window_share=1.0, causal=False)
+    attention = price_work(stack_cases([half, full, all_windows]), F).attention
+    assert attention[0] == pytest.approx((attention[1] + attention[2]) / 2)
+
+
+@pytest.mark.parametrize("more", [{"extra_norms": 2}, {"qk_norm": True}])
+def test_more_norms_are_more_pointwise_work(more: dict[str, Any]) -> None:
+    work = price_work(stack_cases([gpt3(), gpt3(**more)]), F)
+    assert work.pointwise[1] > 1.01 * work.pointwise[0]
+    assert work.pointwise_back[1] > 1.01 * work.pointwise_back[0]
+    assert work.products[1] == work.products[0]
+
+
+def test_scaled_and_capped_logits_are_passed_over_again() -> None:
+    changes: list[dict[str, Any]] = [{}, {"scaled_logits": True}, {"scaled_logits": True, "capped_logits": True}]
+    head = price_work(stack_cases([gpt3(**change) for change in changes]), F).head
+    assert head[0] < head[1] < head[2]
