@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 DECODER_SWITCHES = {
     "swiglu": "model.activation=silu model.gated=true", "squared_relu": "model.activation=relu2",
     "disable_bias_linear": "model.bias=none", "add_qkv_bias": "model.bias=all",
-    "untie_embeddings_and_output_weights": "model.tied=false", "use_rotary_position_embeddings": "model.positions=rotary",
+    "untie_embeddings_and_output_weights": "model.tied=false",
+    "use_rotary_position_embeddings": "model.positions=rotary",
     "qk_layernorm": "model.qk_norm=head", "use_qk_norm": "model.qk_norm=head",
     "apply_layernorm_1p": "model.norm_weight=from_zero", "use_parallel_residual": "model.parallel_block=two_norms",
     "use_rope_scaling": "model.rotary_scaling=llama3 model.rotary_factor=8 model.rotary_original_len=8192",

@@ -75,9 +75,10 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
             _add_override(result, _OFF_SWITCHES[last])
         elif last in _OFF_SWITCHES or (values and value.lower() in _FALSE and _switch_override(last, groups)):
             continue  # because: a feature that is off there is off here by default
-        elif value.lower() in ("", *_TRUE) and (override := _switch_override(last, groups)):
-            _add_overrides(result, override)
-        elif override := decoder_overrides(last, values):
+        elif override := (
+            (_switch_override(last, groups) if value.lower() in ("", *_TRUE) else "")
+            or decoder_overrides(last, values)
+        ):
             _add_overrides(result, override)
         elif override := _combined_override(last, values):
             _add_override(result, override)
