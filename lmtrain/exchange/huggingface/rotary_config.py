@@ -77,10 +77,13 @@ def rope_scaling(s: GPTSettings) -> Config:
     return {"rope_type": kind} | lists
 
 
-def rotary_settings(c: Config, problems: list[str], *, has_share: bool = False) -> Config:
+def rotary_settings(
+    c: Config, problems: list[str], *, default_base: float = DEFAULT_BASE, default_share: float | None = None
+) -> Config:
     """Return our settings of the rotary angles in the config.json `c`, completed with ROTARY_DEFAULTS. Add a message to
     `problems` for angles that lmtrain does not compute, and for those that transformers 4 and 5 read differently.
-    `has_share` is that of `rotary_entries`; other families ignore the key in part, and must turn whole heads.
+    `default_base` is the base of a file that has none, and `default_share` the share of a head's numbers that are
+    turned; without a key for that share, for which it is None, a family must turn whole heads.
     """
     # because: transformers 5 takes rope_parameters only if there is no rope_scaling, and 4 never takes it
     key = "rope_scaling" if c["rope_scaling"] else "rope_parameters"
@@ -88,24 +91,28 @@ def rotary_settings(c: Config, problems: list[str], *, has_share: bool = False) 
     if not isinstance(rope, dict):
         problems.append(f"{key}={show(rope)} would have to be a group")
         rope = {}
-    base_outside = c["rope_theta"]
-    if base_outside is None and key == "rope_scaling":
-        base_outside = DEFAULT_BASE  # because: transformers 4 takes no base from rope_scaling
-    bases = [base for base in (rope.get("rope_theta"), base_outside) if base is not None]
-    if len(bases) == 2 and bases[0] != bases[1]:
-        problems.append(f"rope_theta={show(base_outside)} would have to be {show(bases[0])}, as in {key}")
-    values = {"rotary_base": bases[0] if bases else DEFAULT_BASE} | scaling_settings(rope, key, c, problems)
-    inside, outside = rope.get("partial_rotary_factor"), c["partial_rotary_factor"]
-    if not has_share:
-        if any(share not in (None, 1.0) for share in (inside, outside)):
-            problems.append(f"partial_rotary_factor in config.json or {key} would have to be 1, over the whole head")
-        return values
+    base = _value_of_both_forms(c, rope, key, "rope_theta", default_base, problems)
+    values = {"rotary_base": base} | scaling_settings(rope, key, c, problems)
+    if default_share is not None:
+        share = _value_of_both_forms(c, rope, key, "partial_rotary_factor", default_share, problems)
+        return values | {"rotary_share": share}
+    shares = (rope.get("partial_rotary_factor"), c["partial_rotary_factor"])
+    if any(share not in (None, 1.0) for share in shares):
+        problems.append(f"partial_rotary_factor in config.json or {key} would have to be 1, over the whole head")
+    return values
+
+
+def _value_of_both_forms(c: Config, rope: Config, key: str, name: str, default: object, problems: list[str]) -> Any:
+    """Return the value of `name` in the group `rope`, which the config.json `c` has as `key`, or beside that group. Add
+    a message to `problems` if the two differ.
+    """
+    outside = c[name]
     if outside is None and key == "rope_scaling":
-        outside = 1.0  # because: transformers 4 takes no share from rope_scaling
-    shares = [share for share in (inside, outside) if share is not None]
-    if len(shares) == 2 and shares[0] != shares[1]:
-        problems.append(f"partial_rotary_factor={show(outside)} would have to be {show(inside)}, as in {key}")
-    return values | {"rotary_share": shares[0] if shares else 1.0}
+        outside = default  # because: transformers 4 takes neither a base nor a share from rope_scaling
+    found = [value for value in (rope.get(name), outside) if value is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        problems.append(f"{name}={show(outside)} would have to be {show(found[0])}, as in {key}")
+    return found[0] if found else default
 
 
 def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> Config:

@@ -97,7 +97,7 @@ class Phi3(Family[GPTSettings]):
     def settings(self, config: Config, problems: list[str]) -> Config:
         c = config
         require_values(c, problems, self.required)
-        rotary = rotary_settings(c, problems, has_share=True)
+        rotary = rotary_settings(c, problems, default_share=1.0)
         if (kind := rotary.get("rotary_scaling", "none")) not in ("none", "longrope"):
             problems.append(f"rotary angles of type {kind} would have to be default or longrope")
         return size_settings(c) | rotary | {

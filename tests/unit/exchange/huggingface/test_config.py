@@ -10,7 +10,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.exchange.huggingface.config_json import hf_config, hf_family, ignored_keys, settings_from_config
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
-from tests.unit.exchange.models import bert, gpt2, llama
+from tests.unit.exchange.models import bert, gpt2
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,6 @@ from tests.unit.exchange.models import bert, gpt2, llama
         (gpt2(num_kv_heads=2), "model.num_kv_heads=2 would have to be 4"),
         (gpt2(head_width=16), "model.head_width=16"),
         (gpt2(activation="relu2"), "nearest is gpt2, for which model.activation=relu2 would have to be gelu"),
-        (llama(window=5, bias="all"), "nearest is llama, for which model.window=5"),
         (bert(activation="gelu_tanh"), "model.head_activation=gelu would have to be model.activation=gelu_tanh"),
     ],
 )

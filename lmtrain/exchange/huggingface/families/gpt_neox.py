@@ -1,0 +1,107 @@
+"""Hugging Face's GPT-NeoX. Found by ../family.py.
+
+Pythia's config.json says gelu, of which transformers computes the exact form; GPT-NeoX trained Pythia with its fused
+gelu, which is the form by tanh. An import takes what transformers computes; the logits differ by some 1e-4.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lmtrain.exchange.huggingface.decoder_config import (
+    ACTIVATION_NAMES,
+    activation_setting,
+    flag_setting,
+    layer_rules,
+    require_values,
+    size_entries,
+    size_settings,
+    word_rules,
+)
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_WORDS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.weight_names import FamilyNames, qkv_rows_by_head
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.spec import LayerKind
+
+_SHARE = 0.25  # of a head that transformers turns if the file has no share
+# Its own keys of rotary angles, and those of other families.
+_ROTARY_NAMES = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+_NOT_READ = "transformers does not read it in a model of this type"
+
+
+class GPTNeoX(Family[GPTSettings]):
+    """GPT-NeoX-20B and Pythia, with the exact gelu of transformers; they were trained with gelu by tanh."""
+
+    model_type: ClassVar[str] = "gpt_neox"
+    architecture = "GPTNeoXForCausalLM"
+    settings_class = GPTSettings
+    rank = 75
+    defaults = {
+        "vocab_size": 50432, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44,
+        "num_attention_heads": 64, "head_dim": None, "hidden_act": "gelu", "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": False, "attention_bias": True,
+        "use_parallel_residual": True, "attention_dropout": 0.0, "hidden_dropout": 0.0, "is_causal": True,
+        "rotary_emb_base": None, "rotary_pct": None, "rope_parameters": None, "rope_scaling": None,
+        "original_max_position_embeddings": None,
+    }  # fmt: skip
+    required = {"is_causal": True}
+    inert = {
+        "rope_theta": "rotary_emb_base has its value", "partial_rotary_factor": "rotary_pct has its value",
+        "hidden_dropout_prob": _NOT_READ, "attention_probs_dropout_prob": _NOT_READ,
+    }  # fmt: skip
+    dropouts = ("attention_dropout", "hidden_dropout")
+    prefix = "gpt_neox."
+    heads = ("embed_out.",)
+    tied_names = ("embed_out.weight",)
+    tables = (".attention.bias", ".attention.masked_bias", ".inv_freq")
+    tokenizer_class = "GPTNeoXTokenizer"
+    rotary_keys = ("rotary_emb_base", "rotary_pct", "rope_scaling", "rope_parameters",
+                   "original_max_position_embeddings")  # fmt: skip
+    names = FamilyNames(
+        "gpt_neox.layers.",
+        {
+            "attention_norm": ("input_layernorm",), "attention.qkv": ("attention.query_key_value",),
+            "attention.out": ("attention.dense",), "mlp_norm": ("post_attention_layernorm",),
+            "mlp.up": ("mlp.dense_h_to_4h",), "mlp.down": ("mlp.dense_4h_to_h",),
+        },
+        {"embedding.token": ("gpt_neox.embed_in",), "norm": ("gpt_neox.final_layer_norm",), "head": ("embed_out",)},
+        row_orders={"attention.qkv": qkv_rows_by_head},
+    )  # fmt: skip
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        s = settings
+        return [
+            *word_rules(
+                s, free=("tied", "window", "layer_pattern", "rotary_share", *ROTARY_WORDS), positions="rotary",
+                activation=tuple(ACTIVATION_NAMES), bias=("all", "mlp"), parallel_block=("two_norms", "no"),
+            ),
+            *layer_rules(s, LayerKind(rotary=True)),
+            (s.kv_heads == s.num_heads, f"model.num_kv_heads={s.kv_heads} would have to be {s.num_heads}"),
+            (s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        rotary = rotary_entries(s, has_share=True)
+        return size_entries(s) | {
+            "hidden_act": ACTIVATION_NAMES[s.activation], "layer_norm_eps": s.norm_eps,
+            "attention_bias": s.bias == "all", "use_parallel_residual": s.parallel_block == "two_norms",
+            "attention_dropout": s.dropout, "hidden_dropout": s.dropout,
+        } | {_ROTARY_NAMES.get(key, key): value for key, value in rotary.items()}  # fmt: skip
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        require_values(c, problems, self.required)
+        is_own_width = type(c["head_dim"]) is int and c["head_dim"] * c["num_attention_heads"] == c["hidden_size"]
+        if c["head_dim"] is not None and not is_own_width:
+            problems.append("head_dim would have to be hidden_size / num_attention_heads, or be removed")
+        has_bias = flag_setting(c, "attention_bias", problems)
+        is_parallel = flag_setting(c, "use_parallel_residual", problems)
+        rotary = {key: c[name] for key, name in _ROTARY_NAMES.items()}
+        return size_settings(c) | rotary_settings({**c, **rotary}, problems, default_share=_SHARE) | {
+            "positions": "rotary", "norm": "layernorm", "norm_eps": c["layer_norm_eps"],
+            "activation": activation_setting(c, "hidden_act", problems), "gated": False,
+            "bias": "all" if has_bias else "mlp", "norm_bias": None if has_bias else True,
+            "parallel_block": "two_norms" if is_parallel else "no",
+        }  # fmt: skip

@@ -1,0 +1,236 @@
+"""Hugging Face's OLMo 1, whose norms have no weights, 2, with norms after its branches, and 3. Found by ../family.py.
+
+Of an OLMo 3 transformers 4 reads one rope_theta for all layers and a rope_scaling for those without a window; 5 reads
+both of each kind of layers from a group in rope_parameters. A file that they would read differently is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from lmtrain.config.settings_base import show
+from lmtrain.exchange.huggingface.decoder_config import (
+    FULL_LAYER,
+    WINDOW_LAYER,
+    layer_kinds,
+    layer_rules,
+    layer_types,
+    llama_like_names,
+    pattern_setting,
+    require_values,
+    size_entries,
+    size_settings,
+    word_rules,
+)
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import (
+    DEFAULT_BASE,
+    ROTARY_DEFAULTS,
+    ROTARY_KEYS,
+    ROTARY_WORDS,
+    rope_scaling,
+    rotary_entries,
+    rotary_settings,
+    scaling_settings,
+)
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.spec import LayerKind
+
+_OLMO1_EPS = 1e-5  # which no key of config.json changes
+_PERIOD = 4  # layers, of which the last has no window if the file does not list them
+_BASE_OF_5 = 500000.0  # that transformers 5 takes where a group has none
+_KEYS_OF_ALL = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}  # of a group, whatever its type of scaling
+
+
+class OLMo2(Family[GPTSettings]):
+    """OLMo 2."""
+
+    model_type: ClassVar[str] = "olmo2"
+    architecture = "Olmo2ForCausalLM"
+    settings_class = GPTSettings
+    rank = 80
+    defaults = {
+        "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
+        "tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "is_causal": True,
+        **ROTARY_DEFAULTS,
+    }  # fmt: skip
+    required = {"hidden_act": "silu", "is_causal": True, "attention_bias": False}
+    dropouts = ("attention_dropout",)
+    tokenizer_class = "GPTNeoXTokenizer"
+    rotary_keys = ROTARY_KEYS
+    names = llama_like_names({
+        "attention_out_norm": ("post_attention_layernorm",), "mlp_out_norm": ("post_feedforward_layernorm",),
+        "attention.q_norm": ("self_attn.q_norm",), "attention.k_norm": ("self_attn.k_norm",),
+    })  # fmt: skip
+    # the words of its norms
+    words: ClassVar[dict[str, Any]] = {"norm": "rmsnorm", "norm_order": "branch", "qk_norm": "whole"}
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        s = settings
+        return [
+            *word_rules(
+                s, free=("tied", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary", activation="silu",
+                gated=True, bias="none", norm_bias=False, **self.words,
+            ),
+            *layer_rules(s, LayerKind(rotary=True)),
+            *_scaling_rules(s),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        entries = _entries_of_all(s) | {"rms_norm_eps": s.norm_eps} | rotary_entries(s)
+        if s.rotary_scaling == "linear":
+            # because: transformers 4 opens an OLMo with these two keys alone
+            entries["rope_scaling"] = {"type": "linear", "factor": s.rotary_factor}
+        return entries
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        require_values(c, problems, self.required)
+        rotary = rotary_settings(c, problems)
+        kind = rotary.get("rotary_scaling", "none")
+        if kind not in ("none", "linear"):
+            problems.append(f"rotary angles of type {kind} would have to be default or linear, as transformers 4 opens "
+                            f"no {self.model_type} with others")  # fmt: skip
+        return _settings_of_all(c) | rotary | {"norm_eps": c["rms_norm_eps"]} | self.words
+
+
+class OLMo(OLMo2):
+    """OLMo 1, unless its queries, keys and values are clipped."""
+
+    model_type: ClassVar[str] = "olmo"
+    architecture = "OlmoForCausalLM"
+    rank = 81
+    defaults = {
+        **{key: value for key, value in OLMo2.defaults.items() if key != "rms_norm_eps"}, "clip_qkv": None
+    }  # fmt: skip
+    required = {**OLMo2.required, "clip_qkv": None}
+    names = llama_like_names({})
+    words = {"norm": "layernorm", "norm_weight": "none"}
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        eps = settings.norm_eps
+        message = f"model.norm_eps={eps:g} would have to be {_OLMO1_EPS:g}"
+        return [*super().rules(settings), (eps == _OLMO1_EPS, message)]
+
+    def config(self, settings: GPTSettings) -> Config:
+        return {key: value for key, value in super().config(settings).items() if key != "rms_norm_eps"}
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        return super().settings({**config, "rms_norm_eps": _OLMO1_EPS}, problems)
+
+
+class OLMo3(OLMo2):
+    """OLMo 3, with scaled angles in layers without a window or not."""
+
+    model_type: ClassVar[str] = "olmo3"
+    architecture = "Olmo3ForCausalLM"
+    rank = 82
+    defaults = {**OLMo2.defaults, "sliding_window": 4096, "layer_types": None}
+    tokenizer_class = "GPT2Tokenizer"
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        s = settings
+        own, base = s.local_rotary_base, s.rotary_base
+        has_windows = any(kind.window for kind in s.layer_kinds)
+        is_unscaled = own == base or (own is None and s.rotary_scaling == "none")
+        return [
+            *word_rules(
+                s, free=("tied", "window", "layer_pattern", "local_rotary_base", *ROTARY_WORDS), positions="rotary",
+                activation="silu", gated=True, bias="none", norm_bias=False, **self.words,
+            ),
+            (all(kind.rotary for kind in s.layer_kinds),
+             f"model.layer_pattern={show(s.layer_pattern)} would have to give all layers rotary angles"),
+            (not has_windows or is_unscaled,
+             f"model.local_rotary_base={show(own)} would have to be {show(base)}, the base of all layers"),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        base = {"rope_theta": s.rotary_base}
+        groups = {FULL_LAYER: rope_scaling(s) | base, WINDOW_LAYER: {"rope_type": "default"} | base}
+        return _entries_of_all(s) | {
+            "rms_norm_eps": s.norm_eps, "layer_types": layer_types(s), "sliding_window": s.window,
+        } | rotary_entries(s) | {"rope_parameters": groups}  # fmt: skip
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        require_values(c, problems, self.required)
+        num_layers = c["num_hidden_layers"]
+        windows = layer_kinds(c["layer_types"], num_layers, problems)
+        if windows is None:
+            count = num_layers if type(num_layers) is int else 0
+            windows = [(layer + 1) % _PERIOD != 0 for layer in range(count)]
+        if any(windows) and c["sliding_window"] is None:
+            problems.append("sliding_window would have to be set, as there are layers with a window")
+        return _settings_of_all(c) | self.words | {
+            "norm_eps": c["rms_norm_eps"], "window": c["sliding_window"] if any(windows) else None,
+            "layer_pattern": pattern_setting(windows),
+        } | _angles_by_layer(c, windows, problems)  # fmt: skip
+
+
+def _entries_of_all(s: GPTSettings) -> Config:
+    """Return the entries of config.json that all OLMos share."""
+    head = {"head_dim": s.head} if s.head * s.num_heads != s.width else {}
+    return size_entries(s) | head | {
+        "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "attention_bias": False,
+        # because: theirs would drop attention alone, which is not how this model was trained
+        "attention_dropout": 0.0,
+    }  # fmt: skip
+
+
+def _settings_of_all(c: Config) -> Config:
+    """Return our settings for the keys of config.json that all OLMos share."""
+    return size_settings(c) | {
+        "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
+        "activation": "silu", "gated": True, "bias": "none",
+    }  # fmt: skip
+
+
+def _scaling_rules(s: GPTSettings) -> list[Rule]:
+    """Return the rules that angles are scaled as transformers 4 and 5 both open an OLMo 1 or 2."""
+    kind, factor = s.rotary_scaling, s.rotary_factor
+    return [
+        (kind in ("none", "linear"), f"model.rotary_scaling={kind} would have to be none or linear"),
+        (kind != "linear" or factor > 1, f"model.rotary_factor={show(factor)} would have to be above 1"),
+    ]
+
+
+def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Config:
+    """Return our settings of the rotary angles of the OLMo 3 with the config.json `c`, whose layers have these windows.
+    """
+    groups, old = c["rope_parameters"] or {}, c["rope_scaling"] or {}
+    is_group = isinstance(groups, dict) and all(isinstance(group, dict | None) for group in groups.values())
+    if not is_group or not groups.keys() <= {FULL_LAYER, WINDOW_LAYER} or not isinstance(old, dict):
+        problems.append(
+            f"rope_parameters would have to consist of the groups {FULL_LAYER} and {WINDOW_LAYER}, and rope_scaling "
+            "would have to be a group"
+        )
+        return {}
+    full, local = {**(groups.get(FULL_LAYER) or {}), **old}, groups.get(WINDOW_LAYER) or {}
+    if old and full.keys() - old.keys() - _KEYS_OF_ALL:
+        problems.append(f"rope_scaling would have to have all keys that {FULL_LAYER} has in rope_parameters")
+    if any(share not in (None, 1.0) for share in (x.get("partial_rotary_factor") for x in (c, full, local))):
+        problems.append("partial_rotary_factor would have to be 1, over the whole head")
+    has_full, has_local = not all(windows), any(windows)
+    if has_local and (local.keys() - _KEYS_OF_ALL or _type_of(local) != "default"):
+        problems.append(f"rotary angles of {WINDOW_LAYER} would have to be of type default, without numbers")
+    # because: transformers 5 gives rope_theta to the layers without a window alone
+    bases = [full.get("rope_theta") or c["rope_theta"] or _BASE_OF_5] if has_full else []
+    bases += [local.get("rope_theta") or _BASE_OF_5] if has_local else []
+    bases += [c["rope_theta"] or DEFAULT_BASE] if c["rope_theta"] is not None or old or not groups else []
+    if any(base != bases[0] for base in bases):
+        problems.append(
+            f"rope_theta={' and '.join(map(show, bases))} would have to be the same for all layers, and for "
+            "transformers 4 and 5: set it in both groups of rope_parameters, and beside them"
+        )
+    scaling = scaling_settings(full, "rope_scaling" if old else "rope_parameters", c, problems) if has_full else {}
+    is_scaled = scaling.get("rotary_scaling", "none") != "none"
+    own_base = {"local_rotary_base": bases[0]} if is_scaled and has_local else {}
+    return {"rotary_base": bases[0]} | scaling | own_base
+
+
+def _type_of(group: Config) -> Any:
+    return group.get("rope_type", group.get("type", "default"))

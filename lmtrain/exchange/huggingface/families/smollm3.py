@@ -1,0 +1,112 @@
+"""Hugging Face's SmolLM3: a LLaMA in which some layers turn no queries and keys. Found by ../family.py."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lmtrain.config.settings_base import show
+from lmtrain.errors import shorten
+from lmtrain.exchange.huggingface.decoder_config import (
+    flag_setting,
+    layer_kinds,
+    layer_types,
+    llama_like_names,
+    pattern_setting,
+    require_values,
+    size_entries,
+    size_settings,
+    word_rules,
+)
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import (
+    ROTARY_DEFAULTS,
+    ROTARY_KEYS,
+    ROTARY_WORDS,
+    rotary_entries,
+    rotary_settings,
+)
+from lmtrain.models.gpt_settings import GPTSettings
+
+_BASE = 2000000.0  # that transformers takes where the file has none
+
+
+class SmolLM3(Family[GPTSettings]):
+    """SmolLM3."""
+
+    model_type: ClassVar[str] = "smollm3"
+    architecture = "SmolLM3ForCausalLM"
+    settings_class = GPTSettings
+    rank = 50
+    defaults = {
+        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": None, "hidden_act": "silu",
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "initializer_range": 0.02,
+        "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+        "use_sliding_window": False, "sliding_window": None, "layer_types": None, "no_rope_layers": None,
+        "no_rope_layer_interval": 4, "is_causal": True, **ROTARY_DEFAULTS,
+    }  # fmt: skip
+    required = {"hidden_act": "silu", "is_causal": True}
+    dropouts = ("attention_dropout",)
+    tokenizer_class = "PreTrainedTokenizer"
+    rotary_keys = ROTARY_KEYS
+    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        return word_rules(
+            settings, free=("tied", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary", norm="rmsnorm",
+            activation="silu", gated=True, bias=("none", "all", "mlp"),
+        )  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        head = {"head_dim": s.head} if s.head * s.num_heads != s.width else {}
+        return size_entries(s) | head | {
+            "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "rms_norm_eps": s.norm_eps,
+            # because: theirs would drop attention alone, which is not how this model was trained
+            "attention_dropout": 0.0, "attention_bias": s.bias == "all", "mlp_bias": s.bias in ("all", "mlp"),
+            "no_rope_layers": [int(kind.rotary) for kind in s.layer_kinds], "layer_types": layer_types(s),
+            "use_sliding_window": any(kind.window for kind in s.layer_kinds), "sliding_window": s.window,
+        } | rotary_entries(s)  # fmt: skip
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        require_values(c, problems, self.required)
+        of_attention, of_mlp = (flag_setting(c, key, problems) for key in ("attention_bias", "mlp_bias"))
+        if of_attention and not of_mlp:
+            problems.append("attention_bias=true would have to be false, or mlp_bias to be true")
+        turns = _layers_that_turn(c, problems)
+        windows = _layers_with_window(c, turns, problems)
+        return size_settings(c) | rotary_settings(c, problems, default_base=_BASE) | {
+            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
+            "norm": "rmsnorm", "norm_eps": c["rms_norm_eps"], "activation": "silu", "gated": True,
+            "bias": "all" if of_attention else "mlp" if of_mlp else "none",
+            "window": c["sliding_window"] if any(windows) else None, "layer_pattern": pattern_setting(windows, turns),
+        }  # fmt: skip
+
+
+def _layers_that_turn(c: Config, problems: list[str]) -> list[bool]:
+    """Return for each layer whether it turns queries and keys, which is a 1 in no_rope_layers."""
+    flags, period = c["no_rope_layers"], c["no_rope_layer_interval"]
+    count = c["num_hidden_layers"] if type(c["num_hidden_layers"]) is int else 0
+    if flags is None:
+        if type(period) is not int or period < 1:
+            problems.append(f"no_rope_layer_interval={shorten(show(period))} would have to be a whole number above 0")
+            period = 1
+        return [(layer + 1) % period != 0 for layer in range(count)]
+    if not isinstance(flags, list) or len(flags) < count or any(type(x) is not int or x not in (0, 1) for x in flags):
+        problems.append(f"no_rope_layers would have to be a list of {count} times 0 or 1, one for each layer")
+        return [True] * count
+    return [flag == 1 for flag in flags[:count]]  # because: transformers lets the list be longer
+
+
+def _layers_with_window(c: Config, turns: list[bool], problems: list[str]) -> list[bool]:
+    """Return for each layer whether it has a window: those of layer_types, or by default those that turn nothing."""
+    uses = flag_setting(c, "use_sliding_window", problems)
+    windows = layer_kinds(c["layer_types"], len(turns), problems)
+    if windows is None:
+        return [uses and c["sliding_window"] is not None and not turned for turned in turns]
+    if any(windows) and (not uses or c["sliding_window"] is None):
+        problems.append(
+            "layer_types with sliding_attention would have to go with use_sliding_window=true and a sliding_window"
+        )
+    return windows

@@ -1,0 +1,83 @@
+"""Hugging Face's StableLM: a LLaMA with LayerNorms that turns a share of each head. Found by ../family.py."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lmtrain.exchange.huggingface.decoder_config import (
+    flag_setting,
+    layer_rules,
+    llama_like_names,
+    require_values,
+    size_entries,
+    size_settings,
+    word_rules,
+)
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import (
+    ROTARY_DEFAULTS,
+    ROTARY_KEYS,
+    ROTARY_WORDS,
+    rotary_entries,
+    rotary_settings,
+)
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.spec import LayerKind
+
+_SHARE = 0.25  # of a head that transformers turns if the file has no share
+
+
+class StableLM(Family[GPTSettings]):
+    """StableLM 3B and StableLM 2 1.6B, and others without norms of queries and keys."""
+
+    model_type: ClassVar[str] = "stablelm"
+    architecture = "StableLmForCausalLM"
+    settings_class = GPTSettings
+    rank = 85
+    defaults = {
+        "vocab_size": 50304, "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": None, "hidden_act": "silu",
+        "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "initializer_range": 0.02,
+        "tie_word_embeddings": False, "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False,
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "is_causal": True, **ROTARY_DEFAULTS,
+    }  # fmt: skip
+    # because: its hidden_dropout is that of the MLP alone, and a norm of queries has other weights for each head
+    required = {"hidden_act": "silu", "is_causal": True, "qk_layernorm": False, "hidden_dropout": 0}
+    dropouts = ("attention_dropout",)
+    tokenizer_class = "GPTNeoXTokenizer"
+    rotary_keys = (*ROTARY_KEYS, "partial_rotary_factor")
+    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
+
+    def rules(self, settings: GPTSettings) -> list[Rule]:
+        s = settings
+        return [
+            *word_rules(
+                s, free=("tied", "window", "layer_pattern", "rotary_share", *ROTARY_WORDS), positions="rotary",
+                activation="silu", gated=True, bias=("none", "qkv"), parallel_block=("no", "one_norm"),
+            ),
+            *layer_rules(s, LayerKind(rotary=True)),
+            (s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"),
+        ]  # fmt: skip
+
+    def config(self, settings: GPTSettings) -> Config:
+        s = settings
+        return size_entries(s) | {
+            "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "layer_norm_eps": s.norm_eps,
+            "use_qkv_bias": s.bias == "qkv", "use_parallel_residual": s.parallel_block == "one_norm",
+            # because: theirs would drop less than this model was trained with
+            "hidden_dropout": 0.0, "attention_dropout": 0.0,
+        } | rotary_entries(s, has_share=True)  # fmt: skip
+
+    def settings(self, config: Config, problems: list[str]) -> Config:
+        c = config
+        require_values(c, problems, self.required)
+        is_own_width = type(c["head_dim"]) is int and c["head_dim"] * c["num_attention_heads"] == c["hidden_size"]
+        if c["head_dim"] is not None and not is_own_width:
+            problems.append("head_dim would have to be hidden_size / num_attention_heads, or be removed")
+        has_bias = flag_setting(c, "use_qkv_bias", problems)
+        is_parallel = flag_setting(c, "use_parallel_residual", problems)
+        return size_settings(c) | rotary_settings(c, problems, default_share=_SHARE) | {
+            "num_kv_heads": c["num_key_value_heads"], "positions": "rotary", "norm": "layernorm",
+            "norm_eps": c["layer_norm_eps"], "norm_bias": True, "activation": "silu", "gated": True,
+            "bias": "qkv" if has_bias else "none", "parallel_block": "one_norm" if is_parallel else "no",
+        }  # fmt: skip
