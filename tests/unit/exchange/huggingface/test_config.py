@@ -10,7 +10,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.exchange.huggingface.config_json import hf_config, hf_family, ignored_keys, settings_from_config
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
-from tests.unit.exchange.models import bert, gpt2
+from tests.unit.exchange.models import bert, gpt2, llama
 
 
 @pytest.mark.parametrize(
