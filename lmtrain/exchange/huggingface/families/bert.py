@@ -33,7 +33,7 @@ class Bert(Family[BertSettings]):
         "position_embedding_type": "absolute", "tie_word_embeddings": True,
     }  # fmt: skip
     inert = {
-        "classifier_dropout": "it is for other heads",
+        "classifier_dropout": "it is for other heads", "is_causal": _NOT_READ,
         **dict.fromkeys(("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
                          "pooler_size_per_head", "pooler_type"), _NOT_READ),
     }  # fmt: skip
