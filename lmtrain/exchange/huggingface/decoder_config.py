@@ -98,7 +98,7 @@ def layer_kinds(types: object, num_layers: object, problems: list[str]) -> list[
         problems.append(f"layer_types would have to be a list of {WINDOW_LAYER} and {FULL_LAYER}")
         return None
     if len(types) != num_layers:
-        problems.append(f"layer_types has {len(types)} layers, and would have to have {show(num_layers)}")
+        problems.append(f"layer_types has {len(types)} layers, and num_hidden_layers={show(num_layers)}")
         return None
     return [kind == WINDOW_LAYER for kind in types]
 
@@ -130,7 +130,10 @@ def late_window_settings(c: Config, problems: list[str]) -> Config:
             return {"window": None, "layer_pattern": None}
         sizes = (num_layers, first)
         if not all(type(size) is int and 0 <= size <= _MAX_LAYERS for size in sizes):
-            problems.append(f"max_window_layers={show(first)} would have to be a number of layers")
+            problems.append(
+                f"num_hidden_layers={show(num_layers)} and max_window_layers={show(first)} would have to be numbers of "
+                "layers"
+            )
             return {}
         has_window = [layer >= first for layer in range(num_layers)]
     elif any(has_window) and window is None:

@@ -255,7 +255,7 @@ class Gemma3(_AnyGemma):
 def _embedding_scale(c: Config, problems: list[str]) -> float:
     """Return the factor of embeddings: the square root of the width, rounded to the type of the stored weights."""
     dtype, width = c["dtype"] if c["dtype"] is not None else c["torch_dtype"], c["hidden_size"]
-    if dtype not in _TYPES:
+    if not isinstance(dtype, str) or dtype not in _TYPES:
         problems.append(
             f"dtype={show(dtype)} would have to be {', '.join(_TYPES)}: the type of the stored weights, to which the "
             "factor of embeddings is rounded"

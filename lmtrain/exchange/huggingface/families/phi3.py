@@ -99,7 +99,7 @@ class Phi3(Family[GPTSettings]):
         require_values(c, problems, self.required)
         rotary = rotary_settings(c, problems, default_share=1.0)
         if (kind := rotary.get("rotary_scaling", "none")) not in ("none", "longrope"):
-            problems.append(f"rotary angles of type {kind} would have to be default or longrope")
+            problems.append(f"rope_scaling has angles of type {kind}, which would have to be default or longrope")
         return size_settings(c) | rotary | {
             "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
             "norm": "rmsnorm", "norm_eps": c["rms_norm_eps"], "window": c["sliding_window"],

@@ -1,4 +1,4 @@
-"""Ways to damage a Hugging Face folder, each with a word that a refusal has to say."""
+"""Ways to damage a Hugging Face folder, each with a word that a refusal has to say; several are parted by |."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def _of_files(tensors: Tensors) -> Iterator[tuple[str, str, Damage]]:
 def _of_config(config: Config, family: str) -> Iterator[tuple[str, str, Damage]]:
     defaults = families()[family].defaults
     for key, (setting,) in SETTINGS.items():
-        if key in defaults:
+        if key in defaults and not key.endswith("softcapping"):  # because: 1.5 is a cap
             odd: tuple[Any, ...] = (-1, 0, "many", 1.5, [4], 10**30)
             for value in odd:
-                yield f"{key} is {value}", setting, _set(key, value)
+                yield f"{key} is {value}", f"{setting}|{key}", _set(key, value)
     for key in ("num_hidden_layers", "vocab_size", "intermediate_size"):
         for step in (-1, 1):
             yield f"{key} is {step} off", "", _set(key, config[key] + step)
@@ -92,8 +92,8 @@ def _of_config(config: Config, family: str) -> Iterator[tuple[str, str, Damage]]
             yield f"rope_theta is {base}", "rotary_base", _set_base(base)
         for scaling, word in (
             ({"rope_type": "twisted"}, "twisted"), ({"rope_type": "linear"}, "factor"),
-            ({"rope_type": "linear", "factor": "x"}, "rotary_factor"),
-            ({"rope_type": "linear", "factor": -2.0}, "rotary_factor"),
+            ({"rope_type": "linear", "factor": "x"}, "rotary_factor|linear"),
+            ({"rope_type": "linear", "factor": -2.0}, "rotary_factor|linear"),
             ({"rope_type": "linear", "factor": 2.0, "odd": 1}, "odd"),
             ({"rope_type": "llama3", "factor": 2.0}, "low_freq_factor"),
             ({"rope_type": "longrope", "short_factor": [1.0]}, "long_factor"),

@@ -59,7 +59,9 @@ def test_values_of_other_types_are_refused_or_unread(family: str) -> None:
     for key in families()[family].defaults:
         for value in ("odd", [1], {"odd": 1}, 2.5, -1, True, None, [["odd"]], float("nan")):
             with suppress(LmtrainError):
-                settings_from_config({"model_type": family, key: value}, "here", pair_head=False, dropout=0.0)
+                settings_from_config(
+                    {"model_type": family, "dtype": "float32", key: value}, "here", pair_head=False, dropout=0.0
+                )
 
 
 class Keys:
@@ -69,7 +71,8 @@ class Keys:
         self.family, self.folder, self.count = family, folder, 0
         scaled = ("rope_scaling", "original_max_position_embeddings")
         drawn = configs()[family](Draw(family, SEED))
-        self.base = {key: value for key, value in drawn.items() if key not in scaled}
+        types = {"dtype": "float32", "torch_dtype": "float32"}
+        self.base = {key: value for key, value in drawn.items() if key not in scaled} | types
         self.good = make_folder(folder / "good", family, plain(self.base), SEED)
         self.settings = Ours.load(self.good).settings
 
