@@ -61,6 +61,7 @@ test-all: $(VENV)/.tested  ## both in one: all tests but the slow ones
 .PHONY: test-slow
 test-slow: $(VENV)/.tested  ## the tests that take minutes
 	$(PYTEST) -m slow
+	$(MAKE) test-transformers TRANSFORMERS_TESTS=tests/unit/exchange/huggingface/families TRANSFORMERS_MARKS="wide or slow"
 
 .PHONY: mutants
 mutants: $(VENV)/.tested  ## plant each mistake of tests/mutants in a copy: which test notices? ROOM=optim, SUITE=fast|wide|both
@@ -94,6 +95,7 @@ test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Pytho
 # the versions of transformers with which imports and exports are tested, each in an environment of its own
 TRANSFORMERS ?= 4.57 5
 TRANSFORMERS_TESTS ?= tests/unit/exchange
+TRANSFORMERS_MARKS ?= not slow
 
 $(VENV)-transformers-%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-transformers-$*
@@ -106,7 +108,7 @@ $(VENV)-transformers-%/.installed: pyproject.toml
 .PHONY: test-transformers
 test-transformers: $(foreach version,$(TRANSFORMERS),$(VENV)-transformers-$(version)/.installed)  ## imports and exports with transformers 4.57 and 5: TRANSFORMERS="5"
 	for version in $(TRANSFORMERS); do PYTHONPATH="$(CURDIR)" OMP_NUM_THREADS=1 \
-	  $(VENV)-transformers-$$version/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "not slow" \
+	  $(VENV)-transformers-$$version/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "$(TRANSFORMERS_MARKS)" \
 	  $(TRANSFORMERS_TESTS) || exit; done
 
 # ---- the compiled helpers of csrc/, in place and file by file; `pip install` builds the same by pyproject.toml
