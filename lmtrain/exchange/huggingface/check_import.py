@@ -52,7 +52,7 @@ def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
         return {"compared_with": f"nothing: {problem}"}
     batch = random_batch(settings)
     try:
-        answer = transformers_scores(source.path, settings, batch, family.load_options(settings))
+        answer = transformers_scores(source.path, settings, batch, family.load_options)
     except Exception as error:  # because: any of its parts may refuse a folder, each in its own way
         return {"compared_with": f"nothing: transformers does not load the folder ({shorten(error)})"}
     if answer is None:

@@ -52,6 +52,8 @@ class Family(ABC, Generic[S]):
     rotary_keys: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[FamilyNames]
     rewritten: ClassVar[tuple[str, ...]] = ()  # keys that an export writes anew, though an import kept their values
+    # arguments of from_pretrained with which every version of transformers computes the same
+    load_options: ClassVar[Mapping[str, Any]] = _NONE
     # model types that are refused with a reason and a way out, since this family computes a part of theirs
     other_types: ClassVar[Mapping[str, str]] = _NONE
 
@@ -82,10 +84,6 @@ class Family(ABC, Generic[S]):
     def in_fp32(self, settings: S) -> S:
         """Return the settings of the model that transformers computes if it loads weights of another type in fp32."""
         return settings
-
-    def load_options(self, settings: S) -> dict[str, Any]:
-        """Return the arguments of from_pretrained with which every version of transformers computes this model."""
-        return {}
 
     def architecture_of(self, settings: S) -> str:
         return self.architecture

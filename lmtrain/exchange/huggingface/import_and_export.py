@@ -235,8 +235,7 @@ def compare_scores(
             f"The export {folder} does not hold the weights of its source: logits differ by {rounding:g}. Try again."
         )
     facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
-    options = family.load_options(settings)
-    answer = None if memory_problem(settings) else transformers_scores(folder, settings, batch, options)
+    answer = None if memory_problem(settings) else transformers_scores(folder, settings, batch, family.load_options)
     if answer is None:
         return facts | {"compared_with": "lmtrain"}
     version, scores = answer

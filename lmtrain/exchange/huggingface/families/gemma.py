@@ -133,6 +133,7 @@ class Gemma(_AnyGemma):
     inert = _INERT | {"hidden_activation": "transformers reads hidden_act in its place"}
     # because: "gelu" stands for the tanh form here, but transformers 4.57 computes the exact one
     rewritten = ("hidden_act",)
+    load_options = {"hidden_act": "gelu_pytorch_tanh"}
     names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
 
     def rules(self, settings: GPTSettings) -> list[Rule]:
@@ -148,9 +149,6 @@ class Gemma(_AnyGemma):
         activation_setting(config, "hidden_act", problems, ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"))
         return self.common_settings(config, problems) | rotary_settings(config, problems) | {"activation": "gelu_tanh"}
 
-    def load_options(self, settings: GPTSettings) -> dict[str, Any]:
-        return {"hidden_act": "gelu_pytorch_tanh"}
-
 
 class Gemma2(_AnyGemma):
     """Gemma 2."""
@@ -163,6 +161,7 @@ class Gemma2(_AnyGemma):
         "layer_types": None, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
     }  # fmt: skip
     inert = _INERT | {"hidden_act": "transformers reads hidden_activation in its place"}
+    load_options = {"attn_implementation": "eager"}  # because: the attention that 4.57 takes leaves the cap out
     names = llama_like_names({
         "attention_norm": ("input_layernorm",), "attention_out_norm": ("post_attention_layernorm",),
         "mlp_norm": ("pre_feedforward_layernorm",), "mlp_out_norm": ("post_feedforward_layernorm",),
@@ -187,10 +186,6 @@ class Gemma2(_AnyGemma):
         layers = _layer_settings(config, problems, period=2)
         caps = {"attention_cap": config["attn_logit_softcapping"], "norm_order": "sandwich"}
         return self.common_settings(config, problems) | rotary_settings(config, problems) | layers | caps
-
-    def load_options(self, settings: GPTSettings) -> dict[str, Any]:
-        # because: transformers 4.57 loads a Gemma 2 with attention that leaves the cap out
-        return {"attn_implementation": "eager"}
 
 
 class Gemma3(_AnyGemma):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from tests.unit.exchange.huggingface.families.drawing import WINDOW, Config, Draw
 
-# because: transformers gives the embedding of a padding token no gradient
-NO_PADDING = {"pad_token_id": None}
+# because: transformers gives the embedding of a padding token no gradient; a Gemma's factor of embeddings depends on
+# the type of its weights
+OF_GEMMA = {"pad_token_id": None, "dtype": "float32"}
 
 
 def gemma(draw: Draw) -> Config:
     sizes = draw.sizes()
     return {
         **sizes, "num_hidden_layers": draw.layers(1), "rms_norm_eps": draw.eps(), **draw.rotary(sizes["head_dim"]),
-        **NO_PADDING,
+        **OF_GEMMA,
     }  # fmt: skip
 
 
@@ -29,16 +30,19 @@ def gemma2(draw: Draw) -> Config:
 def gemma3(draw: Draw) -> Config:
     sizes = draw.sizes(divides=True)
     period = draw.choose("period", [6, 3])
+    layers = _layers(draw, period)
+    # because: with a window in the only layer no layer reads rope_theta
+    period = 1 if layers["num_hidden_layers"] == 1 else period
     return {
-        **sizes, **_layers(draw, period), **draw.rotary(sizes["head_dim"]),
-        "final_logit_softcapping": draw.choose("logit cap", [None, 3.0]), "sliding_window_pattern": period,
+        **sizes, **layers, **draw.rotary(sizes["head_dim"]), "sliding_window_pattern": period,
+        "final_logit_softcapping": draw.choose("logit cap", [None, 3.0]),
         "rope_local_base_freq": draw.choose("local base", [60.0, 300.0]),
     }  # fmt: skip
 
 
 def _layers(draw: Draw, period: int) -> Config:
     return {
-        **NO_PADDING, "num_hidden_layers": draw.layers(period), "rms_norm_eps": draw.eps(), "sliding_window": WINDOW,
+        **OF_GEMMA, "num_hidden_layers": draw.layers(period), "rms_norm_eps": draw.eps(), "sliding_window": WINDOW,
         "query_pre_attn_scalar": draw.choose("scores", [5, 11, 24]),
         "hidden_activation": draw.choose("activation", ["gelu_pytorch_tanh", "gelu_pytorch_tanh", "gelu", "silu"]),
     }  # fmt: skip

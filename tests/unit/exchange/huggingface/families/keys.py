@@ -25,7 +25,7 @@ _VALUES: dict[str, tuple[Any, ...]] = {
 # Keys that are about the file and not the model.
 NOT_OF_THE_MODEL = {"model_type", "_name_or_path", "architectures", "transformers_version"}
 # Keys that transformers has in its class, with values at which its own models fail.
-NOT_TAKEN = {"return_dict"}
+NOT_TAKEN = {"return_dict", "num_return_sequences"}
 # Keys that are refused by the names of our settings.
 SETTINGS = {
     "hidden_size": ("width",), "num_hidden_layers": ("num_layers",), "num_attention_heads": ("num_heads",),

@@ -15,7 +15,7 @@ from lmtrain.batch import Batch
 from lmtrain.config.settings_base import Settings
 from lmtrain.errors import SettingsError
 from lmtrain.exchange.huggingface.compare_token_ids import quiet_transformers
-from lmtrain.exchange.huggingface.family import weight_mappings
+from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.rotary_settings import RotarySettings
@@ -73,9 +73,11 @@ def heat(model: Any, seed: int) -> None:
 def load_theirs(folder: Path) -> Any:
     import transformers
 
+    family = families()[json.loads((folder / "config.json").read_text())["model_type"]]
+    options = {"attn_implementation": "eager", **family.load_options}
     with quiet_transformers(transformers):
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, attn_implementation="eager"
+            folder, local_files_only=True, trust_remote_code=False, **options
         )
         return model.float().eval()
 
