@@ -50,6 +50,7 @@ _DEFAULTS: Config = {
 }  # fmt: skip
 _INERT = {"cache_implementation": "it is about how texts are generated"}
 _FULL, _LOCAL = "full_attention", "sliding_attention"  # the groups of rope_parameters
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def rounded(value: float, dtype: str) -> float:
@@ -340,10 +341,14 @@ def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
     if c["partial_rotary_factor"] not in (None, 1.0):
         problems.append(f"partial_rotary_factor={show(c['partial_rotary_factor'])} would have to be 1")
     key = "rope_scaling" if scaling else f"{_FULL} of rope_parameters"
+    group, length, longest = {**full, **scaling}, c[_ORIGINAL], c["max_position_embeddings"]
+    is_lost = group.get(_ORIGINAL) is None and length not in (None, longest)
+    if is_lost and group.get("rope_type") in ("llama3", "yarn", "longrope"):
+        problems.append(f"{_ORIGINAL}={show(length)} would have to be in {key} too, where transformers 5 reads it")
     return {
         "rotary_base": _base(c, "rope_theta", full, _FULL, 1e6, problems, has_old_form=bool(scaling)),
         "local_rotary_base": _base(c, "rope_local_base_freq", local, _LOCAL, 1e4, problems, has_old_form=bool(scaling)),
-    } | scaling_settings({**full, **scaling}, key, c, problems)  # fmt: skip
+    } | scaling_settings(group, key, c, problems)  # fmt: skip
 
 
 def _angles(group: Config, c: Config) -> object:

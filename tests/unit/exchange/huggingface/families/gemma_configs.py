@@ -33,8 +33,11 @@ def gemma3(draw: Draw) -> Config:
     layers = _layers(draw, period)
     # because: with a window in the only layer no layer reads rope_theta
     period = 1 if layers["num_hidden_layers"] == 1 else period
+    rotary = draw.rotary(sizes["head_dim"])
+    if original := rotary.get("original_max_position_embeddings"):
+        rotary["rope_scaling"]["original_max_position_embeddings"] = original  # because: transformers 5 reads it there
     return {
-        **sizes, **layers, **draw.rotary(sizes["head_dim"]), "sliding_window_pattern": period,
+        **sizes, **layers, **rotary, "sliding_window_pattern": period,
         "final_logit_softcapping": draw.choose("logit cap", [None, 3.0]),
         "rope_local_base_freq": draw.choose("local base", [60.0, 300.0]),
     }  # fmt: skip

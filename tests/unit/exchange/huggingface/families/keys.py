@@ -31,8 +31,9 @@ SETTINGS = {
     "hidden_size": ("width",), "num_hidden_layers": ("num_layers",), "num_attention_heads": ("num_heads",),
     "intermediate_size": ("ffn_width",), "num_key_value_heads": ("num_kv_heads",), "vocab_size": ("vocab_size",),
     "max_position_embeddings": ("seq_len",), "head_dim": ("head_width",),
-    "attn_logit_softcapping": ("attention_cap",), "final_logit_softcapping": ("logit_cap",),
 }  # fmt: skip
+# The same for keys that are no sizes.
+OTHER_SETTINGS = {"attn_logit_softcapping": ("attention_cap",), "final_logit_softcapping": ("logit_cap",)}
 
 
 def other_values(key: str, value: Any, config: Config) -> list[Any]:

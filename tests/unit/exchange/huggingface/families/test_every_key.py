@@ -15,7 +15,13 @@ from lmtrain.exchange.huggingface.compare_token_ids import quiet_transformers
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.exchange.huggingface.family import families
 from tests.unit.exchange.huggingface.families.drawing import Config, Draw, configs
-from tests.unit.exchange.huggingface.families.keys import NOT_OF_THE_MODEL, NOT_TAKEN, SETTINGS, other_values
+from tests.unit.exchange.huggingface.families.keys import (
+    NOT_OF_THE_MODEL,
+    NOT_TAKEN,
+    OTHER_SETTINGS,
+    SETTINGS,
+    other_values,
+)
 from tests.unit.exchange.huggingface.families.twins import (
     TOLERANCE,
     Ours,
@@ -85,7 +91,7 @@ class Keys:
         try:
             _, settings = settings_from_config({"model_type": self.family, **plain(config)}, "here", pair_head=False)
         except LmtrainError as error:
-            names = (key, *SETTINGS.get(key, ()))
+            names = (key, *(SETTINGS | OTHER_SETTINGS).get(key, ()))
             return "refused" if any(name in str(error) for name in names) else f"refused without its name: {error}"
         self.count += 1
         folder = self.folder / str(self.count)
