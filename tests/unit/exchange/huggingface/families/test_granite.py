@@ -61,6 +61,5 @@ def test_a_granite_that_lmtrain_does_not_compute_is_refused(changes: dict[str, A
         imported(**changes)
 
 
-def test_a_llama_with_factors_or_another_gate_goes_out_as_a_granite() -> None:
+def test_a_llama_with_a_factor_goes_out_as_a_granite() -> None:
     assert hf_family(llama(logit_scale=0.5)) == "granite"
-    assert hf_family(llama(activation="gelu")) == "granite"
