@@ -81,6 +81,16 @@ MUTANTS = [
         only_for="model=gemma3_4b",
     ),
     Mutant(
+        name="olmo_with_norms_before_its_branches",
+        file="conf/model/olmo2_1b.yaml",
+        function="",
+        old="norm_order: branch ",
+        new="norm_order: pre    ",
+        breaks="All OLMo 2 presets have their norms before attention and MLP: the same number of parameters, and "
+        "another model, into which no released weights fit.",
+        only_for="model=olmo2_1b and the larger ones",
+    ),
+    Mutant(
         name="line_ends_where_the_cosine_does",
         file="conf/schedule/linear.yaml",
         function="",
