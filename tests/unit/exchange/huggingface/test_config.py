@@ -81,12 +81,12 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
         ),
         (
             {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1.5},
-            "max_window_layers=1.5 would have to be a number of layers",
+            "max_window_layers=1.5 would have to be numbers of",
         ),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias=true would have to be false"),
         (
             {"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-            "angles of type linear would have to be default or longrope",
+            "rope_scaling has angles of type linear, which would",
         ),
         (
             {"model_type": "phi3", "partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.75}},
