@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text"])
 def test_a_model_is_trained_on_and_given_back(model_type: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = ["bash", ROOT / "docs/how_to/train_on.sh", model_type, tmp_path / "out"]
+    command = ["bash", str(ROOT / "docs/how_to/train_on.sh"), model_type, str(tmp_path / "out")]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     assert "was ended by SIGKILL: it was in backward of step 7" in done.stdout
