@@ -42,6 +42,10 @@ class Starcoder2(Family[GPTSettings]):
         "sliding_window": None, "mlp_type": "default", "norm_type": "layer_norm", "is_causal": True, **ROTARY_DEFAULTS,
     }  # fmt: skip
     required = {"mlp_type": "default", "norm_type": "layer_norm", "is_causal": True}
+    inert = dict.fromkeys(
+        ("activation_function", "layer_norm_epsilon", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+         "scale_attn_weights"), "transformers does not read it in a model of this type"
+    )  # fmt: skip
     dropouts = ("attention_dropout", "residual_dropout", "embedding_dropout")
     tokenizer_class = "GPT2Tokenizer"
     rotary_keys = ROTARY_KEYS
