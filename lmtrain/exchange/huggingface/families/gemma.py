@@ -215,10 +215,12 @@ class Gemma3(_AnyGemma):
 
     def rules(self, settings: GPTSettings) -> list[Rule]:
         s = settings
+        # because: transformers 5 does not read `truncate` in a group of rope_parameters
+        words = (word for word in ROTARY_WORDS if word != "rotary_rounds")
         scales_windows = s.local_rotary_base is None and any(kind.window for kind in s.layer_kinds)
         return [
             *self.common_rules(
-                s, "activation", "attention_scale", "logit_cap", "local_rotary_base", *ROTARY_WORDS,
+                s, "activation", "attention_scale", "logit_cap", "local_rotary_base", *words,
                 norm_order="sandwich", qk_norm="head",
             ),
             *_layer_rules(s),
@@ -345,6 +347,8 @@ def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
     is_lost = group.get(_ORIGINAL) is None and length not in (None, longest)
     if is_lost and group.get("rope_type") in ("llama3", "yarn", "longrope"):
         problems.append(f"{_ORIGINAL}={show(length)} would have to be in {key} too, where transformers 5 reads it")
+    if group.get("truncate") not in (None, True):
+        problems.append(f"truncate={show(group['truncate'])} of {key} would have to be true: transformers 5 takes that")
     return {
         "rotary_base": _base(c, "rope_theta", full, _FULL, 1e6, problems, has_old_form=bool(scaling)),
         "local_rotary_base": _base(c, "rope_local_base_freq", local, _LOCAL, 1e4, problems, has_old_form=bool(scaling)),

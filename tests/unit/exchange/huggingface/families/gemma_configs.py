@@ -34,6 +34,7 @@ def gemma3(draw: Draw) -> Config:
     # because: with a window in the only layer no layer reads rope_theta
     period = 1 if layers["num_hidden_layers"] == 1 else period
     rotary = draw.rotary(sizes["head_dim"])
+    rotary.get("rope_scaling", {}).pop("truncate", None)  # because: transformers 5 does not read it in a group
     if original := rotary.get("original_max_position_embeddings"):
         rotary["rope_scaling"]["original_max_position_embeddings"] = original  # because: transformers 5 reads it there
     return {
