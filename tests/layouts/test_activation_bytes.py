@@ -57,7 +57,7 @@ FEW = ("gqa", 1, "bf16")
 REST = wide(*(one for one in product(MODELS, (1, 2), PRECISIONS) if one != FEW))
 
 
-WORDS = wide(*product(WORD_MODELS, (1, 2), ("fp32", "bf16")))
+WORDS = wide(*product((*WORD_MODELS, "onekey"), (1, 2), ("fp32", "bf16")))
 
 
 @pytest.mark.parametrize(("model", "tp", "precision"), [FEW, *REST, *WORDS])
