@@ -130,11 +130,21 @@ class GPTSettings(RotarySettings, TransformerSettings):
 
     @property
     def shape(self) -> ModelShape:
-        num_window_layers = sum(kind.window for kind in self.layer_kinds)
         return replace(
             super().shape, num_kv_heads=self.kv_heads, head_width=self.head, gated=self.gated,
-            window=self.window, num_window_layers=num_window_layers,
+            window=self.window, num_window_layers=self._num_window_layers,
         )  # fmt: skip
+
+    @property
+    def _num_window_layers(self) -> int:
+        """The number of layers with a window. because: a planner asks for the shape a hundred thousand times, so it is
+        counted by periods of the pattern and not layer by layer
+        """
+        if self.layer_pattern is None:
+            return 0 if self.window is None else self.num_layers
+        letters = self.layer_pattern.lower()
+        periods, rest = divmod(self.num_layers, len(letters))
+        return periods * letters.count("w") + letters[:rest].count("w")
 
     @property
     def num_parameters(self) -> int:
@@ -172,11 +182,8 @@ class GPTSettings(RotarySettings, TransformerSettings):
         return result | ({"head.bias": (vocab,)} if self.head_bias else {})
 
     def cut_of(self, name: str) -> Cut:
-        match name.split(".")[-2:]:
-            case ["q_norm" | "k_norm", _] if self.qk_norm == "whole":
-                return Cut(Split.COLUMN, unit=self.head)
-            case ["q_norm" | "k_norm", _]:
-                return Cut(Split.NONE, partial=True)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            return Cut(Split.COLUMN, unit=self.head) if self.qk_norm == "whole" else Cut(Split.NONE, partial=True)
         return super().cut_of(name)
 
     def ties(self) -> tuple[Tie, ...]:
