@@ -6,6 +6,7 @@ Called by bert.build and by code that sizes or checks a model before torch is im
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from lmtrain.models.model_settings import Shape, TransformerSettings, block_shapes, linear_shapes, norm_shapes
@@ -27,7 +28,7 @@ class BertSettings(TransformerSettings):
     def terms(self) -> tuple[str, ...]:
         return ("mlm", "pair") if self.pair_head else ("mlm",)
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
         return replace(super().shape, causal=False)
 

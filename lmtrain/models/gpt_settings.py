@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from lmtrain.config.settings_base import Check, Problem
@@ -128,7 +129,7 @@ class GPTSettings(RotarySettings, TransformerSettings):
             return (kind,) * self.num_layers
         return tuple(LAYER_LETTERS[self.layer_pattern[i % len(self.layer_pattern)]] for i in range(self.num_layers))
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
         return replace(
             super().shape, num_kv_heads=self.kv_heads, head_width=self.head, gated=self.gated,

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar, Self
 
@@ -166,7 +167,7 @@ class TransformerSettings(ModelSettings):
     def ffn(self) -> int:
         return 4 * self.width if self.ffn_width is None else self.ffn_width
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
         return ModelShape(
             num_layers=self.num_layers,
