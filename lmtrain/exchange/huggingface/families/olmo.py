@@ -39,6 +39,7 @@ from lmtrain.spec import LayerKind
 _OLMO1_EPS = 1e-5  # which no key of config.json changes
 _PERIOD = 4  # layers, of which the last has no window if the file does not list them
 _BASE_OF_5 = 500000.0  # that transformers 5 takes where a group has none
+_ORIGINAL = "original_max_position_embeddings"
 _KEYS_OF_ALL = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}  # of a group, whatever its type of scaling
 
 
@@ -143,6 +144,8 @@ class OLMo3(OLMo2):
             ),
             (all(kind.rotary for kind in s.layer_kinds),
              f"model.layer_pattern={show(s.layer_pattern)} would have to give all layers rotary angles"),
+            # because: transformers 5 does not read `truncate` in a group of rope_parameters
+            (s.rotary_rounds, "model.rotary_rounds=false would have to be true"),
             (not has_windows or is_unscaled,
              f"model.local_rotary_base={show(own)} would have to be {show(base)}, the base of all layers"),
         ]  # fmt: skip
@@ -152,7 +155,9 @@ class OLMo3(OLMo2):
         base = {"rope_theta": s.rotary_base}
         groups = {FULL_LAYER: rope_scaling(s) | base, WINDOW_LAYER: {"rope_type": "default"} | base}
         return _entries_of_all(s) | {
-            "rms_norm_eps": s.norm_eps, "layer_types": layer_types(s), "sliding_window": s.window,
+            "rms_norm_eps": s.norm_eps, "layer_types": layer_types(s),
+            # because: transformers builds the mask of a window even where no layer has one
+            "sliding_window": 4096 if s.window is None else s.window,
         } | rotary_entries(s) | {"rope_parameters": groups}  # fmt: skip
 
     def settings(self, config: Config, problems: list[str]) -> Config:
@@ -215,6 +220,12 @@ def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Con
     if any(share not in (None, 1.0) for share in (x.get("partial_rotary_factor") for x in (c, full, local))):
         problems.append("partial_rotary_factor would have to be 1, over the whole head")
     has_full, has_local = not all(windows), any(windows)
+    key, original = "rope_scaling" if old else f"{FULL_LAYER} of rope_parameters", c[_ORIGINAL]
+    is_outside = full.get(_ORIGINAL) is None and original not in (None, c["max_position_embeddings"])
+    if is_outside and _type_of(full) in ("llama3", "yarn", "longrope"):
+        problems.append(f"{_ORIGINAL}={show(original)} would have to be in {key} too, where transformers 5 reads it")
+    if full.get("truncate") not in (None, True):
+        problems.append(f"truncate={show(full['truncate'])} of {key} would have to be true: transformers 5 takes that")
     if has_local and (local.keys() - _KEYS_OF_ALL or _type_of(local) != "default"):
         problems.append(f"rotary angles of {WINDOW_LAYER} would have to be of type default, without numbers")
     # because: transformers 5 gives rope_theta to the layers without a window alone

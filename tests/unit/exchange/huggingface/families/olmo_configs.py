@@ -16,6 +16,10 @@ def olmo2(draw: Draw) -> Config:
 def olmo3(draw: Draw) -> Config:
     config = _olmo(draw)
     rotary = draw.rotary(config["head_dim"])
+    if scaling := rotary.get("rope_scaling"):
+        scaling.pop("truncate", None)  # because: transformers 5 does not read it in a group
+        if original := rotary.get("original_max_position_embeddings"):
+            scaling["original_max_position_embeddings"] = original  # because: transformers 5 reads it there
     base = {"rope_theta": rotary["rope_theta"]}
     groups = {"full_attention": rotary.get("rope_scaling", {"rope_type": "default"}) | base}
     groups["sliding_attention"] = {"rope_type": "default"} | base
@@ -29,7 +33,8 @@ def olmo3(draw: Draw) -> Config:
 
 
 def _olmo(draw: Draw) -> Config:
-    return draw.sizes() | {"num_hidden_layers": draw.layers(1)}
+    # because: transformers gives the row of its padding token, 1 by default, no gradient
+    return draw.sizes() | {"num_hidden_layers": draw.layers(1), "pad_token_id": None}
 
 
 def _linear(draw: Draw) -> Config:
