@@ -14,6 +14,7 @@ from lmtrain.errors import shorten
 from lmtrain.exchange.huggingface.family import Config, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.gpt_settings import LAYER_LETTERS, GPTSettings
+from lmtrain.models.model_settings import MAX_LAYERS
 from lmtrain.spec import LayerKind
 
 # Settings that are sizes, or that change nothing in a finished model.
@@ -22,7 +23,6 @@ _SIZES = {
     "seq_len", "num_positions", "norm_eps", "dropout", "init_std", "z_loss",
 }  # fmt: skip
 WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"  # transformers' names of kinds of layers
-_MAX_LAYERS = 100_000  # because: the kinds of layers are listed before the tensors of the folder are counted
 # Our activations by each of transformers' names, first the one that is written.
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -113,8 +113,16 @@ def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | Non
     text = "".join(letters[kind] for kind in kinds)
     if set(text) in ({"w"}, {"f"}) or not text:
         return None
-    length = next(size for size in range(1, len(text) + 1) if (text[:size] * len(text))[: len(text)] == text)
-    return text[:length]
+    num = len(text)
+    return next(text[:size] for size in range(1, num + 1) if (text[:size] * (num // size + 1))[:num] == text)
+
+
+def all_but_each(period: int, num_layers: object) -> list[bool]:
+    """Return for each layer whether it is not the last of every `period` layers. `num_layers` is that of a config.json.
+    """
+    count = num_layers if isinstance(num_layers, int) else 0
+    # because: a damaged file may ask for so many layers that their list fills the memory; settings refuse that many
+    return [(layer + 1) % period != 0 for layer in range(min(count, MAX_LAYERS + 1))]
 
 
 def late_window_settings(c: Config, problems: list[str]) -> Config:
@@ -129,7 +137,7 @@ def late_window_settings(c: Config, problems: list[str]) -> Config:
         if window is None:
             return {"window": None, "layer_pattern": None}
         sizes = (num_layers, first)
-        if not all(type(size) is int and 0 <= size <= _MAX_LAYERS for size in sizes):
+        if not all(type(size) is int and 0 <= size <= MAX_LAYERS for size in sizes):
             problems.append(
                 f"num_hidden_layers={show(num_layers)} and max_window_layers={show(first)} would have to be numbers of "
                 "layers"

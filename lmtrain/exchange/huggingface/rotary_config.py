@@ -52,12 +52,13 @@ _MUST = {
 }  # fmt: skip
 
 
-def rotary_entries(s: GPTSettings, *, has_share: bool = False) -> Config:
-    """Return the entries of config.json for the rotary angles of a decoder whose layers all have the same. `has_share`
-    tells whether the family has a key for the share of a head's numbers that are turned.
+def rotary_entries(s: GPTSettings, *, default_share: float | None = None) -> Config:
+    """Return the entries of config.json for the rotary angles of a decoder whose layers all have the same.
+    `default_share` is what the family takes for the share of a head's numbers that are turned where its key for that is
+    left out; None if it has no such key.
     """
     # because: transformers 4 reads the base and the share alone, 5 the group
-    share = {"partial_rotary_factor": s.rotary_share} if has_share and s.rotary_share != 1 else {}
+    share = {"partial_rotary_factor": s.rotary_share} if default_share not in (None, s.rotary_share) else {}
     entries: Config = {"rope_theta": s.rotary_base, **share}
     scaling = rope_scaling(s)
     if scaling["rope_type"] != "default":

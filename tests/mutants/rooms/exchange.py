@@ -331,12 +331,12 @@ MUTANTS = [
     ),
     Mutant(
         name="first_layer_of_a_smollm_3_turns_nothing",
-        file="lmtrain/exchange/huggingface/families/smollm3.py",
-        function="_layers_that_turn",
+        file="lmtrain/exchange/huggingface/decoder_config.py",
+        function="all_but_each",
         old="(layer + 1) % period != 0",
         new="layer % period != 0",
         breaks="Other layers of the imported model lack rotary angles than those that were trained without.",
-        only_for="SmolLM3 folders without no_rope_layers",
+        only_for="SmolLM3 folders without no_rope_layers; Gemma and OLMo 3 folders without layer_types",
     ),
     Mutant(
         name="a_gpt_neox_turns_whole_heads",

@@ -15,6 +15,7 @@ from lmtrain.config.settings_base import show
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,
+    all_but_each,
     layer_kinds,
     layer_rules,
     layer_types,
@@ -304,8 +305,8 @@ def _layer_settings(c: Config, problems: list[str], *, period: Any) -> Config:
     if has_window is None and c["layer_types"] is None:
         if not isinstance(period, int) or isinstance(period, bool) or period < 1:
             problems.append(f"sliding_window_pattern={show(period)} would have to be a whole number from 1")
-        elif isinstance(num_layers, int) and num_layers > 0:
-            has_window = [(layer + 1) % period != 0 for layer in range(min(num_layers, _MOST_LAYERS))]
+        else:
+            has_window = all_but_each(period, num_layers)
     if not is_number(factor) or factor <= 0:
         problems.append(f"query_pre_attn_scalar={show(factor)} would have to be a number above 0")
         factor = 1
@@ -314,9 +315,6 @@ def _layer_settings(c: Config, problems: list[str], *, period: Any) -> Config:
         "layer_pattern": pattern_setting(has_window or []), "logit_cap": c["final_logit_softcapping"],
         "window": c["sliding_window"] if any(has_window or []) else None,
     }  # fmt: skip
-
-
-_MOST_LAYERS = 10_000  # because: a damaged file may ask for so many that their list fills the memory
 
 
 def _two_rotary_settings(c: Config, problems: list[str]) -> Config:

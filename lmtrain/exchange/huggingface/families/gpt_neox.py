@@ -83,7 +83,7 @@ class GPTNeoX(Family[GPTSettings]):
 
     def config(self, settings: GPTSettings) -> Config:
         s = settings
-        rotary = rotary_entries(s, has_share=True)
+        rotary = rotary_entries(s, default_share=_SHARE)
         return size_entries(s) | {
             "hidden_act": ACTIVATION_NAMES[s.activation], "layer_norm_eps": s.norm_eps,
             "attention_bias": s.bias == "all", "use_parallel_residual": s.parallel_block == "two_norms",

@@ -12,6 +12,7 @@ from lmtrain.config.settings_base import show
 from lmtrain.exchange.huggingface.decoder_config import (
     FULL_LAYER,
     WINDOW_LAYER,
+    all_but_each,
     layer_kinds,
     layer_rules,
     layer_types,
@@ -165,9 +166,7 @@ class OLMo3(OLMo2):
         require_values(c, problems, self.required)
         num_layers = c["num_hidden_layers"]
         windows = layer_kinds(c["layer_types"], num_layers, problems)
-        if windows is None:
-            count = num_layers if type(num_layers) is int else 0
-            windows = [(layer + 1) % _PERIOD != 0 for layer in range(count)]
+        windows = all_but_each(_PERIOD, num_layers) if windows is None else windows
         if any(windows) and c["sliding_window"] is None:
             problems.append("sliding_window would have to be set, as there are layers with a window")
         return _settings_of_all(c) | self.words | {

@@ -86,7 +86,7 @@ class Phi3(Family[GPTSettings]):
             # because: theirs would leave embeddings as they are, which is not how this model was trained
             "rms_norm_eps": s.norm_eps, "attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
             "sliding_window": s.window if s.layer_kinds[0].window else None,
-        } | rotary_entries(s, has_share=True)  # fmt: skip
+        } | rotary_entries(s, default_share=1.0)  # fmt: skip
         if s.rotary_scaling == "longrope":
             # because: transformers 4 takes the factor from the two lengths, and no other keys in the group
             lists = {key: entries["rope_scaling"][key] for key in _SCALING_KEYS}

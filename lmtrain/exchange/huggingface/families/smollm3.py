@@ -7,6 +7,7 @@ from typing import ClassVar
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
 from lmtrain.exchange.huggingface.decoder_config import (
+    all_but_each,
     flag_setting,
     layer_kinds,
     layer_types,
@@ -26,6 +27,7 @@ from lmtrain.exchange.huggingface.rotary_config import (
     rotary_settings,
 )
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import MAX_LAYERS
 
 _BASE = 2000000.0  # that transformers takes where the file has none
 
@@ -92,10 +94,10 @@ def _layers_that_turn(c: Config, problems: list[str]) -> list[bool]:
         if type(period) is not int or period < 1:
             problems.append(f"no_rope_layer_interval={shorten(show(period))} would have to be a whole number above 0")
             period = 1
-        return [(layer + 1) % period != 0 for layer in range(count)]
+        return all_but_each(period, count)
     if not isinstance(flags, list) or len(flags) < count or any(type(x) is not int or x not in (0, 1) for x in flags):
-        problems.append(f"no_rope_layers would have to be a list of {count} times 0 or 1, one for each layer")
-        return [True] * count
+        problems.append(f"no_rope_layers would have to be a list of {count} times 0 or 1, as num_hidden_layers says")
+        return [True] * min(count, MAX_LAYERS + 1)
     return [flag == 1 for flag in flags[:count]]  # because: transformers lets the list be longer
 
 

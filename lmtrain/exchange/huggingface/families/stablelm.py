@@ -66,7 +66,7 @@ class StableLM(Family[GPTSettings]):
             "use_qkv_bias": s.bias == "qkv", "use_parallel_residual": s.parallel_block == "one_norm",
             # because: theirs would drop less than this model was trained with
             "hidden_dropout": 0.0, "attention_dropout": 0.0,
-        } | rotary_entries(s, has_share=True)  # fmt: skip
+        } | rotary_entries(s, default_share=_SHARE)  # fmt: skip
 
     def settings(self, config: Config, problems: list[str]) -> Config:
         c = config
