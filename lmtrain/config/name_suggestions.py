@@ -116,7 +116,7 @@ UNSUPPORTED_SETTINGS = {
             "expert_parallel_size expert_parallel_degree ep",
         "There is no float8 here; precision=bf16 is the fastest.": "fp8 fp8_format float8 enable_fp8_linear",
         "A run counts steps or tokens: train.steps, or train.tokens. The first screen shows the number of epochs.":
-            "num_train_epochs epochs num_epochs max_epochs",
+            "num_train_epochs epochs num_epochs",
         "The tokenizer is stored with the dataset; `lmtrain preprocess --tokenizer` chooses it. For data.text and for "
         "datasets of other tools, use data.tokenizer=PATH.":
             "tokenizer_type vocab_file merge_file tokenizer",
