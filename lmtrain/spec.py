@@ -59,7 +59,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """What the attention of a layer reads: a window or all tokens, with or without rotary angles."""
+    """The kind of a layer: its attention reads a window or all tokens, with or without rotary angles."""
 
     window: bool = False
     rotary: bool = False

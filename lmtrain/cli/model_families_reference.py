@@ -21,7 +21,7 @@ to four times the original length, and the gradients within 1e-4; each setting t
 weights and `config.json` come back as they went; another value of any key of transformers' config is computed, refused
 by name or shown to change nothing; a damaged folder is refused by name. GPT-2 and the BERTs have tests of their own.
 `make test-transformers` runs four draws of each family with transformers 4.57 and the newest 5, which was 5.24, and the
-tests of exported tokenizers; `make test-slow` runs twenty with the version that is installed.
+tests of exported tokenizers; `make test-slow` runs twenty with both versions.
 
 Every key of a `config.json` decides a setting, is known to change nothing, or is refused by name.
 """

@@ -133,19 +133,8 @@ class GPTSettings(RotarySettings, TransformerSettings):
     def shape(self) -> ModelShape:
         return replace(
             super().shape, num_kv_heads=self.kv_heads, head_width=self.head, gated=self.gated,
-            window=self.window, num_window_layers=self._num_window_layers,
+            window=self.window, num_window_layers=sum(kind.window for kind in self.layer_kinds),
         )  # fmt: skip
-
-    @property
-    def _num_window_layers(self) -> int:
-        """The number of layers with a window. because: a planner asks for the shape a hundred thousand times, so it is
-        counted by periods of the pattern and not layer by layer
-        """
-        if self.layer_pattern is None:
-            return 0 if self.window is None else self.num_layers
-        letters = self.layer_pattern.lower()
-        periods, rest = divmod(self.num_layers, len(letters))
-        return periods * letters.count("w") + letters[:rest].count("w")
 
     @property
     def num_parameters(self) -> int:

@@ -98,14 +98,13 @@ def owned_pieces(pieces: Iterable[Piece], placements: Placements) -> list[Piece]
     """Return the pieces that this rank saves, those of parameters that it owns by `placements`. Over all ranks, every
     element of every tensor is saved exactly once.
     """
-    by_name = {placement.name: placement for placement in placements.values() if placement.is_owner}
-    by_name = {placement.name: placement for placement in placements.values()} | by_name
+    names = {place.name for place in placements.values()}
     saved = {
-        (name, region.offset)
-        for name, place in by_name.items() if place.is_owner
+        (place.name, region.offset)
+        for place in placements.values() if place.is_owner
         for region in place.regions if region.local[0].start < place.counted_rows
     }
-    owned = (piece for piece in pieces if (parameter_name_of(piece.name, by_name), piece.offset) in saved)
+    owned = (piece for piece in pieces if (parameter_name_of(piece.name, names), piece.offset) in saved)
     return list({(piece.name, piece.offset): piece for piece in owned}.values())
 
 

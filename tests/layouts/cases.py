@@ -297,7 +297,7 @@ def space() -> tuple[Case, ...]:
 
 @cache
 def word_space() -> tuple[Case, ...]:
-    """Every legal case of the models of words, of few processes."""
+    """Return the legal cases of the models of words that need few processes."""
     return tuple(_legal(WORD_FACTORS, MOST_PROCESSES_OF_WORDS))
 
 

@@ -161,8 +161,8 @@ def whole_distance(found: Outcome, right: Outcome) -> float:
 
 
 def distance(case: Case, name: str, found: Tensor, right: Tensor) -> float:
-    """Of the gradient's norm. A key bias shifts all scores of a query alike, so its gradient is noise around 0: that is
-    so unless keys are turned or normalized, or scores have a cap.
+    """Return the difference as a share of the gradient's norm. A key bias shifts all scores of a query alike, so its
+    gradient is noise around 0 unless keys are turned or normalized, or scores have a cap.
     """
     settings = case.model_settings
     words = [getattr(settings, word, None) for word in ("positions", "qk_norm", "attention_cap")]

@@ -48,14 +48,14 @@ def test_masks_of_blocks_equal_masks_of_positions(case: Case, pool: Pool, refere
 
 @pytest.mark.parametrize("case", named([case for case in SUMMED if case.num_processes < 3]))
 def test_products_that_sum_equal_one_process(case: Case, pool: Pool, references: References) -> None:
-    """With kernels' twins, which compute every activation and its gradient in a pass of their own."""
+    """Run kernels' twins, which compute every activation and its gradient in a pass of their own."""
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", DROPOUT)
 def test_capped_scores_are_dropped_as_on_one_process(name: str, pool: Pool, references: References) -> None:
-    """What is computed again drops the same scores."""
+    """Drop the same scores where attention is computed again."""
     wrong = check(Case.named(name), run(pool, Case.named(name)), references)
     assert not wrong, f"python -m tests.layouts.replay {name}\n" + "\n".join(wrong)
 
@@ -70,7 +70,7 @@ def test_a_compiled_block_equals_one_process(name: str, pool: Pool, references: 
 @pytest.mark.parametrize("optim", ["adamw", "lamb", "muon"])
 @pytest.mark.parametrize("name", ["gemma-tp2-dp2-zero2-sp-fp32-micro1", "olmo-tp4-dp1-fp32-micro1"])
 def test_updates_are_those_of_one_process(name: str, optim: str, pool: Pool, tmp_path: Path) -> None:
-    """Of norms of each head, of norms over ranks, and of weights that are added to 1."""
+    """Update norms of each head, norms over ranks, and weights that are added to 1."""
     start, right = updated(pool, Case.named(name).reference.name, optim, tmp_path / "one")
     _, found = updated(pool, name, optim, tmp_path / "found")
     for key, weight in right.items():

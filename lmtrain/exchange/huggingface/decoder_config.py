@@ -5,23 +5,18 @@ Torch-free; called by the families.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
+from lmtrain.exchange.decoder_words import shortest_pattern
 from lmtrain.exchange.huggingface.family import Config, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.gpt_settings import LAYER_LETTERS, GPTSettings
 from lmtrain.models.model_settings import MAX_LAYERS
 from lmtrain.spec import LayerKind
 
-# Settings that are sizes, or that change nothing in a finished model.
-_SIZES = {
-    "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "vocab_size", "vocab_multiple",
-    "seq_len", "num_positions", "norm_eps", "dropout", "init_std", "z_loss",
-}  # fmt: skip
 WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"  # transformers' names of kinds of layers
 # Our activations by each of transformers' names, first the one that is written.
 ACTIVATIONS = {
@@ -30,25 +25,6 @@ ACTIVATIONS = {
 }  # fmt: skip
 ACTIVATION_NAMES = {ours: next(name for name, word in ACTIVATIONS.items() if word == ours)
                     for ours in ACTIVATIONS.values()}  # fmt: skip
-
-
-def word_rules(s: GPTSettings, free: Sequence[str] = (), **required: object) -> list[Rule]:
-    """Return a rule for each setting that changes what a decoder computes and is not in `free`: that it has the value
-    in `required`, one of them if that is a tuple, or else its default.
-    """
-    rules = []
-    for field in dataclasses.fields(s):
-        if field.name in _SIZES or field.name in free:
-            continue
-        value, wanted = getattr(s, field.name), required.get(field.name, field.default)
-        if field.name == "norm_bias":
-            value, wanted = s.has_norm_bias, required.get("norm_bias", s.norm == "layernorm")
-        choices = wanted if isinstance(wanted, tuple) else (wanted,)
-        rules.append((
-            value in choices,
-            f"model.{field.name}={show(value)} would have to be {' or '.join(map(show, choices))}",
-        ))  # fmt: skip
-    return rules
 
 
 def layer_rules(s: GPTSettings, *allowed: LayerKind) -> list[Rule]:
@@ -113,8 +89,7 @@ def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | Non
     text = "".join(letters[kind] for kind in kinds)
     if set(text) in ({"w"}, {"f"}) or not text:
         return None
-    num = len(text)
-    return next(text[:size] for size in range(1, num + 1) if (text[:size] * (num // size + 1))[:num] == text)
+    return shortest_pattern(text)
 
 
 def all_but_each(period: int, num_layers: object) -> list[bool]:
@@ -165,6 +140,13 @@ def rotary_layer_rules(s: GPTSettings) -> list[Rule]:
     """Return the rule that every layer turns queries and keys, with or without a window."""
     message = f"model.layer_pattern={show(s.layer_pattern)} would have to be of w and f, layers with rotary angles"
     return [(all(kind.rotary for kind in s.layer_kinds), message)]
+
+
+def check_head_width(c: Config, problems: list[str]) -> None:
+    """Add a message to `problems` if the heads of the config.json `c` are of another width than hidden_size / heads."""
+    is_usual = type(c["head_dim"]) is int and c["head_dim"] * c["num_attention_heads"] == c["hidden_size"]
+    if c["head_dim"] is not None and not is_usual:
+        problems.append("head_dim would have to be hidden_size / num_attention_heads, or be removed")
 
 
 def llama_like_names(norms: Mapping[str, tuple[str, ...]], **parts: tuple[str, ...]) -> FamilyNames:

@@ -28,7 +28,7 @@ class HFRows(NamedTuple):
 
 
 class RowPlace(NamedTuple):
-    """Where a run of rows of our weight lies: `first` is its first row there, `rows` are the rows of the tensor with
+    """The place of a run of rows of our weight: `first` is its first row there, `rows` are the rows of the tensor with
     the number `tensor` of its mapping.
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.decoder_words import shortest_pattern, words_at_their_default
+from lmtrain.exchange.decoder_words import shortest_pattern, word_rules
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
@@ -20,7 +20,9 @@ GetArgument = Callable[..., Any]  # (name, default=None) -> the value of Megatro
 _LLAMA3_NUMBERS: dict[str, Any] = {
     "rotary_original_len": 8192, "rotary_low_factor": 1.0, "rotary_high_factor": 4.0
 }  # fmt: skip
+# Words that Megatron-LM has, or that a rule is about.
 _WORDS = (
+    "positions", "norm", "activation", "gated", "bias", "tied", "parallel_block", "window", "rotary_base",
     "norm_bias", "norm_weight", "qk_norm", "rotary_share", "rotary_scaling", "rotary_factor", "layer_pattern",
     *_LLAMA3_NUMBERS,
 )  # fmt: skip
@@ -161,7 +163,7 @@ def decoder_rules(s: GPTSettings) -> list[tuple[bool, str]]:
         *((not llama3 or getattr(s, key) == value,
            f"model.{key}={show(getattr(s, key))} would have to be {show(value)}")
           for key, value in _LLAMA3_NUMBERS.items()),
-        *words_at_their_default(s, _WORDS),
+        *word_rules(s, _WORDS),
     ]  # fmt: skip
 
 

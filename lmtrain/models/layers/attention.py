@@ -104,7 +104,7 @@ class DotProduct(nn.Module):
             from lmtrain.models.layers.block_masks import attend_with_block_mask  # because: this import takes a second
 
             return attend_with_block_mask(q_BHTK, k_BHTK, v_BHTK, mask, self.scale, self.cap)
-        if mask is not None and q_BHTK.shape[1] != k_BHTK.shape[1]:
+        if (mask is not None or self.cap is not None) and q_BHTK.shape[1] != k_BHTK.shape[1]:
             # because: no fused CUDA kernel takes a mask with grouped queries; the fallback would hold all scores
             group = q_BHTK.shape[1] // k_BHTK.shape[1]
             k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
@@ -122,11 +122,8 @@ class DotProduct(nn.Module):
         self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | None, cap: float
     ) -> Tensor:
         """Return attention's output with capped scores, which no fused kernel with a dense mask computes: the matrices
-        of all scores are held.
+        of all scores are held. There are as many heads of keys as of queries.
         """
-        group = q_BHTK.shape[1] // k_BHTK.shape[1]
-        if group > 1:
-            k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
         scale = q_BHTK.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores_BHTT = cap * torch.tanh(q_BHTK @ k_BHTK.transpose(-1, -2) * (scale / cap))
         if mask is None and self.causal:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmtrain.config.settings_base import show
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,
@@ -24,7 +25,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     require_values,
     size_entries,
     size_settings,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import (
@@ -66,7 +66,7 @@ def rounded(value: float, dtype: str) -> float:
 
 
 class _AnyGemma(Family[GPTSettings]):
-    """What all three have in common. They differ in their norms, activations, layers and caps."""
+    """The common part of the three Gemmas, which differ in norms, activations, layers and caps."""
 
     settings_class = GPTSettings
     dropouts = ("attention_dropout",)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,
     require_values,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,
+    check_head_width,
     flag_setting,
     layer_rules,
     require_values,
     size_entries,
     size_settings,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_WORDS, rotary_entries, rotary_settings
@@ -93,9 +94,7 @@ class GPTNeoX(Family[GPTSettings]):
     def settings(self, config: Config, problems: list[str]) -> Config:
         c = config
         require_values(c, problems, self.required)
-        is_own_width = type(c["head_dim"]) is int and c["head_dim"] * c["num_attention_heads"] == c["hidden_size"]
-        if c["head_dim"] is not None and not is_own_width:
-            problems.append("head_dim would have to be hidden_size / num_attention_heads, or be removed")
+        check_head_width(c, problems)
         has_bias = flag_setting(c, "attention_bias", problems)
         is_parallel = flag_setting(c, "use_parallel_residual", problems)
         rotary = {key: c[name] for key, name in _ROTARY_NAMES.items()}

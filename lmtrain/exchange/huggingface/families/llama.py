@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lmtrain.config.settings_base import show
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     llama_like_names,
     require_values,
     size_entries,
     size_settings,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import (

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from lmtrain.config.settings_base import show
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,
@@ -14,7 +15,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     require_values,
     size_entries,
     size_settings,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import (

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     all_but_each,
     flag_setting,
@@ -16,7 +17,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     require_values,
     size_entries,
     size_settings,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import (

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
+    check_head_width,
     flag_setting,
     layer_rules,
     llama_like_names,
     require_values,
     size_entries,
     size_settings,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import (
@@ -71,9 +72,7 @@ class StableLM(Family[GPTSettings]):
     def settings(self, config: Config, problems: list[str]) -> Config:
         c = config
         require_values(c, problems, self.required)
-        is_own_width = type(c["head_dim"]) is int and c["head_dim"] * c["num_attention_heads"] == c["hidden_size"]
-        if c["head_dim"] is not None and not is_own_width:
-            problems.append("head_dim would have to be hidden_size / num_attention_heads, or be removed")
+        check_head_width(c, problems)
         has_bias = flag_setting(c, "use_qkv_bias", problems)
         is_parallel = flag_setting(c, "use_parallel_residual", problems)
         return size_settings(c) | rotary_settings(c, problems, default_share=_SHARE) | {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from lmtrain.exchange.decoder_words import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,
@@ -13,7 +14,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     require_values,
     size_entries,
     size_settings,
-    word_rules,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import (

@@ -210,7 +210,7 @@ def test_a_class_comes_back_if_it_takes_the_vocabulary_s_file_as_it_is(
     ],
 )
 def test_auto_tokenizer_loads_what_is_of_qwens_kind(part: str, value: Any, load_with: str) -> None:
-    """In folders of Qwen 2, where transformers 5 builds such a tokenizer whatever they hold."""
+    """Name another class in folders of Qwen 2, where transformers 5 builds such a tokenizer whatever they hold."""
     changed = Tokenizer.from_bytes(json.dumps(TOKENIZERS["qwen"]().tree | {part: value}).encode())
     assert tokenizer_class_to_load("qwen2", changed) == load_with
     assert tokenizer_class_to_load("qwen3", changed) == "AutoTokenizer"

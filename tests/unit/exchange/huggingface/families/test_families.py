@@ -111,7 +111,7 @@ def what_transformers_reads(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_our_own_config_json_describes_the_same_model(family: str, seed: int, tmp_path: Path) -> None:
-    """As for a model that was trained here, whose export has no original files."""
+    """Export as a model that was trained here, which has no original files."""
     folder = make_folder(tmp_path / "hf", family, draw_config(family, seed), seed)
     ours, before = Ours.load(folder), load_theirs(folder)
     tokens = random_tokens(ours.settings.seq_len, ours.settings.vocab_size or 0, seed)
