@@ -126,6 +126,11 @@ def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> 
     if not isinstance(kind, str) or kind not in _KEYS:
         problems.append(f"{key} has angles of type {shorten(kind)}, which would have to be {', '.join(_KEYS)}")
         return {}
+    if key != "rope_scaling" and kind != "default" and c["rope_theta"] is not None:
+        problems.append(
+            f"{key} would have to be without rope_theta={show(c['rope_theta'])} beside it, or with a rope_scaling of "
+            f"the same {kind} angles: transformers 4 reads those two keys alone"
+        )
     keys = _KEYS[kind]
     known = {*keys, *_COMMON_KEYS, *(("mscale", "mscale_all_dim") if kind == "yarn" else ())}
     if unknown := sorted(str(name) for name, value in rope.items() if name not in known and value is not None):

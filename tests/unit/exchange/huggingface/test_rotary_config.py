@@ -93,6 +93,7 @@ def test_numbers_are_those_that_transformers_takes(entries: dict[str, Any], expe
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": None}}, "lacks high_freq_factor, which llama3 angles need"),
         ({"rope_scaling": YARN | {"twist": 1}}, "rope_scaling has twist, which yarn angles lack"),
         ({"rope_scaling": LONGROPE | {"short_factor": "1"}}, "short_factor in rope_scaling would have to be a list"),
+        ({"rope_parameters": YARN}, r"without rope_theta=500\.0 beside it, or with a rope_scaling of the same yarn"),
         ({"rope_parameters": YARN | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor in .* would have to be 1"),
     ],
 )  # fmt: skip
@@ -122,7 +123,8 @@ def test_an_export_of_an_import_has_both_forms(entries: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("trained", "longest"), [(64, 128), (256, 256)])
 def test_the_original_length_survives_training_at_another(trained: int, longest: int) -> None:
-    original = {"model_type": "llama", **SIZES, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    scaling = {"rope_theta": None, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    original = {"model_type": "llama", **SIZES, **scaling}
     _, before = settings_from_config(original, "here", pair_head=False)
     assert isinstance(before, GPTSettings)
     config = restored_config(replace(before, seq_len=trained), original, {}, "float32")

@@ -67,6 +67,8 @@ class Draw:
         """Return the entries for rotary angles: the form of transformers 4, which 5 reads too."""
         base = self.choose("base", [97.0, 500.0, 2000.0])
         kind = self.choose("rotary", kinds)
+        if kind == "yarn" and head_width == 4:
+            base = 97.0  # because: of two pairs a larger base mixes the same ones whatever beta_fast is
         return {"rope_theta": base} | self.scaling(kind, head_width)
 
     def scaling(self, kind: str, rotary_width: int) -> Config:

@@ -33,7 +33,8 @@ SETTINGS = {
     "max_position_embeddings": ("seq_len",), "head_dim": ("head_width",),
 }  # fmt: skip
 # The same for keys that are no sizes.
-OTHER_SETTINGS = {"attn_logit_softcapping": ("attention_cap",), "final_logit_softcapping": ("logit_cap",)}
+OTHER_SETTINGS = {"attn_logit_softcapping": ("attention_cap",), "final_logit_softcapping": ("logit_cap",),
+                  "rotary_pct": ("rotary_share",)}  # fmt: skip
 
 
 def other_values(key: str, value: Any, config: Config) -> list[Any]:

@@ -77,6 +77,10 @@ class Keys:
         self.family, self.folder, self.count = family, folder, 0
         scaled = ("rope_scaling", "original_max_position_embeddings")
         drawn = configs()[family](Draw(family, SEED))
+        groups = drawn.get("rope_parameters", {})
+        for group in groups.values():
+            group |= {"rope_type": "default"}
+            group.pop("factor", None)
         types = {"dtype": "float32", "torch_dtype": "float32"}
         self.base = {key: value for key, value in drawn.items() if key not in scaled} | types
         self.good = make_folder(folder / "good", family, plain(self.base), SEED)

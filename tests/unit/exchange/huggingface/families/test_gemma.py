@@ -118,9 +118,10 @@ def test_layers_with_a_window(changes: dict[str, Any], pattern: str | None, wind
         {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": SCALING},
         {"rope_parameters": NESTED},
         {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": SCALING, "rope_parameters": NESTED},
-        {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_parameters": {"full_attention": SCALING}},
+        {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": SCALING,
+         "rope_parameters": {"full_attention": {"rope_theta": 5e5}}},
     ],
-)
+)  # fmt: skip
 def test_angles_in_the_form_of_either_version_are_read_and_written_in_both(changes: dict[str, Any]) -> None:
     settings = imported(**changes)
     found = (settings.rotary_base, settings.local_rotary_base, settings.rotary_scaling, settings.rotary_factor)
