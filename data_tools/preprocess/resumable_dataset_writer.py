@@ -394,10 +394,9 @@ class Outputs:
         return len(hashes) == len(self.names.keys)
 
     def _is_publishable(self, line: dict[str, Any]) -> bool:
-        """Return whether the files that an earlier run finished, but did not rename before it was killed, are all
-        undamaged. `line` is the last entry of the journal and holds their hashes.
-
-        Raise DataError if there is damage and some files are renamed already.
+        """Return whether all files that an earlier run finished before it was killed are undamaged, so that they can
+        take their final names; if not, they are written again. Raise DataError if there is damage and some of them have
+        their final names already. `line` is the last entry of the journal, with the files' hashes.
         """
         rejects = self._folder / "rejects"
         is_intact = all(self._is_shard_intact(shard, hashes) for shard, hashes in enumerate(line["publish"]))

@@ -54,7 +54,9 @@ def _describe_settings(values: dict[str, Any]) -> str:
 
 
 def _by_reason(name: str, reasons: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for each reason in `reasons`, which is by the name of what has it."""
+    """Yield a table's lines about things that were left out: (name, "thing, thing: reason") for each reason, or (name,
+    "nothing"). `reasons` is thing -> reason, and `name` the label of each line.
+    """
     names = defaultdict[str, list[str]](list)
     for item, reason in reasons.items():
         names[reason].append(item)

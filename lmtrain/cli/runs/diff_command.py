@@ -127,10 +127,11 @@ def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:
 
 
 def _differing_conditions(starts: Sequence[list[Row]], last_shared: int | None) -> dict[str, Any]:
-    """Return the settings and the environment (programs, device) that differ while both runs trained, as key -> [value
-    in A, value in B], and for each key the step after which it differs (`after`).
+    """Return which settings (`settings`) and facts of the environment (`environment`: programs, device) differ between
+    the two runs, each as key -> [value in A, value in B], and from which step on (`after`: key -> step).
 
-    `last_shared` is the last step of which both runs have a row.
+    `starts` has the start rows of A and of B. Starts after `last_shared`, the last step of which both runs have a row,
+    are not compared.
     """
     differing: dict[str, Any] = {"settings": {}, "environment": {}, "after": {}}
     for step, pair in pair_starts(starts, last_shared):

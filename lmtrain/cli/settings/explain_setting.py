@@ -227,8 +227,8 @@ def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
 
 
 def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, str]]:
-    """Yield, for every config file that sets the key `name`, the override GROUP=CHOICE that selects the file (`choice`)
-    and the value that it sets (`value`).
+    """Yield each config file that sets the key `name`, with the value that it sets (`value`). `choice` is the override
+    GROUP=CHOICE that selects the file, or the path of conf/pretrain.yaml, which every run reads.
     """
     section, _, rest = name.partition(".")
     for group, choices in group_choices(config_dir).items():

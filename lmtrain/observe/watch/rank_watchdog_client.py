@@ -169,8 +169,9 @@ class Watch:
         return self.verdict_error(self._verdict) if self._verdict else None
 
     def earlier_error(self) -> LmtrainError | None:
-        """Return the error for which the watchdog is ending the run, after a signal has asked this process to stop.
-        None if the run had no error before the signal.
+        """Return the failure of the run that the watchdog knew of before this process got a signal to stop, so that it
+        is reported in place of the signal. Wait half a second for the watchdog's verdict; return None if there was no
+        failure, or if the signal was a request to stop the run.
         """
         if self._companion is not None and self.stop_signal is None:
             self._is_answered.wait(_VERDICT_S)
