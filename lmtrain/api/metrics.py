@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmtrain.errors import MissingInputError, UsageError, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
-from lmtrain.observe.measure.measure_names import row_measures
+from lmtrain.observe.measure.tensorboard_measures import row_measures
 from lmtrain.runfolder.file_names import METRICS
 
 if TYPE_CHECKING:

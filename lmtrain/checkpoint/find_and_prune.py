@@ -24,7 +24,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     max_manifest_bytes,
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
-from lmtrain.observe.measure.measure_names import score_by_step
+from lmtrain.observe.measure.tensorboard_measures import score_by_step
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
 from lmtrain.runfolder.folder_reader import read_settings
 from lmtrain.runfolder.lineage import waiting_branches

@@ -37,7 +37,7 @@ from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.stream_history import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
-from lmtrain.observe.safe_text import warn
+from lmtrain.observe.terminal_safe_text import warn
 
 _EXACT_SAMPLES = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
 _FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
 from lmtrain.config.settings_builder import quantity, required
-from lmtrain.observe.measure.measure_names import RESERVED_DOMAINS
+from lmtrain.observe.measure.tensorboard_measures import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 REST = "rest"  # the name of all sources together that are not shown by themselves

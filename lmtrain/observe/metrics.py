@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.safe_text import warn
+from lmtrain.observe.terminal_safe_text import warn
 
 # because: documentation pages and users' programs import it from here
 from lmtrain.runfolder.metrics_rows import read_metrics as read_metrics

@@ -1,5 +1,5 @@
 // Draws the curves of a page from its JSON, and lets a reader zoom, smooth, switch axes and read values.
-// Plain JavaScript without a library. What it draws are the numbers of the JSON, no others; chart.py draws them still.
+// Plain JavaScript without a library. What it draws are the numbers of the JSON, no others; svg_line_charts.py draws them still.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("figures").textContent);

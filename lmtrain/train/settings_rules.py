@@ -17,7 +17,7 @@ from lmtrain.data.data_settings import DataChoice, DataSettings
 from lmtrain.errors import spelling_hint
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure.measure_names import validation_measure_names
+from lmtrain.observe.measure.tensorboard_measures import validation_measure_names
 from lmtrain.placement.parallel_settings import rampup_problems as layout_rampup_problems
 from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings

@@ -50,7 +50,7 @@ def reshard(
         from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, layout_of
         from lmtrain.checkpoint.reshard.reshard_tensors import reshard
         from lmtrain.checkpoint.reshard.write_target_files import Limits, files_of_layout, state_at_layout
-        from lmtrain.train.layouts.layout_table import layout_words
+        from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 
         arm_from_env()
         began = perf_counter()

@@ -18,7 +18,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.before.preflight import process_problems
-from lmtrain.train.layouts.layout_table import layout_words
+from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from lmtrain.cli.inspect.run_view import describe_model, lineage_lines
 from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
 from lmtrain.runfolder.settings_differences import differences
-from lmtrain.train.layouts.layout_table import layout_words
+from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:

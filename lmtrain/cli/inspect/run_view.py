@@ -13,7 +13,7 @@ from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list
 from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError, shorten
-from lmtrain.observe.measure.measure_names import row_measures, score_by_step
+from lmtrain.observe.measure.tensorboard_measures import row_measures, score_by_step
 from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
     format_domains,
@@ -120,7 +120,7 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     Parameters and layout are None if this version cannot read the settings.
     """
-    from lmtrain.train.layouts.layout_table import layout_words
+    from lmtrain.train.layouts.ranks_and_memory_table import layout_words
     from lmtrain.train.run_config import read_run_config
 
     try:

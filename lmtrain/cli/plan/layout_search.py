@@ -53,7 +53,7 @@ from lmtrain.plan.search.predict_layout import (
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.train.before.preflight import check_checkpoint_size
 from lmtrain.train.layouts.dry_run_estimates import planned_run
-from lmtrain.train.layouts.layout_table import layout_words
+from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.step_durations import Durations, young_daly_s
 from lmtrain.units import format_count, parse_count

@@ -49,7 +49,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     from lmtrain.cli.ranks.launch_ranks import place_on_hardware
     from lmtrain.runtime.processes.fault_injection import arm_from_env
     from lmtrain.train.layouts.dry_run_estimates import dry_run_facts
-    from lmtrain.train.layouts.layout_table import rank_rows
+    from lmtrain.train.layouts.ranks_and_memory_table import rank_rows
     from lmtrain.train.layouts.stage_table import dry_run_facts_of_stages
 
     arm_from_env()
@@ -69,7 +69,7 @@ def print_plan_facts(facts: dict[str, Any]) -> None:
     "stages" and "ranks".
     """
     from lmtrain.cli.screen.console import PlainConsole, print_pairs
-    from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merge_rows
+    from lmtrain.train.layouts.ranks_and_memory_table import SINGLE_ROWS, layout_lines, merge_rows
     from lmtrain.train.layouts.stage_table import stage_lines
 
     pairs = {key: value for key, value in facts.items() if key not in ("ranks", "stages")}

@@ -74,7 +74,7 @@ EVALUATION_IMPORTS = (
     "lmtrain.eval.resume_journal", "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
     "lmtrain.eval.run_task", "lmtrain.exchange.find_model_to_load", "lmtrain.observe.screen.training_view",
     "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.launcher",
-    "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config", "lmtrain.train.layouts.layout_table",
+    "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config", "lmtrain.train.layouts.ranks_and_memory_table",
     "lmtrain.train.before.preflight", "data_tools.read.parse_documents", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
@@ -243,7 +243,7 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
     `overrides` are the settings of the command line, which stay as they are.
     """
     from lmtrain.train.layouts.choose_parallel_layout import adapt_to_processes, adaptation_message
-    from lmtrain.train.layouts.layout_table import layout_words
+    from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 
     prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:

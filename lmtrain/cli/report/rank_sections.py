@@ -23,7 +23,6 @@ from lmtrain.observe.profile.kernel_times import KernelTable, read_tables
 from lmtrain.observe.spans.span_file import Kind
 from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
 from lmtrain.observe.timeline.step_breakdown import CLASSES, Heat, TimelineRow, rank_heat, step_times, timeline_rows
-from lmtrain.page.chart import format_value, tick_labels, ticks
 from lmtrain.page.html_document import (
     NUM_COLOURS,
     WIDTH,
@@ -39,10 +38,11 @@ from lmtrain.page.html_document import (
     svg_rect,
     svg_text,
 )
+from lmtrain.page.svg_line_charts import format_value, tick_labels, ticks
 from lmtrain.runfolder.file_names import TRACES
 from lmtrain.runfolder.folder_reader import RunFolder
-from lmtrain.train.layouts.layout_table import layout_words, rank_rows
-from lmtrain.train.layouts.layout_table import merge_rows as merged_rows
+from lmtrain.train.layouts.ranks_and_memory_table import layout_words, rank_rows
+from lmtrain.train.layouts.ranks_and_memory_table import merge_rows as merged_rows
 from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count
 

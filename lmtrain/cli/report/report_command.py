@@ -26,7 +26,6 @@ from lmtrain.cli.shared_options import check_output_folder, parse_output_file
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, shorten
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
-from lmtrain.page.chart import Charts, draw_figure, figure_element, format_value
 from lmtrain.page.html_document import (
     Cells,
     Part,
@@ -40,6 +39,7 @@ from lmtrain.page.html_document import (
     section_heading,
     standalone_svg,
 )
+from lmtrain.page.svg_line_charts import Charts, draw_figure, figure_element, format_value
 from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
 from lmtrain.runfolder.lineage import WEIGHTS, Parent, read_lineage

@@ -1,7 +1,7 @@
 """The rich console of all verbs, and printers for facts: one per line, as a tree, or as a table.
 
-Names and texts are printed as they are, never read as markup; observe/safe_text.py escapes what a terminal would
-execute. The printers are independent of verbs: they receive names and texts.
+Names and texts are printed as they are, never read as markup; observe/terminal_safe_text.py escapes what a terminal
+would execute. The printers are independent of verbs: they receive names and texts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lmtrain.config.settings_base import show
-from lmtrain.observe.safe_text import escape_control_characters
+from lmtrain.observe.terminal_safe_text import escape_control_characters
 
 _NAME_WIDTH = 15  # characters for a fact's name
 Cells = Mapping[str, str]  # column title -> text, for one row of a table

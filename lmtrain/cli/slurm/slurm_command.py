@@ -279,7 +279,7 @@ def _job_of_runs(
     """Check the runs, given as (settings, overrides), and return the content of the sbatch file that starts them.
     `flags` are the options of `lmtrain pretrain` for each.
     """
-    from lmtrain.train.layouts.layout_table import layout_words
+    from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 
     sizes = {config.parallel.layout.world_size for config, _ in runs}
     if len(sizes) > 1:

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.errors import UsageError, join_few
-from lmtrain.observe.safe_text import wrap_text
 from lmtrain.observe.screen.training_view import print_line
+from lmtrain.observe.terminal_safe_text import wrap_text
 from lmtrain.observe.timeline.merge_ranks import Segment, Timeline
 from lmtrain.observe.timeline.step_breakdown import (
     CLASSES,

@@ -23,7 +23,7 @@ from lmtrain import native
 from lmtrain.data.store.index_cache import Index, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
-from lmtrain.observe.safe_text import warn
+from lmtrain.observe.terminal_safe_text import warn
 
 Int64s = NDArray[np.int64]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from lmtrain.data.store.block_checksums import MappedFile
 from lmtrain.data.store.dataset_format import hash_without
 from lmtrain.errors import LmtrainError
-from lmtrain.observe.safe_text import warn
+from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runtime.files import safe_files
 from lmtrain.runtime.files.crc32c import crc32c
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, join_few, shorten
-from lmtrain.exchange.build_imported_settings import build_imported_settings
 from lmtrain.exchange.huggingface.config_keys import (
     ignored_reason,
     is_known_key,
@@ -19,6 +18,7 @@ from lmtrain.exchange.huggingface.config_keys import (
     uncomputed_problem,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, families
+from lmtrain.exchange.imported_model_settings import build_imported_settings
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.measure_names import Histogram
+from lmtrain.observe.measure.tensorboard_measures import Histogram
 from lmtrain.observe.metrics import GrowingFile
-from lmtrain.observe.safe_text import warn
 from lmtrain.observe.sinks.queued_sink import CHARTS, row_scalars
+from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runtime.files.crc32c import crc32c
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.measure_names import EDGES, Histogram
+from lmtrain.observe.measure.tensorboard_measures import EDGES, Histogram
 from lmtrain.observe.sinks.queued_sink import row_scalars
 from lmtrain.runtime.files.safe_files import json_bytes
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.safe_text import warn
+from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.observe.watch.companion_process_main import DEVICE_GRACE_S, GRACE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.hang_verdict import HANG_KIND
 from lmtrain.observe.watch.heartbeat_server import verdict_text

@@ -19,7 +19,7 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.errors import LmtrainError, NoProgressError, join_few, shorten
-from lmtrain.observe.safe_text import warn
+from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runfolder.file_names import FAILED_STARTS, step_from_name
 from lmtrain.runfolder.how_runs_ended import read_object_or_empty, read_stop_or_empty, stop_stamp, write_stop
 from lmtrain.runtime.files.safe_files import lock_holder, write_json

@@ -22,7 +22,7 @@ from lmtrain.data.dataset import Dataset, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source
 from lmtrain.data.sources import shown_sources
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.measure_names import term_measure_names
+from lmtrain.observe.measure.tensorboard_measures import term_measure_names
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff, Requests

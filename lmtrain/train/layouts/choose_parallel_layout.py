@@ -32,7 +32,7 @@ from lmtrain.plan.search.ranking import SHARDING_COLUMNS, LayoutLimits, RankedLa
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
-from lmtrain.train.layouts.layout_table import layout_words
+from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.stage_settings import StageSettings
 from lmtrain.train.train_settings import RampUpSettings

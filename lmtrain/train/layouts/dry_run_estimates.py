@@ -29,7 +29,7 @@ from lmtrain.runfolder.file_names import IMPORTED
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings
-from lmtrain.train.layouts.layout_table import layout_words, range_text
+from lmtrain.train.layouts.ranks_and_memory_table import layout_words, range_text
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.step_durations import Durations, load_earlier_durations, young_daly_s
 from lmtrain.units import format_bytes, format_seconds, plural

@@ -26,7 +26,7 @@ from lmtrain.train.layouts.dry_run_estimates import (
     predict_step,
     with_this_machine,
 )
-from lmtrain.train.layouts.layout_table import short_bytes
+from lmtrain.train.layouts.ranks_and_memory_table import short_bytes
 from lmtrain.train.run_config import RunConfig, StageConfig
 from lmtrain.train.stage_settings import LENGTHS
 from lmtrain.units import format_bytes, format_count, format_seconds

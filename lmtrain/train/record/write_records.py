@@ -28,8 +28,8 @@ from lmtrain.config.settings_base import show
 from lmtrain.errors import OutputError, StorageError, error_from_peer
 from lmtrain.models.model_settings import unpadded_shapes
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.measure_names import EDGES, Histogram, score_by_step
 from lmtrain.observe.measure.memory import device_peak_bytes
+from lmtrain.observe.measure.tensorboard_measures import EDGES, Histogram, score_by_step
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.live_panel import SaveSchedule
 from lmtrain.observe.screen.training_view import RunLog, RunView, build_view
@@ -58,7 +58,7 @@ from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.layouts.dry_run_estimates import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
-from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merge_rows, rank_rows
+from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, layout_words, merge_rows, rank_rows
 from lmtrain.train.record.source_rows import take_source_values
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Progress, Run, checkpoint_state, held_pieces

@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         name="better_by_any_part_of_a_name",
-        file="lmtrain/observe/measure/measure_names.py",
+        file="lmtrain/observe/measure/tensorboard_measures.py",
         function="larger_is_better",
         old='return "accuracy" in last if first == "eval" else "accuracy" in words',
         new='return "accuracy" in name',
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="only_small_letters_end_a_script",
-        file="lmtrain/page/chart.py",
+        file="lmtrain/page/svg_line_charts.py",
         function="Charts.to_json",
         old=r""".replace("<", "\\u003c")""",
         new=r""".replace("</script", "<\\/script")""",
@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         name="flat_negative_series_stands_on_its_head",
-        file="lmtrain/page/chart.py",
+        file="lmtrain/page/svg_line_charts.py",
         function="_axis_range",
         old="spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0",
         new="spare = 0.05 * (high - low) or high * 0.05 or 1.0",

@@ -10,9 +10,9 @@ import pytest
 
 from lmtrain.errors import OutputError
 from lmtrain.observe.metrics import GrowingFile, MetricsLog, read_metrics
-from lmtrain.observe.safe_text import warn
 from lmtrain.observe.screen.training_view import RunLog
 from lmtrain.observe.sinks.tensorboard import EventWriter, tfrecord
+from lmtrain.observe.terminal_safe_text import warn
 from tests.limited import limited
 
 RECORD = b"0123456789\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.measure_names import (
+from lmtrain.observe.measure.tensorboard_measures import (
     larger_is_better,
     row_measures,
     score_by_step,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.observe.measure.measure_names import EDGES
+from lmtrain.observe.measure.tensorboard_measures import EDGES
 from lmtrain.train.record.write_records import _add_to_histogram, build_histograms
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from lmtrain.config.compose import compose
-from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merge_rows, rank_rows
+from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, layout_words, merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
 
 BIG = ("model=gpt3_175b", "precision=bf16", "train.global_batch=1536", "train.micro_batch=1")
