@@ -60,6 +60,16 @@ class Contents:
         self._cache = BlockCache(num_cached_blocks)
         self._files: dict[str, tuple[HashedFile, dict[str, StoredPiece]]] = {}
 
+    @property
+    def identity(self) -> str:
+        """The digest of the manifest, which has the hashes of all files."""
+        return self.manifest.digest
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folder of the checkpoint, as the only one that is read."""
+        return (self.path,)
+
     def tensor(self, name: str) -> TensorEntry:
         """Return a tensor's type, shape and pieces, as the manifest gives them; raise CheckpointError if it has no such
         tensor.

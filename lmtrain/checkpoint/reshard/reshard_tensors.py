@@ -1,7 +1,8 @@
 """Write a checkpoint's tensors into other files, split differently, in bounded memory and without a device. Torch-free.
 
-Called by the command line with the list of files to write; independent of layouts. An attempt works in a folder beside
-its output and keeps a journal there: restarted after a kill it continues, and writes the same bytes.
+Called by the command line with the list of files to write, and by the merge of several checkpoints; independent of
+layouts. An attempt works in a folder beside its output and keeps a journal there: restarted after a kill it continues,
+and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,10 +28,11 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     MANIFEST,
     FileEntry,
     Manifest,
+    TensorEntry,
     blocks_file,
     encode_manifest,
 )
-from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, merge_pieces
+from lmtrain.checkpoint.disk.safetensors_file import Array, PieceSpec, merge_pieces
 from lmtrain.checkpoint.disk.tensor_slice_geometry import (
     Box,
     contiguous_runs,
@@ -41,6 +43,7 @@ from lmtrain.checkpoint.disk.tensor_slice_geometry import (
 )
 from lmtrain.checkpoint.find_and_prune import check_free_space
 from lmtrain.checkpoint.read_verified_contents import Contents
+from lmtrain.checkpoint.reshard.journal import DoneBlocks, Journal
 from lmtrain.checkpoint.reshard.write_target_files import (
     SLACK_BYTES,
     Limits,
@@ -49,86 +52,62 @@ from lmtrain.checkpoint.reshard.write_target_files import (
     WorkFolder,
     place_pieces,
 )
-from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError, UsageError
 from lmtrain.runfolder.file_names import step_from_name
-from lmtrain.runtime.files.safe_files import (
-    folder_lock,
-    fsync_dir,
-    open_regular,
-    parse_json,
-    read_errors,
-    remove,
-    storage_errors,
-)
+from lmtrain.runtime.files.safe_files import folder_lock, fsync_dir, remove, storage_errors
 from lmtrain.runtime.processes.fault_injection import fault_point
 
-MAX_JOURNAL_BYTES = 1 << 30
-_MAX_LINE_BYTES = 16 << 20
-DoneBlocks = dict[str, dict[int, bytes]]  # file name -> index of a hash block -> its digest
 SEGMENT_BYTES = 64 << 20  # bytes of tensors that are copied between two lines of the journal
 CopyJob = tuple[str, Box]  # a tensor's name and the part of it to copy
 FileSpecs = Mapping[str, Sequence[PieceSpec]]  # file name -> its pieces in order
 
 
-class Journal:
-    """The file in which an attempt at a reshard records the hash blocks that it has written."""
-    def __init__(self, path: Path, key: str) -> None:
-        """`key` identifies the work (see `work_key`); the journal of other work is not read."""
-        self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 2, "key": key}
+class Source(Protocol):
+    """The tensors and extra files from which a checkpoint is written: those of another checkpoint (`Contents`), or the
+    mean of several.
+    """
 
-    def read(self, num_blocks: Mapping[str, int]) -> DoneBlocks | None:
-        """Return the digests of the hash blocks (4 MiB of a new file) that the journal records as written to disk.
-        Return None if it is damaged or belongs to other work. `num_blocks` is the expected number of blocks of each
-        file.
-        """
-        done: DoneBlocks = {}
-        try:
-            lines = self._lines()
-            if next(lines, None) != self._first:
-                return None
-            for line in lines:
-                for file, digests in line["blocks"].items():
-                    for index, digest in digests.items():
-                        if not (index.isdecimal() and int(index) < num_blocks[file] and len(digest) == 64):
-                            return None
-                        done.setdefault(file, {})[int(index)] = bytes.fromhex(digest)
-        except (LmtrainError, KeyError, TypeError, ValueError, AttributeError):
-            return None
-        return done
+    @property
+    def manifest(self) -> Manifest: ...
 
-    def _lines(self) -> Iterator[Any]:
-        with read_errors(self.path):
-            fd, size = open_regular(self.path, follow_links=False)
-            with open(fd, "rb") as file:
-                if size > MAX_JOURNAL_BYTES:
-                    raise DataError(f"The journal {self.path} is larger than {MAX_JOURNAL_BYTES} bytes.")
-                # because: a line without a newline at its end was interrupted
-                while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
-                    yield parse_json(line, self.path)
+    @property
+    def identity(self) -> str:
+        """A digest that is another one if any number of the tensors or any extra file is another."""
+        ...
 
-    def begin(self) -> None:
-        """Start a new journal with its first line."""
-        self._write(self._first, os.O_TRUNC)
+    @property
+    def folders(self) -> Sequence[Path]:
+        """The checkpoints that are read, which the output must not touch."""
+        ...
 
-    def trim(self) -> None:
-        """Remove an incomplete last line, so that the next entry starts a new line."""
-        with open(self.path, "r+b") as file:
-            file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+    @property
+    def extra_names(self) -> list[str]: ...
 
-    def add(self, digests: Mapping[str, Mapping[int, bytes]]) -> None:
-        """Append a line with hash blocks that are on disk: their digests by file and block index."""
-        blocks = {file: {str(index): d.hex() for index, d in by_index.items()} for file, by_index in digests.items()}
-        self._write({"blocks": blocks}, os.O_APPEND)
+    def tensor(self, name: str) -> TensorEntry: ...
 
-    def _write(self, value: dict[str, Any], mode: int) -> None:
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o666)
-        with open(fd, "wb") as file:
-            file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+    def read_bits(self, name: str, box: Box | None = None) -> Array:
+        """Return the elements of a part of a tensor as integers that hold their bits."""
+        ...
+
+    def read_file(self, name: str) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """The command that writes a checkpoint, as its work folder, its messages and the new checkpoint's state name it."""
+
+    record: str  # key of the entry in the new checkpoint's state
+    suffix: str  # of the work folder's name
+    action: str  # the beginning of a message about a failed write; the output follows
+
+
+RESHARD = Purpose("resharded", "resharding", "Resharding to")
+MERGE = Purpose("merged", "merging", "Merging into")
 
 
 @dataclass(frozen=True)
 class ReshardResult:
-    """The checkpoint that `reshard` has written."""
+    """The checkpoint that `reshard` or `write_checkpoint` has written."""
 
     path: Path
     num_files: int  # tensor files
@@ -138,16 +117,17 @@ class ReshardResult:
 
 
 class Attempt:
-    """An attempt at a reshard, in a locked work folder; continues an earlier attempt if its journal is there."""
+    """An attempt to write a checkpoint, in a locked work folder; continues an earlier attempt if its journal is there.
+    """
 
     def __init__(
-        self, contents: Contents, work: WorkFolder, targets: Mapping[str, TargetFile], key: str, limits: Limits,
+        self, source: Source, work: WorkFolder, targets: Mapping[str, TargetFile], key: str, limits: Limits,
         report: Report,
     ) -> None:  # fmt: skip
-        self.contents, self.work, self.targets, self.limits = contents, work, targets, limits
+        self.source, self.work, self.targets, self.limits = source, work, targets, limits
         self.places = place_pieces(targets)
         self.journal = Journal(work.journal, key)
-        self._total_bytes = sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in contents.manifest.tensors.values())
+        self._total_bytes = sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in source.manifest.tensors.values())
         self._done_bytes = self._earlier_bytes = 0
         self._report, self._lock, self._stop = report, Lock(), Event()
 
@@ -156,7 +136,7 @@ class Attempt:
         is the new checkpoint's state; `overwrite` replaces a checkpoint that is the output already.
         """
         self._resume_or_start()
-        segments = map(self._remaining_parts, list_segments(self.contents.manifest))
+        segments = map(self._remaining_parts, list_segments(self.source.manifest))
         remaining = [parts for segment in segments if (parts := [*segment])]
         todo_bytes = sum(box.volume * self._item_bytes(name) for parts in remaining for name, box in parts)
         self._done_bytes = self._earlier_bytes = self._total_bytes - todo_bytes
@@ -257,7 +237,7 @@ class Attempt:
         """Copy the part `box` of the tensor `name` into all new files that hold some of it. Add the digests of the hash
         blocks that this completes to `completed`, by file and block index.
         """
-        bits = self.contents.read_bits(name, box)
+        bits = self.source.read_bits(name, box)
         for target, piece_box, start in self.places[name]:
             if (overlap := intersect(piece_box, box)) is not None:
                 local, digests = overlap.relative_to(piece_box.offset), completed.setdefault(target.path.name, {})
@@ -272,7 +252,7 @@ class Attempt:
         """Write the lists of block hashes, the extra files and, last, the manifest with `state`. Return the size of all
         files in bytes.
         """
-        folder, manifest = self.work.files, self.contents.manifest
+        folder, manifest = self.work.files, self.source.manifest
         for name in os.listdir(folder):
             if name not in self.targets:  # because: an earlier attempt may have written it
                 remove(folder / name)
@@ -282,8 +262,8 @@ class Attempt:
             listing = blocks_file(name)
             entries[listing], _ = write_hashed(folder / listing, [encode_blocks(entries[name], digests)])
             target.sync()
-        for name in self.contents.extra_names:
-            entries[name], _ = write_hashed(folder / name, [self.contents.read_file(name)])
+        for name in self.source.extra_names:
+            entries[name], _ = write_hashed(folder / name, [self.source.read_file(name)])
         fault_point("reshard.finish")
         tensors = merge_pieces([target.pieces for target in self.targets.values()])
         text = encode_manifest(Manifest(manifest.step, entries, tensors, dict(state)))
@@ -293,7 +273,7 @@ class Attempt:
 
     def _item_bytes(self, name: str) -> int:
         """Return the bytes of one element of a tensor."""
-        return ITEM_BYTES[self.contents.tensor(name).dtype]
+        return ITEM_BYTES[self.source.tensor(name).dtype]
 
     def _report_progress(self, num_bytes: int) -> None:
         with self._lock:
@@ -301,15 +281,15 @@ class Attempt:
             self._report(self._done_bytes, self._total_bytes, self._earlier_bytes)
 
 
-def work_key(manifest: Manifest, files: FileSpecs) -> str:
-    """Return a digest that identifies the work of `reshard`: the source checkpoint, the pieces of each new file and the
+def work_key(identity: str, files: FileSpecs) -> str:
+    """Return a digest that identifies the work: the source, by its `identity`, the pieces of each new file and the
     segment size.
     """
     layout = {
         name: [[s.name, s.dtype, s.global_shape, s.box.offset, s.box.shape] for s in specs]
         for name, specs in files.items()
     }
-    return hashlib.sha256(json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, layout]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout]).encode()).hexdigest()
 
 
 def total_bytes(targets: Mapping[str, TargetFile]) -> int:
@@ -345,26 +325,48 @@ def reshard(
     report: Report = lambda done, total, earlier: None,
 ) -> ReshardResult:
     """Write the tensors of a checkpoint into new files that split them differently, as the checkpoint folder `output`.
-    `files` lists the pieces of each new file, and `state` is the new checkpoint's state. `limits` bound memory and
-    threads. `overwrite` replaces an existing checkpoint. `report` is called with the bytes done, in all, and done by an
-    earlier attempt.
+    `files` lists the pieces of each new file, and `state` is the new checkpoint's state; the rest is as in
+    `write_checkpoint`.
     """
-    limits, manifest = limits or Limits(), contents.manifest
-    check_output(contents.path, output, manifest.step)
-    key, work = work_key(manifest, files), WorkFolder(output)
-    state = {**state, "resharded": {"from": manifest.digest, "key": key}}
+    state = {**state, RESHARD.record: {"from": contents.manifest.digest}}
+    return write_checkpoint(
+        contents, output, files, state, RESHARD, limits or Limits(), overwrite=overwrite, report=report
+    )
+
+
+def write_checkpoint(
+    source: Source,
+    output: Path,
+    files: FileSpecs,
+    state: Mapping[str, Any],
+    purpose: Purpose,
+    limits: Limits,
+    *,
+    overwrite: bool,
+    report: Report,
+) -> ReshardResult:
+    """Write the tensors of a source as the checkpoint folder `output`, or go on where a killed attempt was. `files`
+    lists the pieces of each new file. `state` is the new checkpoint's state; its entry `purpose.record` is written with
+    the key of this work. `limits` bound memory and threads. `overwrite` replaces an existing checkpoint. `report` is
+    called with the bytes done, in all, and done by an earlier attempt.
+    """
+    step = source.manifest.step
+    for folder in source.folders:
+        check_output(folder, output, step)
+    key, work = work_key(source.identity, files), WorkFolder(output, purpose.suffix)
+    state = {**state, purpose.record: {**state[purpose.record], "key": key}}
     targets = {name: TargetFile(work.files / name, specs) for name, specs in files.items()}
     # because: a gap, or a manifest that is too large, must be found before hours of work
     tensors = merge_pieces([target.pieces for target in targets.values()])
     entries = {name: FileEntry(target.size, "0" * 64) for name, target in targets.items()}
     entries |= {blocks_file(name): entry for name, entry in entries.items()}
-    encode_manifest(Manifest(manifest.step, entries, tensors, state))
-    if not _is_finished_output(output, key):
+    encode_manifest(Manifest(step, entries, tensors, state))
+    if not _is_finished_output(output, purpose, key):
         work.check_output(overwrite)
-    with storage_errors(output, "Resharding to", total_bytes(targets)), folder_lock(work.path):
+    with storage_errors(output, purpose.action, total_bytes(targets)), folder_lock(work.path):
         work.restore_replaced()
         try:
-            if _is_finished_output(output, key):
+            if _is_finished_output(output, purpose, key):
                 damages = Contents(output).find_damage()
                 if not damages:
                     work.clean_up()
@@ -373,7 +375,7 @@ def reshard(
                     raise OutputError(f"{output}, made by this command earlier, is damaged: {damages[0]} "
                                       "Make it again with --overwrite.")  # fmt: skip
             work.check_output(overwrite)
-            return Attempt(contents, work, targets, key, limits, report).run(state, overwrite)
+            return Attempt(source, work, targets, key, limits, report).run(state, overwrite)
         except BaseException as error:
             # because: parts of a damaged source are of no use, and without a journal there is nothing to continue
             if isinstance(error, CheckpointError) or not work.journal.exists():
@@ -397,7 +399,7 @@ def check_output(source: Path, output: Path, step: int) -> None:
         )
 
 
-def _is_finished_output(output: Path, key: str) -> bool:
+def _is_finished_output(output: Path, purpose: Purpose, key: str) -> bool:
     """Return whether `output` is the complete checkpoint that an earlier attempt at the same work has made. `key`
     identifies the work (see `work_key`).
     """
@@ -405,9 +407,11 @@ def _is_finished_output(output: Path, key: str) -> bool:
         return False
     try:
         contents = Contents(output)
-        resharded = contents.manifest.state.get("resharded")
+        state = contents.manifest.state
         sizes = {name: os.lstat(output / name).st_size for name in contents.manifest.files}
     except (LmtrainError, OSError):
         return False
-    listed_sizes = {name: entry.size for name, entry in contents.manifest.files.items()}
-    return isinstance(resharded, dict) and resharded.get("key") == key and sizes == listed_sizes
+    record, listed_sizes = state.get(purpose.record), {n: entry.size for n, entry in contents.manifest.files.items()}
+    # because: the merged checkpoint may have been resharded since, and keeps the record of its merge
+    is_as_written = purpose == RESHARD or RESHARD.record not in state
+    return isinstance(record, dict) and record.get("key") == key and is_as_written and sizes == listed_sizes

@@ -1,8 +1,8 @@
-"""The tensor files of a new layout, written in any order by several threads, and the work folder. Torch-free.
+"""The tensor files of a new checkpoint, written in any order by several threads, and the work folder. Torch-free.
 
-Called by reshard and its attempt. A hash block is hashed by the thread that writes its last bytes, while they are still
-in memory. The files lie in a folder beside the output, OUTPUT.resharding, until it takes the output's name: a kill at
-any time leaves the old checkpoint, nothing or the new one as the output.
+Called by reshard, merge and their attempt. A hash block is hashed by the thread that writes its last bytes, while they
+are still in memory. The files lie in a folder beside the output, such as OUTPUT.resharding, until it takes the output's
+name: a kill at any time leaves the old checkpoint, nothing or the new one as the output.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class Limits:
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     workers: int = 1
+    copies: int = 2  # of a part of a tensor that a worker holds at once: as read, and in the order of a file
 
     def __post_init__(self) -> None:
-        least = BASE_BYTES + self.workers * _worker_bytes(MIN_PART_BYTES) + 4 * BLOCK_BYTES
+        least = BASE_BYTES + self.workers * self._worker_bytes(MIN_PART_BYTES) + 4 * BLOCK_BYTES
         if self.workers < 1:
             raise UsageError(f"--workers {self.workers} must be at least 1. Leave it out to use the default.")
         if self.memory_bytes < least:
@@ -71,17 +72,16 @@ class Limits:
     @property
     def num_cached_blocks(self) -> int:
         rest = self.memory_bytes - BASE_BYTES
-        return min(rest // 4, rest - self.workers * _worker_bytes(MIN_PART_BYTES)) // BLOCK_BYTES
+        return min(rest // 4, rest - self.workers * self._worker_bytes(MIN_PART_BYTES)) // BLOCK_BYTES
 
     @property
     def part_bytes(self) -> int:
         rest = (self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES) // self.workers
-        return max(MIN_PART_BYTES, min(PART_BYTES, (rest - _worker_bytes(0)) // 2))
+        return max(MIN_PART_BYTES, min(PART_BYTES, (rest - self._worker_bytes(0)) // self.copies))
 
-
-def _worker_bytes(part_bytes: int) -> int:
-    """Return a worker's memory in bytes: a part, its copy for one file, a hash block that is read and one written."""
-    return 2 * part_bytes + 2 * BLOCK_BYTES
+    def _worker_bytes(self, part_bytes: int) -> int:
+        """Return a worker's memory in bytes: the copies of a part, a hash block that is read and one written."""
+        return self.copies * part_bytes + 2 * BLOCK_BYTES
 
 
 class TargetFile:
@@ -276,13 +276,14 @@ def _boxes_of_tensor(
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The folder OUTPUT.resharding, in which a reshard works until its result becomes OUTPUT."""
+    """The folder OUTPUT.SUFFIX, such as OUTPUT.resharding, in which a command works until its result becomes OUTPUT."""
 
     output: Path
+    suffix: str
 
     @property
     def path(self) -> Path:
-        return self.output.with_name(f"{self.output.name}.resharding")
+        return self.output.with_name(f"{self.output.name}.{self.suffix}")
 
     @property
     def files(self) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.checkpoint.reshard.reshard_tensors import Journal
+from lmtrain.checkpoint.reshard.journal import Journal
 
 BLOCKS = {"f": 2}
 
