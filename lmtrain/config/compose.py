@@ -46,10 +46,11 @@ def compose(
     rewrite: Rewrite | None = None,
 ) -> S:  # fmt: skip
     """Build an instance of the settings class `cls` from NAME.yaml, in the user's folder `config_dir` or in conf/, and
-    from the command line's overrides. Raise one error with all problems. `report` receives a message on each default
-    that was changed to fit the overrides. `defaults` are groups, such as `model`, that replace those of the files.
-    `rewrite` may change the composed settings before they are checked; it returns the typed settings under the keys
-    where they are then.
+    from the command line's overrides. Raise one error with all problems.
+
+    `defaults` are groups, such as `model`, that replace those of the files. `report` is called with a message for each
+    default that was changed to fit the overrides. `rewrite` may change the tree of settings before it is checked; it
+    gets what the user typed, as key -> word, and returns the same under the keys that the changed tree has for it.
     """
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 def prepare_inputs(
     config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
 ) -> tuple[Inputs, list[list[PlannedEvaluation]]]:
-    """Check a run's machine, data and checkpoints, prepare its evaluations, and then, unless nothing is to be trained
-    (`starts_run=False`), import the other program's folder that checkpoint.init_from may name. Return the run's inputs
-    and the evaluations of each stage that it will train.
+    """Check a run's machine, data and checkpoints, and prepare its evaluations. Return the run's inputs, and a list of
+    evaluations for each stage that the run will train.
+
+    If checkpoint.init_from names a folder of Hugging Face or Megatron-LM, import it last of all, unless nothing is to
+    be trained (`starts_run=False`).
     """
     from lmtrain.cli.pretrain.model_of_init_from import import_first_weights, read_foreign_weights
     from lmtrain.train.before.preflight import preflight

@@ -253,7 +253,7 @@ class MaskedSamplerTwin(Sentences):
     def _checked_numbers(self, ids: Ints) -> list[int]:
         """Return the sample numbers `ids` as a list of int. Raise ValueError if any is negative."""
         if (ids < 0).any():
-            raise ValueError("sample ids begin at 0")
+            raise ValueError(f"the sample id {ids.min()} is negative; ids begin at 0")
         return list(map(int, ids))
 
 

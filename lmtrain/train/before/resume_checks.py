@@ -239,9 +239,10 @@ def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple
 
 
 def _past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, the run's value, the checkpoint's value) for each setting of the stages behind that of `config`,
-    which a resumed run has to keep. Paths are not compared, but contents, where a dataset is still there. `state` is
-    the checkpoint's.
+    """Return (name, the run's value, the checkpoint's value) for each setting that a resumed run has to keep of its
+    finished stages, those before the stage of `config`. `state` is the checkpoint's.
+
+    Datasets are compared by their contents, as far as their files are still there, and not by their paths.
     """
     past = [stage for stage in config.stage_configs if stage.end_step <= config.first_step]
     if not past:
