@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.api.check_arguments import check_dtype
+from lmtrain.checkpoint.averaged_weights import check_weight_set
 from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
 from lmtrain.cli.eval.load_in_layout import choose_layout
 from lmtrain.cli.eval.run_tasks import Options, Session, evaluate_one
@@ -19,14 +20,15 @@ def evaluate(
     path: str | os.PathLike[str], task: str, data: str | os.PathLike[str], *, key: str = "text",
     format: str | None = None, baseline: str | os.PathLike[str] | None = None, batch_size: int = 8,
     stride: int | None = None, seq_len: int | None = None, limit: int | None = None, dtype: str = "fp32",
-    device: str | None = None,
+    device: str | None = None, weights: str = "model",
 ) -> dict[str, Any]:  # fmt: skip
     """Evaluate the model at `path`, which is anything that `lmtrain.load` takes, by a task of `lmtrain eval --list` on
     `data`: the task's file, or texts or a dataset. Return what `lmtrain eval --json` prints: the result is
     `["results"][0]`, its measures are `["results"][0]["measures"]`.
 
     The other parameters are the options of `lmtrain eval`; `dtype` is its --precision. `device` is cpu or cuda; without
-    it a GPU is used if there is one. Raise an LmtrainError if the model, the task or the data cannot be used.
+    it a GPU is used if there is one. With `weights` "ema" the average of the weights is evaluated. Raise an
+    LmtrainError if the model, the task or the data cannot be used.
     """
     for name, value in (("batch_size", batch_size), ("stride", stride), ("seq_len", seq_len), ("limit", limit)):
         if value is not None and value < 1:
@@ -37,7 +39,7 @@ def evaluate(
     if str(data) == "-":
         raise UsageError("data=- is standard input, which a Python program does not hand over. Give a file.")
     jobs = build_jobs([task], [str(data)], None if baseline is None else Path(baseline), format, key)
-    source, process = find_model(Path(path)), ProcessEnv()
+    source, process = find_model(Path(path), check_weight_set(weights)), ProcessEnv()
     check_tasks_fit(jobs, [source], seq_len)
     options = Options(
         baseline=None if baseline is None else Path(baseline), batch_size=batch_size, stride=stride, seq_len=seq_len,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lmtrain.api.check_arguments import check_dtype, check_token_ids
 from lmtrain.api.tokenizer import Tokenizer
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.checkpoint.averaged_weights import check_weight_set
 from lmtrain.errors import UsageError
 from lmtrain.eval import generate as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
@@ -33,18 +34,20 @@ _FEWER_ROWS = "Give fewer rows or shorter texts at a time, or load the model wit
 
 
 def load(
-    path: str | os.PathLike[str], dtype: str = "fp32", device: str | torch.device | None = None
-) -> tuple[Model, Tokenizer]:
+    path: str | os.PathLike[str], dtype: str = "fp32", device: str | torch.device | None = None,
+    weights: str = "model",
+) -> tuple[Model, Tokenizer]:  # fmt: skip
     """Load a trained model and its tokenizer. `path` is a run's folder, whose newest checkpoint is loaded, a
     checkpoint, RUN@best, or a Hugging Face folder of GPT-2, LLaMA, Mistral or BERT.
 
     `dtype` is the type to compute in: fp32, bf16 or fp16. `device` is cpu, cuda, or a GPU such as cuda:1; without it
-    the first GPU is used if there is one, else the CPU. A GPU becomes torch's current device. Raise an LmtrainError if
-    there is no such model, if a file is damaged, if the type or device cannot be used, or if memory does not suffice.
+    the first GPU is used if there is one, else the CPU. A GPU becomes torch's current device. With `weights` "ema" the
+    model has the exponential average that the checkpoint holds beside its weights. Raise an LmtrainError if there is no
+    such model or average, if a file is damaged, if the type or device cannot be used, or if memory does not suffice.
     """
     check_dtype(dtype)
     with memory_errors("Load the model with dtype bf16, or on another device."):
-        loaded = load_source(find_model(Path(path)), _find_device(device), dtype)
+        loaded = load_source(find_model(Path(path), check_weight_set(weights)), _find_device(device), dtype)
     return Model(loaded), Tokenizer(loaded.subject.tokenizer)
 
 
@@ -199,7 +202,8 @@ class Model:
 
     def __repr__(self) -> str:
         what = f"{self.settings.kind} of {format_count(self.num_parameters)} parameters"
-        return f"<lmtrain.Model {what} from {self.path}, {self.dtype} on {self.device}>"
+        average = "the average in " * (self._facts.get("weights") == "ema")
+        return f"<lmtrain.Model {what} from {average}{self.path}, {self.dtype} on {self.device}>"
 
 
 def _batch(ids_BT: Tensor) -> Batch:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
@@ -47,20 +48,22 @@ class ModelSource:
 class CheckpointWeights:
     path: Path
     settings: ModelSettings
+    weights: WeightSet
 
     def load_into(self, pieces: list[Piece]) -> None:
         # because: the reader imports torch, and an impossible layout is refused before that
         from lmtrain.checkpoint.tensor_reader import CheckpointReader
 
-        CheckpointReader(self.path).load_into(pieces, allow_rounding=True)
+        CheckpointReader(self.path, self.weights).load_into(pieces, allow_rounding=True)
 
 
-def checkpoint_source(path: Path) -> ModelSource:
+def checkpoint_source(path: Path, weights: WeightSet = "model") -> ModelSource:
     """Return the model in a checkpoint as a ModelSource. `path` is the checkpoint, or a run or checkpoints folder,
-    whose latest checkpoint is taken.
+    whose latest checkpoint is taken. With `weights` "ema" the model has the average of the weights; raise
+    CheckpointError if the checkpoint holds none.
     """
     folder = resolve_checkpoint(path)
-    contents = Contents(folder)
+    contents = Contents(folder, weights=weights)
     manifest = contents.manifest
     missing = [key for key in ("model", "seq_len", "step") if key not in manifest.state]
     if missing:
@@ -77,8 +80,8 @@ def checkpoint_source(path: Path) -> ModelSource:
     return ModelSource(
         path=folder,
         settings=settings,
-        facts={"checkpoint": str(folder), "step": manifest.step},
-        open=lambda: CheckpointWeights(folder, settings),
+        facts={"checkpoint": str(folder), "step": manifest.step} | contents.describe_weights(),
+        open=lambda: CheckpointWeights(folder, settings, weights),
         tokenizer=lambda: _read_tokenizer(contents),
     )
 

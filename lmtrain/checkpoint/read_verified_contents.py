@@ -18,6 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.checkpoint.averaged_weights import (
+    AVERAGE_DTYPE,
+    AVERAGE_PREFIX,
+    MODEL_PREFIX,
+    WeightSet,
+    average_facts,
+    holds_average,
+    view_of_average,
+)
 from lmtrain.checkpoint.disk.block_hashed_file import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.checkpoint_format import (
     BLOCK_BYTES,
@@ -52,11 +61,17 @@ _MAX_ERROR_CHARS = 1000  # of an error about settings
 class Contents:
     """An opened checkpoint: its manifest, tensors and extra files. Holds no descriptors, so there is nothing to close.
     Threads may share it.
+
+    With `weights` "ema", `model.NAME` is the average of that weight, and the optimizer's tensors are hidden. Raise
+    CheckpointError if the checkpoint holds no average.
     """
 
-    def __init__(self, path: Path, num_cached_blocks: int = _CACHED_BLOCKS) -> None:
-        self.path = path
-        self.manifest = load_manifest(path)
+    def __init__(
+        self, path: Path, num_cached_blocks: int = _CACHED_BLOCKS, weights: WeightSet = "model"
+    ) -> None:
+        self.path, self.weights = path, weights
+        self.stored_manifest = load_manifest(path)  # everything that the folder holds, whatever `weights` is
+        self.manifest = self.stored_manifest if weights == "model" else view_of_average(self.stored_manifest, path)
         self._cache = BlockCache(num_cached_blocks)
         self._files: dict[str, tuple[HashedFile, dict[str, StoredPiece]]] = {}
 
@@ -103,6 +118,15 @@ class Contents:
             read_box(file, stored.start, stored.shape, overlap.relative_to(piece_box.offset), target)
         return out
 
+    def describe_weights(self) -> dict[str, Any]:
+        """Return the facts that say which weights are read, if the checkpoint also holds their average: `weights`, and
+        `average`, how that was made. Empty for a checkpoint without an average.
+        """
+        if not holds_average(self.stored_manifest):
+            return {}
+        average = average_facts(self.manifest.state, self.path / MANIFEST) if self.weights == "ema" else None
+        return {"weights": self.weights} | ({"average": average.summary} if average is not None else {})
+
     @property
     def extra_names(self) -> list[str]:
         """The names of the extra files: all but the ranks' tensor files and their lists of blocks."""
@@ -119,7 +143,7 @@ class Contents:
 
     def find_damage(self) -> list[str]:
         """Read every byte of every file, and return a message for each thing that is wrong with the checkpoint."""
-        files, tensors = self.manifest.files, self.manifest.tensors
+        files, tensors = self.stored_manifest.files, self.stored_manifest.tensors
         unknown_names = sorted({*os.listdir(self.path)} - files.keys() - {MANIFEST})
         problems = [f"{self.path / name} does not belong to the checkpoint. Remove it." for name in unknown_names]
         for name in files:
@@ -230,14 +254,15 @@ def checked_model(contents: Contents) -> ModelSettings:
     not fit them, or if a tensor file is missing or has the wrong size.
     """
     model = model_of(contents.manifest.state, contents.path)
-    if problems := fit_problems(contents.manifest, model):
+    if problems := fit_problems(contents.stored_manifest, model):
         raise CheckpointError(f"{contents.path / MANIFEST} contradicts itself: {'; '.join(problems)}. Restore it.")
     _check_file_sizes(contents)
     return model
 
 
 def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
-    """Return a message for each way in which a manifest's tensors do not fit a model: names, shapes and tied weights.
+    """Return a message for each way in which a manifest's tensors do not fit a model: names, shapes, tied weights, and
+    an average that is incomplete.
 
     The cost grows with the number of tensors, not with the size of the model in the settings, which may be damaged.
     """
@@ -245,26 +270,33 @@ def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
     if num_layers > max(_LAYERS_UNCHECKED, num_tensors):
         return [f"its model has {num_layers} layers and it holds {num_tensors} tensors"]
     shapes, first_names = unpadded_shapes(model), {tie.second: tie.first for tie in model.ties()}
-    weights = {name.removeprefix("model."): t for name, t in manifest.tensors.items() if name.startswith("model.")}
-    expected = {f"model.{name}": shapes[name] for name in shapes if name in weights}
+    prefixes = (MODEL_PREFIX, AVERAGE_PREFIX) if holds_average(manifest) else (MODEL_PREFIX,)
+    expected = {f"{prefix}{name}": shapes[name] for prefix in prefixes for name in shapes}
     # `optim.exp_avg.norm.weight` has the shape of `norm.weight`
     slots = {name: name.split(".", 2)[-1] for name in manifest.tensors if name.startswith("optim.")}
-    expected |= {name: shapes[weight] for name, weight in slots.items() if weight in shapes}
+    expected_slots = {name: shapes[weight] for name, weight in slots.items() if weight in shapes}
+    tensors = {name: tensor for name, tensor in manifest.tensors.items() if name.startswith(prefixes)}
+    second_names = {f"{prefix}{tie}": f"{prefix}{first_names[tie]}" for prefix in prefixes for tie in first_names}
     texts = (
         _describe_few(
-            (name for name in first_names if name in weights),
-            lambda name: f"it holds model.{name}, which is tied to model.{first_names[name]} and is stored under that "
-            "name alone",
+            (name for name in second_names if name in tensors),
+            lambda name: f"it holds {name}, which is tied to {second_names[name]} and is stored under that name alone",
         ),
-        _describe_few(sorted(shapes.keys() - weights.keys()), lambda name: f"it has no model.{name}"),
+        _describe_few(sorted(expected.keys() - tensors.keys()), lambda name: f"it has no {name}"),
         _describe_few(
-            sorted(weights.keys() - shapes.keys() - first_names.keys()),
-            lambda name: f"it holds model.{name}, which its model does not have. {suggest_name(name, shapes)}",
+            sorted(tensors.keys() - expected.keys() - second_names.keys()),
+            lambda name: f"it holds {name}, which its model does not have. "
+            f"{suggest_name(name.partition('.')[2], shapes)}",
         ),
         _describe_few(
-            (name for name, shape in expected.items() if manifest.tensors[name].shape != shape),
+            (n for n, shape in (expected | expected_slots).items()
+             if n in manifest.tensors and manifest.tensors[n].shape != shape),
             lambda name: f"{name} has shape {list(manifest.tensors[name].shape)} and the model says "
-            f"{list(expected[name])}",
+            f"{list((expected | expected_slots)[name])}",
+        ),
+        _describe_few(
+            (n for n, t in tensors.items() if n.startswith(AVERAGE_PREFIX) and t.dtype != AVERAGE_DTYPE),
+            lambda name: f"{name} has the type {tensors[name].dtype}, and an average has {AVERAGE_DTYPE}",
         ),
         _padding_problem(model, shapes),
     )

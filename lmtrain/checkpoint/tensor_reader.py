@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, dtype_code
 from lmtrain.checkpoint.disk.safetensors_file import Array, piece_box
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
@@ -29,11 +30,14 @@ _CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class CheckpointReader:
-    """Reads tensors of a checkpoint, whole or in parts, and its extra files."""
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self._contents = Contents(self.path, _CACHED_BLOCKS)
-        self.manifest = self._contents.manifest
+    """Reads tensors of a checkpoint, whole or in parts, and its extra files. With `weights` "ema", the weights that are
+    read are their average.
+    """
+
+    def __init__(self, path: Path | str, weights: WeightSet = "model") -> None:
+        self.path, self.weights = Path(path), weights
+        self._contents = Contents(self.path, _CACHED_BLOCKS, weights)
+        self.manifest, self.stored_manifest = self._contents.manifest, self._contents.stored_manifest
         self.state, self.step = self.manifest.state, self.manifest.step
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -79,6 +83,10 @@ class CheckpointReader:
     def read_extra_files(self, prefix: str = "") -> dict[str, bytes]:
         """Return the extra files whose names begin with `prefix`, by name, verified."""
         return {name: self.read_file(name) for name in self._contents.extra_names if name.startswith(prefix)}
+
+    def describe_weights(self) -> dict[str, Any]:
+        """Return the facts that say which weights are read, if the checkpoint also holds their average."""
+        return self._contents.describe_weights()
 
     def checked_model(self) -> ModelSettings:
         """Return the checkpoint's model; raise if its tensors are not that model's."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_text
-from lmtrain.cli.shared_options import Device, Plugins, Precision
+from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights
 from lmtrain.runtime.processes.process_environment import limit_spinning, use_expandable_segments
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def generate(
     num_samples: Annotated[int, typer.Option(min=1, help="Number of continuations.")] = 1,
     device: Device = "auto",
     precision: Precision = "fp32",
+    weights: Weights = "model",
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:
@@ -47,7 +48,7 @@ def generate(
     from lmtrain.checkpoint.model_on_disk import check_causal
     from lmtrain.exchange.find_model_to_load import find_model
 
-    source = find_model(checkpoint)  # before torch is imported, so that a wrong path or model is told at once
+    source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
     check_causal(source)
     limit_spinning()
     use_expandable_segments()

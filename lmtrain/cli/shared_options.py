@@ -55,6 +55,13 @@ FromRun = Annotated[
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
 Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Number format to compute in.")]
+Weights = Annotated[
+    Literal["model", "ema"],
+    typer.Option(
+        help="Which weights of the checkpoint: its own, or their exponential average, which a run with "
+        "checkpoint.ema.decay saves beside them."
+    ),
+]
 TextInputs = Annotated[
     list[str],
     typer.Argument(

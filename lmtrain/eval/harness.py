@@ -18,6 +18,7 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from lmtrain.checkpoint.averaged_weights import check_weight_set
 from lmtrain.errors import DataError, UsageError, shorten, spelling_hint
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load_model import load_for_eval
@@ -28,7 +29,7 @@ from lmtrain.runtime.machine.choose_device import pick_device
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 MAX_NEW_TOKENS = 256  # the harness's default if a task sets none
-ARGUMENTS = ("pretrained", "precision", "device", "batch_size")
+ARGUMENTS = ("pretrained", "precision", "device", "batch_size", "weights")
 
 
 @register_model("lmtrain")
@@ -42,6 +43,7 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         device: str = "auto",
         batch_size: int | str = 8,
         max_batch_size: int | None = None,
+        weights: str = "model",
         **unknown: Any,
     ) -> None:
         super().__init__()
@@ -56,7 +58,8 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
             raise UsageError(
                 f"{env.launcher} started {env.world_size} processes, but each would score everything. Start only one."
             )
-        self.subject = load_for_eval(Path(pretrained), pick_device(device), precision).subject
+        weight_set = check_weight_set(weights, "--model_args weights")
+        self.subject = load_for_eval(Path(pretrained), pick_device(device), precision, weight_set).subject
         self.batch_size = int(batch_size)
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.model_on_disk import ModelSource, check_causal, checkpoint_source
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.eval.scored_model import Subject, check_vocabulary
@@ -30,11 +31,14 @@ class LoadedModel:
     facts: dict[str, Any]  # checkpoint, step and device, printed under every result
 
 
-def load_for_eval(path: Path, device: torch.device, precision: str) -> LoadedModel:
+def load_for_eval(
+    path: Path, device: torch.device, precision: str, weights: WeightSet = "model"
+) -> LoadedModel:
     """Load a causal model onto `device` of this process, in `precision` (such as "bf16"). `path` is a checkpoint, or a
-    run or checkpoints folder, whose latest checkpoint is loaded. Raise CheckpointError if the model is not causal.
+    run or checkpoints folder, whose latest checkpoint is loaded. With `weights` "ema" the average of its weights is
+    loaded. Raise CheckpointError if there is no average, or if the model is not causal.
     """
-    source = checkpoint_source(path)
+    source = checkpoint_source(path, weights)
     check_causal(source)
     return load_source(source, device, precision)
 

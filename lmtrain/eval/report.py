@@ -197,9 +197,11 @@ def _short_rows(result: Result, model: dict[str, Any]) -> list[tuple[str, str]]:
     counts = ", ".join(plural(number, word, f"{number:,}") for number, word in numbers if number is not None)
     scope = "" if result.limit is None else "the whole text: "
     on = f"{result.dtype} on {model['device']}" if "device" in model else result.dtype
+    average = ", the average of its weights" * (model.get("weights") == "ema")
+    path = [f"{model['checkpoint']}{average}"] if "checkpoint" in model else []
     return [
         ("also", ", ".join(other_measures)),
-        ("model", "; ".join([*([str(model["checkpoint"])] if "checkpoint" in model else []), on, result.layout])),
+        ("model", "; ".join([*path, on, result.layout])),
         ("text", f"{result.data}; sha256 {result.text_sha256[:_HASH_CHARACTERS]}; {scope}{counts}"),
         ("recipe", f"{_windows_text(result)}; prefix: {result.prefix}; divided by {result.denominator}"),
         (

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.model_on_disk import ModelSource, Weights, checkpoint_source
-from lmtrain.errors import MissingInputError
+from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.exchange.source_format import identify_source
 from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, read_bytes, read_json
@@ -17,15 +18,24 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.end_tokens import FILES, end_ids
 
 
-def find_model(path: Path) -> ModelSource:
+def find_model(path: Path, weights: WeightSet = "model") -> ModelSource:
     """Find the model at a path (a checkpoint, a run folder or a Hugging Face folder) without loading it. Return its
     settings, tokenizer and a function that opens its weights.
+
+    With `weights` "ema" the model has the average of the weights. Raise CheckpointError if there is no average, as in
+    every Hugging Face folder.
     """
     if (path / "config.json").is_file():
         config = read_json(path / "config.json")
         if not isinstance(config, dict) or "model" not in config:  # because: a run folder has a config.json too
+            if weights == "ema":
+                raise CheckpointError(
+                    f"{path} is a Hugging Face folder, which holds one set of weights and no average of them, and the "
+                    "average was asked for (weights ema). Use weights model, which is the default, or give a "
+                    "checkpoint of a run with checkpoint.ema.decay."
+                )
             return _huggingface_source(path, config)
-    return checkpoint_source(path)
+    return checkpoint_source(path, weights)
 
 
 def _huggingface_source(path: Path, config: Any) -> ModelSource:

@@ -9,7 +9,7 @@ import typer
 
 from lmtrain.cli.checkpoint.print_exchange import print_exchange
 from lmtrain.cli.screen.print_lines_and_json import print_json, progress
-from lmtrain.cli.shared_options import Json, Plugins
+from lmtrain.cli.shared_options import Json, Plugins, Weights
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 
@@ -35,6 +35,7 @@ def export(
         Literal["fp32", "bf16", "fp16"] | None,
         typer.Option(help="Number format of the weights. [default: for hf that of an imported model, else fp32]"),
     ] = None,
+    weights: Weights = "model",
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -56,13 +57,14 @@ def export(
         if to == "hf":
             from lmtrain.exchange.huggingface.import_and_export import export_hf
 
-            facts = export_hf(checkpoint, output, dtype=dtype, report=report)
+            facts = export_hf(checkpoint, output, dtype=dtype, weights=weights, report=report)
         else:
             from lmtrain.exchange.megatron.import_and_export import export_megatron
 
             facts = export_megatron(
-                checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32", report=report
-            )
+                checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32",
+                weights=weights, report=report,
+            )  # fmt: skip
     return print_json(facts, default=str) if as_json else print_exchange(_TITLES[to], facts)
 
 

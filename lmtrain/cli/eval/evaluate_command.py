@@ -26,6 +26,7 @@ from lmtrain.cli.shared_options import (
     InputFormat,
     Plugins,
     Precision,
+    Weights,
     refuse_unused_options,
     resolve_text_inputs,
 )
@@ -95,6 +96,7 @@ def evaluate(
     ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
+    weights: Weights = "model",
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write JSON to this file; after a kill, the same command continues."),
@@ -150,7 +152,7 @@ def evaluate(
     paths = list(compare or ()) if checkpoint is None else [checkpoint]
     if checkpoint is not None and steps is not None:
         paths = find_step_checkpoints(checkpoint, steps)
-    sources = [find_model(path) for path in paths]
+    sources = [find_model(path, weights) for path in paths]
     layouts = [choose_layout(layout or [], source.settings, env) for source in sources]
     check_device(device, env)
     check_tasks_fit(jobs, sources, seq_len)

@@ -132,7 +132,8 @@ class Session:
         from lmtrain.eval.scoring import SharedAnswers
 
         subject, facts = loaded.subject, loaded.facts
-        computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
+        weights = facts.get("weights", "model")  # because: both sets of weights lie in one checkpoint
+        computed = (weights, subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
         journal.set_identity(model_identity(Path(facts["checkpoint"]), *computed))
         shared_answers = SharedAnswers() if len(self.jobs) > 1 else None
         for number, (task, _) in enumerate(self.jobs):

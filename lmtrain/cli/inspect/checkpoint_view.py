@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint import compare_and_verify
+from lmtrain.checkpoint.averaged_weights import AVERAGE_PREFIX, WeightSet, average_facts
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES, MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
@@ -23,16 +26,20 @@ from lmtrain.units import format_bytes, format_count, plural
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+_OTHER_TENSORS = (("optimizer's", "optim."), ("average's", AVERAGE_PREFIX))
+_AVERAGE_NOTES = {"model": "; --weights ema reads it", "ema": "; the tensors are the average's"}
 _MAX_LINES = 40  # per section of a comparison
 
 
-def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
-    """Return what a checkpoint's manifest records as plain data: step, layout, model, settings, files, tensors. With
-    `verify`, first read every byte, and raise if any is damaged.
+def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> dict[str, Any]:
+    """Return what a checkpoint's manifest records as plain data: step, layout, model, settings, files, tensors, its
+    average and how it was merged. With `verify`, first read every byte, and raise if any is damaged. With `weights`
+    "ema" the tensors are those that a reader of the average gets.
     """
     if verify:
         compare_and_verify.raise_problems(compare_and_verify.verify_checkpoints(path))
-    manifest = Contents(path).manifest
+    contents = Contents(path, weights=weights)
+    manifest, place = contents.manifest, path / MANIFEST
     state, parallel = manifest.state, layout_of(manifest.state)
     tensors: dict[str, dict[str, Any]] = {
         name: {
@@ -57,10 +64,24 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
         "model": state.get("model"),
         "tokenizer": state.get("tokenizer"),
         "settings": state.get("settings"),
-        "lineage": [parent.to_dict() for parent in parse_lineage(state.get("lineage"), path / MANIFEST)],
+        "lineage": [parent.to_dict() for parent in parse_lineage(state.get("lineage"), place)],
+        "average": average.to_dict() if (average := average_facts(state, place)) else None,
+        "merged": record.to_dict() if (record := merge_record(state, place)) else None,
+        **contents.describe_weights(),
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "tensors": tensors,
     }
+
+
+def merge_lines(merged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for a merge, as `MergeRecord.to_dict` describes it: the mean and the moments, then a line for
+    each parent, the newest first.
+    """
+    kept = "the newest parent's" if merged["moments"] == "newest" else "none"
+    yield "merged", f"{merged['summary']}; moments of the optimizer: {kept}"
+    for parent in reversed(merged["parents"]):
+        gone = "" if Path(parent["checkpoint"]).exists() else ", which is gone"
+        yield f"weight {parent['weight']:.4f}", f"{parent['checkpoint']}, step {parent['step']:,}{gone}"
 
 
 def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
@@ -73,8 +94,13 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
     lines.append(("parameters", format_count(facts["parameters"])))
     size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
-    optimizer_note = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
-    lines.append(("on disk", f"{size} in {plural(files, 'file')}, {plural(len(names), 'tensor')}{optimizer_note}"))
+    kinds = [kind for kind, prefix in _OTHER_TENSORS if any(name.startswith(prefix) for name in names)]
+    other_tensors = f" with the {' and the '.join(kinds)}" if kinds else ""
+    lines.append(("on disk", f"{size} in {plural(files, 'file')}, {plural(len(names), 'tensor')}{other_tensors}"))
+    if facts["average"]:
+        lines += [("average", f"{facts['average']['summary']}{_AVERAGE_NOTES[facts.get('weights', 'model')]}")]
+    if facts["merged"]:
+        lines += merge_lines(facts["merged"])
     if isinstance(facts["model"], dict):
         lines.append(("model", describe_model(facts["model"])))
     match facts["tokenizer"]:
@@ -128,15 +154,16 @@ def _group_by_part(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
     return sorted(groups.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else -1, item[0]))
 
 
-def difference_facts(path: Path, other: Path) -> dict[str, Any]:
+def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> dict[str, Any]:
     """Return what differs between two checkpoints, as plain data: training state, tensors that only one has, dtypes or
-    shapes, and values.
+    shapes, and values. With `weights` "ema" their averages are compared in place of their weights.
     """
-    a, b = Contents(resolve_checkpoint(path)), Contents(resolve_checkpoint(other))
+    a, b = (Contents(resolve_checkpoint(folder), weights=weights) for folder in (path, other))
     only_a, only_b = compare_and_verify.missing_names(a, b)
     facts: dict[str, Any] = {
         "checkpoint": str(a.path),
         "other": str(b.path),
+        **a.describe_weights(),
         "state": dict(sorted(differences([a.manifest.state, b.manifest.state]).items())),
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
@@ -149,7 +176,8 @@ def difference_facts(path: Path, other: Path) -> dict[str, Any]:
 
 def print_difference(facts: dict[str, Any]) -> None:
     """Print the data that `difference_facts` returns, at most 40 lines for each kind of difference."""
-    echo(f"{facts['checkpoint']} and {facts['other']}")
+    averages = "the averages in " if facts.get("weights") == "ema" else ""
+    echo(f"{averages}{facts['checkpoint']} and {facts['other']}")
     for title, lines in (
         ("state", [f"{key}: {a} -> {b}" for key, (a, b) in facts["state"].items()]),
         ("tensors of the first alone", facts["only_in_checkpoint"]),

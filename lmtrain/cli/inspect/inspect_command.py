@@ -12,8 +12,8 @@ import typer
 from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_view import run_facts, run_lines
 from lmtrain.cli.screen.print_lines_and_json import print_json
-from lmtrain.cli.shared_options import Json, Plugins
-from lmtrain.errors import MissingInputError
+from lmtrain.cli.shared_options import Json, Plugins, Weights
+from lmtrain.errors import MissingInputError, UsageError
 from lmtrain.runfolder.file_names import CONFIG
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.metrics_rows import to_json_data
@@ -26,6 +26,7 @@ def inspect(
     diff: Annotated[
         Path | None, typer.Option(metavar="OTHER", help="Show what differs from this other checkpoint, by how much.")
     ] = None,
+    weights: Weights = "model",
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -37,9 +38,14 @@ def inspect(
         path = resolve_checkpoint(path)
     print_facts: Callable[[dict[str, Any]], None]
     if diff is not None:
-        facts, print_facts = view.difference_facts(path, diff), view.print_difference
+        facts, print_facts = view.difference_facts(path, diff, weights), view.print_difference
     elif (path / "manifest.json").is_file():
-        facts, print_facts = view.checkpoint_facts(path, verify), partial(view.print_checkpoint, show_all=all_)
+        facts, print_facts = view.checkpoint_facts(path, verify, weights), partial(view.print_checkpoint, show_all=all_)
+    elif weights != "model":
+        raise UsageError(
+            f"--weights {weights} chooses among the weights of a checkpoint, and {path} is none. Leave --weights out, "
+            "or give a checkpoint, such as RUN/checkpoints/step_00001000."
+        )
     elif (path / CONFIG).is_file():
         with record_errors(path):
             facts, print_facts = run_facts(path, verify), partial(_print_run, show_all=all_)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
@@ -98,16 +99,18 @@ def export_hf(
     output: Path,
     *,
     dtype: str | None = None,
+    weights: WeightSet = "model",
     check: bool = True,
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Hugging Face folder `output`. `dtype` is fp32, bf16 or fp16; None stands
-    for the types of an imported folder whose weights have not been trained since, and for fp32 otherwise. With `check`
-    the logits of both models are compared. `report` is called with bytes done and in all. `shard_bytes` limits the size
-    of a file with several tensors. Return the facts that the command prints, such as the largest difference.
+    for the types of an imported folder whose weights have not been trained since, and for fp32 otherwise. With
+    `weights` "ema" the average of the weights is exported. With `check` the logits of both models are compared.
+    `report` is called with bytes done and in all. `shard_bytes` limits the size of a file with several tensors. Return
+    the facts that the command prints, such as the largest difference.
     """
-    reader = CheckpointReader(resolve_checkpoint(source))
+    reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = reader.checked_model()
     original = restore_names(reader.read_extra_files(ORIGINAL_PREFIX))
     family = hf_family(settings, parse_original(original, CONFIG).get("model_type"))
@@ -132,9 +135,10 @@ def export_hf(
             ids = begin_and_end_ids(special) | {"pad_token_id": special.get("pad")}
             files[GENERATION_CONFIG] = json_bytes(ids)
     files[CONFIG] = json_bytes(config)
-    card = model_card(output.name, reader.path, reader.state, settings, config, original, tokenizer_class)
+    card = model_card(output.name, reader.path, reader.state, settings, config, original, tokenizer_class, weights)
     files["README.md"] = card.encode()
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
+    facts |= reader.describe_weights()
     facts |= {"tensors": len(targets), "left_out": left_out_of_exports(reader)}
     if tokenizer_class != "AutoTokenizer":
         facts["load_the_tokenizer_with"] = (

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain import __version__
+from lmtrain.checkpoint.averaged_weights import WeightSet, average_facts
+from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.errors import LmtrainError
 from lmtrain.exchange.huggingface.original_files import CONFIG, parse_original
 from lmtrain.models.gpt_settings import GPTSettings
@@ -32,11 +34,11 @@ Row = tuple[str, object]
 
 def model_card(
     name: str, checkpoint: Path, state: Mapping[str, Any], settings: ModelSettings, config: Mapping[str, Any],
-    original: Mapping[str, bytes], tokenizer_class: str = "AutoTokenizer",
+    original: Mapping[str, bytes], tokenizer_class: str = "AutoTokenizer", weights: WeightSet = "model",
 ) -> str:  # fmt: skip
     """Return the text of a README.md for the exported folder `name`. `checkpoint` and `state` are the source's path and
     the state in its manifest, `config` the exported config.json, `original` the kept files of an imported folder,
-    `tokenizer_class` the class of transformers that loads the tokenizer.
+    `tokenizer_class` the class of transformers that loads the tokenizer, `weights` says which weights were exported.
     """
     architecture, causal = config["architectures"][0], settings.shape.causal
     tags = "\n".join(f"- {tag}" for tag in ("lmtrain", config["model_type"]))
@@ -47,9 +49,9 @@ def model_card(
         "## Model",
         _table(_model_rows(settings, architecture, str(config["dtype"]))),
         "## Training",
-        *_training(state, original),
+        *_training(state, original, weights),
         "## Evaluation",
-        _evaluation(checkpoint, int(state["step"])),
+        _evaluation(checkpoint, state, weights),
         "## Use",
         _use(name, architecture, tokenizer_class, causal=causal, is_own=not original),
         "## Licence",
@@ -82,8 +84,10 @@ def _model_rows(settings: ModelSettings, architecture: str, dtype: str) -> Itera
     yield "type of the weights", dtype
 
 
-def _training(state: Mapping[str, Any], original: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield the paragraphs about the training of a checkpoint with the manifest's `state`."""
+def _training(state: Mapping[str, Any], original: Mapping[str, bytes], weights: WeightSet) -> Iterator[str]:
+    """Yield the paragraphs about the training of a checkpoint with the manifest's `state`, whose `weights` were
+    exported.
+    """
     recorded = state.get("settings")
     if isinstance(imported := state.get("imported"), dict):
         source = {"huggingface": "a Hugging Face folder", "megatron": "a Megatron-LM checkpoint"}
@@ -93,19 +97,23 @@ def _training(state: Mapping[str, Any], original: Mapping[str, bytes]) -> Iterat
     elif not isinstance(recorded, dict):
         yield "The checkpoint does not record how it was trained."
     else:
-        yield _table(_training_rows(state, recorded))
+        yield _table(_training_rows(state, recorded, weights))
         yield "All settings of the run that concern its model and its training:"
         groups = {group: recorded[group] for group in _SETTINGS if group in recorded}
         yield f"```json\n{json.dumps(groups, indent=1, ensure_ascii=False)}\n```"
 
 
-def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any]) -> Iterator[Row]:
+def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any], weights: WeightSet) -> Iterator[Row]:
     train, optim, schedule, data = (
         group if isinstance(group, dict) else {}
         for group in (*(recorded.get(name) for name in ("train", "optim", "schedule")), state.get("data"))
     )
     first_weights = (recorded.get("checkpoint") or {}).get("init_from")
     yield "weights before the first step", f"those of {Path(first_weights).name}" if first_weights else "random"
+    if weights == "ema" and (average := average_facts(state, "The checkpoint")) is not None:
+        yield "weights", f"the {average.summary}"
+    if (merge := merge_record(state, "The checkpoint")) is not None:
+        yield "merged", merge.summary
     yield "steps", state["step"]
     yield "samples", state.get("samples")
     yield "tokens", state.get("tokens")
@@ -120,16 +128,21 @@ def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any]) -> Ite
     yield "fingerprint of the tokenizer", (state.get("tokenizer") or {}).get("fingerprint")
 
 
-def _evaluation(checkpoint: Path, step: int) -> str:
-    rows = [*_rows_of_run(checkpoint, step), *_rows_of_result_files(checkpoint, step)]
+def _evaluation(checkpoint: Path, state: Mapping[str, Any], weights: WeightSet) -> str:
+    """Return a table of the evaluations of a checkpoint's `weights` that were found beside it, or that there is none.
+    """
+    step = int(state["step"])
+    # because: the run of a merged checkpoint's newest parent has measured that parent
+    rows = [] if state.get("merged") is not None else [*_rows_of_run(checkpoint, step, weights)]
+    rows += _rows_of_result_files(checkpoint, step, weights)
     if not rows:
         return "No evaluation of this checkpoint was found beside it."
     return "\n".join(["| what | result |", "|---|---|", *(f"| {_cell(name)} | {_cell(text)} |" for name, text in rows)])
 
 
-def _rows_of_run(checkpoint: Path, step: int) -> Iterator[tuple[str, str]]:
-    """Yield (what was measured, result) for each validation and evaluation at `step` that the run of `checkpoint` has
-    recorded.
+def _rows_of_run(checkpoint: Path, step: int, weights: WeightSet) -> Iterator[tuple[str, str]]:
+    """Yield (what was measured, result) for each validation and evaluation of `weights` at `step` that the run of
+    `checkpoint` has recorded.
     """
     folder = checkpoint.resolve().parent
     metrics = (folder.parent if folder.name == CHECKPOINTS else folder) / METRICS
@@ -138,15 +151,17 @@ def _rows_of_run(checkpoint: Path, step: int) -> Iterator[tuple[str, str]]:
     except LmtrainError:  # because: a damaged record of the run should not stop an export
         return
     for row in rows:
+        if row.get("weights", "model") != weights:
+            continue
         if row["event"] == "valid" and row.get("loss") is not None:
             yield "loss on the run's validation data, nats per token", f"{row['loss']:.4f}"
         elif row["event"] == "eval":
             yield str(row["name"]), _figures(row["measures"], row["headline"])
 
 
-def _rows_of_result_files(checkpoint: Path, step: int) -> Iterator[tuple[str, str]]:
-    """Yield (task, measures) of results of `lmtrain eval --output` in the checkpoint's folders that are about this
-    checkpoint.
+def _rows_of_result_files(checkpoint: Path, step: int, weights: WeightSet) -> Iterator[tuple[str, str]]:
+    """Yield (task, measures) of results of `lmtrain eval --output` in the checkpoint's folders that are about these
+    `weights` of this checkpoint.
     """
     path = checkpoint.resolve()
     folders = [path.parent, *([path.parent.parent] if path.parent.name == CHECKPOINTS else [])]
@@ -155,9 +170,8 @@ def _rows_of_result_files(checkpoint: Path, step: int) -> Iterator[tuple[str, st
         try:
             document = parse_json(read_bytes(file, _MAX_RESULT_BYTES), file)
             model = document["model"]
-            if document["format"] == "lmtrain evaluation" and (model["step"], Path(model["checkpoint"]).resolve()) == (
-                step, path
-            ):  # fmt: skip
+            subject = model["step"], Path(model["checkpoint"]).resolve(), model.get("weights", "model")
+            if document["format"] == "lmtrain evaluation" and subject == (step, path, weights):
                 for result in document["results"]:
                     where = f"{result['task']}, on {Path(result['data']).name}"
                     yield where, _figures(result["measures"], result["headline"])

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
@@ -61,17 +62,18 @@ def export_megatron(
     tp: int = 1,
     pp: int = 1,
     dtype: str = "fp32",
+    weights: WeightSet = "model",
     transformer_engine: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks. `dtype` is fp32, bf16 or
-    fp16. Weights have the names that Megatron-LM gives them with Transformer Engine, or without it if
-    `transformer_engine` is False. `report` is called with bytes done and in all. Return the facts that the command
-    prints.
+    fp16. With `weights` "ema" the average of the weights is exported. Weights have the names that Megatron-LM gives
+    them with Transformer Engine, or without it if `transformer_engine` is False. `report` is called with bytes done and
+    in all. Return the facts that the command prints.
     """
     if min(tp, pp) < 1:
         raise UsageError(f"tp={tp} and pp={pp} must both be at least 1. Leave them out for one file.")
-    reader = CheckpointReader(resolve_checkpoint(source))
+    reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = reader.checked_model()
     kind, code = parse_dtype(dtype)
     args = megatron_arguments(settings, tp, pp, dtype)
@@ -92,7 +94,7 @@ def export_megatron(
         fault_point("exchange.publish")
     return {
         "from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp,
-        "left_out": left_out_of_exports(reader),
+        **reader.describe_weights(), "left_out": left_out_of_exports(reader),
     } | ({"flags_to_repeat": flags} if (flags := flags_to_repeat(settings)) else {})  # fmt: skip
 
 

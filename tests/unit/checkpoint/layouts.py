@@ -22,6 +22,7 @@ from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 SLOTS = ("model", "optim.exp_avg", "optim.exp_avg_sq")
+AVERAGE = {"decay": 0.999, "every_steps": 1, "from_step": 0, "since_step": 2}
 # 5 layers and 67 tokens: no pp and no tp of these layouts divides them
 MODELS: dict[str, ModelSettings] = {
     "tied": GPTSettings(num_layers=5, width=24, num_heads=4, vocab_size=67, vocab_multiple=1, seq_len=8),
@@ -41,8 +42,10 @@ def at(layout: str) -> ParallelSettings:
     return parse_layout(layout)
 
 
-def draw(model: ModelSettings, seed: int = 3) -> Arrays:
-    """Weights and two slots of each, in their true shapes, and a tensor that is no parameter's."""
+def draw(model: ModelSettings, seed: int = 3, *, average: bool = False) -> Arrays:
+    """Weights and two slots of each, in their true shapes, and a tensor that is no parameter's. The average is half of
+    each weight.
+    """
     generator = np.random.default_rng(seed)
     places = placements_of_rank(model, at("tp=1"), at("tp=1").layout.coordinate(0))
     arrays: Arrays = {
@@ -50,6 +53,9 @@ def draw(model: ModelSettings, seed: int = 3) -> Arrays:
         for slot in SLOTS
         for name, place in places.items()
     }
+    if average:
+        weights = {name: array for name, array in arrays.items() if name.startswith("model.")}
+        arrays |= {name.replace("model.", "ema.", 1): array / 2 for name, array in weights.items()}
     return arrays | {"optim.scale": np.array(0.5, np.float16), "optim.seen": np.arange(70, dtype=np.int64)}
 
 
@@ -59,24 +65,25 @@ def write(folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step:
     attempt = folder / f"step_{step:08d}.tmp-{os.getpid()}-0"
     attempt.mkdir(parents=True)
     records: list[RankRecord] = []
-    world = parallel.layout.world_size
+    world, average = parallel.layout.world_size, any(name.startswith("ema.") for name in arrays)
+    slots = (*SLOTS, "ema") if average else SLOTS
     for rank in range(world):
         places = placements_of_rank(model, parallel, parallel.layout.coordinate(rank))
         pieces, seen = [], {(s.name, p.box.offset) for record in records for s, p in record.pieces}
-        for slot in SLOTS:
+        for slot in slots:
             for name, place in places.items():
                 for block in place.regions if place.is_owner else ():
                     key, index = f"{slot}.{name}", tuple(map(slice, block.offset, np.add(block.offset, block.shape)))
                     if (key, block.offset) not in seen:  # of a tied weight the first stage's
                         pieces.append(Piece(key, place.global_shape, block.offset, arrays[key][index]))
         if rank == world - 1:
-            rest = [n for n in arrays if not any(n.startswith(s) and n[len(s) + 1 :] in model.weights() for s in SLOTS)]
+            rest = [n for n in arrays if not any(n.startswith(s) and n[len(s) + 1 :] in model.weights() for s in slots)]
             pieces += [Piece(name, arrays[name].shape, (0,) * arrays[name].ndim, arrays[name]) for name in rest]
         records.append(write_rank(attempt, rank, rank_data(pieces)))
     state = {
         "step": step, "samples": 28, "tokens": 224, "precision": {"kind": "fp16", "loss_scale": 4096.0},
-        "settings": {"parallel": parallel.to_dict(), "train": {"seed": 1}}, "model": model.to_dict(),
-    }  # fmt: skip
+        "settings": {"parallel": parallel.to_dict(), "train": {"seed": 1}}, "model": model.to_dict(), "seq_len": 8,
+    } | ({"ema": AVERAGE} if average else {})  # fmt: skip
     return commit_checkpoint(attempt, step, records, state, {"tokenizer.json": b'{"vocab": ["a", "b"]}'})[0]
 
 

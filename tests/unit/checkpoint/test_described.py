@@ -55,7 +55,8 @@ def test_what_does_not_fit_is_said(manifest: Manifest, change: Callable[[Tensors
     tensors = dict(manifest.tensors)
     change(tensors)
     contents = Contents.__new__(Contents)
-    contents.path, contents.manifest = Path("there"), replace(manifest, tensors=tensors)
+    contents.path, contents.stored_manifest = Path("there"), replace(manifest, tensors=tensors)
+    contents.manifest = contents.stored_manifest
     with pytest.raises(CheckpointError, match=f"there/manifest.json contradicts itself: .*{said}"):
         checked_model(contents)
 
