@@ -11,6 +11,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import is_count
 from lmtrain.errors import CheckpointError
+from lmtrain.units import plural
 
 _MEANS = {
     "uniform": "uniform mean", "linear": "mean that weighs checkpoint j by j + 1",
@@ -23,7 +24,7 @@ _MAX_PARENTS = 100_000
 class MergeParent:
     """A checkpoint that was averaged into a merged one."""
 
-    run: str | None  # the folder of its run, if it lies in one
+    run: str  # the folder of its run, absolute; its own path if it is in no run's folder
     checkpoint: str  # its path, absolute
     step: int
     manifest_sha256: str
@@ -51,9 +52,10 @@ class MergeRecord:
     @property
     def summary(self) -> str:
         """The merge in one clause: the mean, the number of parents and their steps."""
-        first, last = self.parents[0].step, self.parents[-1].step
-        steps = f"of step {first:,}" if len(self.parents) == 1 else f"of steps {first:,} to {last:,}"
-        return f"{self.mean_words} of {len(self.parents)} checkpoints {steps}"
+        steps = [parent.step for parent in self.parents]
+        first, last = min(steps), max(steps)
+        at = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+        return f"{self.mean_words} of {plural(len(steps), 'checkpoint')} of {at}"
 
 
 def merge_record(state: Mapping[str, Any], where: object) -> MergeRecord | None:
@@ -79,7 +81,7 @@ def merge_record(state: Mapping[str, Any], where: object) -> MergeRecord | None:
 def _parse_parent(entry: Any) -> MergeParent:
     """Return a parent from its entry. Raise KeyError, TypeError or ValueError if that is malformed."""
     run, checkpoint, digest = entry["run"], entry["checkpoint"], entry["manifest_sha256"]
-    is_named = isinstance(checkpoint, str) and isinstance(digest, str) and isinstance(run, str | None)
+    is_named = isinstance(checkpoint, str) and isinstance(digest, str) and isinstance(run, str)
     if not is_named or not is_count(entry["step"]) or type(entry["weight"]) not in (int, float):
         raise ValueError(f"{str(entry)[:100]} is not a checkpoint with its weight")
     return MergeParent(

@@ -17,7 +17,8 @@ from lmtrain.errors import DataError, LmtrainError
 from lmtrain.runfolder.file_names import CHECKPOINTS, LINEAGE, checkpoint_names
 from lmtrain.runtime.files.safe_files import read_json
 
-RESUMED, WEIGHTS = "run", "weights"  # kinds: everything of the checkpoint, or its weights alone
+# kinds of a parent: everything of the checkpoint was taken, its weights alone, or it is the newest of those merged
+RESUMED, WEIGHTS, MERGED = "run", "weights", "merge"
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, encode_manifest
+from lmtrain.cli.inspect.run_view import lineage_lines
 from lmtrain.cli.runs.family_tree import family_rows
 from lmtrain.cli.runs.runs_command import print_runs
 from lmtrain.runfolder.folder_reader import RunFolder
-from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent
+from lmtrain.runfolder.lineage import MERGED, RESUMED, WEIGHTS, Parent, read_lineage
 from tests.cli.harness import on_terminal
 
 
@@ -30,6 +32,33 @@ def begin(folder: Path, *parents: tuple[Path, int], kind: str = RESUMED) -> Path
         for run, step in parents
     ]
     (folder / "lineage.json").write_text(json.dumps(entries))
+    return folder
+
+
+def entry(run: Path, step: int, kind: str = RESUMED) -> Parent:
+    return Parent(kind, str(run), str(run), str(run / "checkpoints" / f"step_{step:08d}"), step, "")
+
+
+def merged(folder: Path, *parents: tuple[Path, int]) -> tuple[Parent, Parent]:
+    """A merged checkpoint of the checkpoints of runs, oldest first; the last entries of the lineage of a run from it.
+    """
+    folder.mkdir(parents=True)
+    record = [
+        {"run": str(run), "checkpoint": entry(run, step).checkpoint, "step": step, "manifest_sha256": "", "weight": 0.5}
+        for run, step in parents
+    ]
+    newest = entry(*parents[-1], MERGED)
+    state = {
+        "merged": {"mean": "uniform", "moments": "newest", "parents": record},
+        "lineage": [parent.to_dict() for parent in read_lineage(newest.folder)] + [newest.to_dict()],
+    }
+    (folder / MANIFEST).write_bytes(encode_manifest(Manifest(parents[-1][1], {}, {}, state)))
+    return newest, Parent(RESUMED, str(folder), str(folder), str(folder), parents[-1][1], "")
+
+
+def begin_from_merge(folder: Path, *lineage: Parent) -> Path:
+    begin(folder)
+    (folder / "lineage.json").write_text(json.dumps([parent.to_dict() for parent in lineage]))
     return folder
 
 
@@ -80,3 +109,42 @@ def test_the_table_keeps_its_indents_on_a_narrow_terminal(tmp_path: Path, capsys
         assert lines[3].startswith("    below")
     print_runs([row(trunk)])
     assert "from step" not in capsys.readouterr().out
+
+
+def test_a_run_from_a_merge_stands_below_it_and_that_below_the_run_of_its_newest_parent(tmp_path: Path) -> None:
+    oldest, trunk, runs = begin(tmp_path / "oldest"), begin(tmp_path / "trunk"), tmp_path / "runs"
+    lineage = merged(tmp_path / "mean", (oldest, 300), (trunk, 900))
+    child = begin_from_merge(runs / "child", *lineage)
+    found = family_rows([row(child), row(oldest)], describe)
+    assert places(found) == [
+        ("oldest", 0, None, "finished"), ("trunk", 0, None, "finished"), ("mean", 1, 900, "merged"),
+        ("child", 2, 900, "finished"),
+    ]  # fmt: skip
+    assert found[2]["why"] == f"uniform mean of 2 checkpoints of steps 300 to 900, some of {oldest}"
+    assert [parent["step"] for parent in found[2]["merged"]["parents"]] == [300, 900]
+    (tmp_path / "mean" / MANIFEST).unlink()
+    gone = family_rows([row(child)], describe)[1]
+    assert (gone["state"], gone["why"]) == ("gone", "a merged checkpoint")
+
+
+def test_merges_beside_the_runs_are_listed(tmp_path: Path) -> None:
+    trunk = begin(tmp_path / "trunk", (tmp_path / "gone", 5))
+    merged(tmp_path / "mean", (trunk, 300), (trunk, 900))
+    found = family_rows([row(trunk)], describe, with_merges=True)
+    assert places(found)[1:] == [("trunk", 1, 5, "finished"), ("mean", 2, 900, "merged")]
+    assert found[2]["name"] == "mean"
+    assert len(family_rows([row(trunk)], describe)) == 2
+    for columns in (80, 120):
+        lines = on_terminal("runs", "--tree", tmp_path, columns=columns).splitlines()
+        assert lines[3].split()[:4] == ["mean", "900", "(merge)", "merged"]
+    assert "mean" not in on_terminal("runs", "--tree", tmp_path, "--state", "killed", columns=80)
+
+
+def test_the_lineage_of_a_run_says_how_its_merge_was_made(tmp_path: Path) -> None:
+    trunk = tmp_path / "trunk"
+    newest, merge = merged(tmp_path / "mean", (trunk, 300), (trunk, 900))
+    lines = [text for _, text in lineage_lines([entry.to_dict() for entry in (newest, merge)])]
+    assert lines == [
+        f"{merge.run} at step 900, uniform mean of 2 checkpoints of steps 300 to 900: no setting differs",
+        f"a merge, whose newest checkpoint is of {trunk} at step 900, which is gone",
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
+from lmtrain.cli.inspect.merge_view import merge_lines
 from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
 from lmtrain.cli.inspect.run_view import describe_model, lineage_lines
 from lmtrain.cli.screen.print_lines_and_json import echo
@@ -71,17 +71,6 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "tensors": tensors,
     }
-
-
-def merge_lines(merged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for a merge, as `MergeRecord.to_dict` describes it: the mean and the moments, then a line for
-    each parent, the newest first.
-    """
-    kept = "the newest parent's" if merged["moments"] == "newest" else "none"
-    yield "merged", f"{merged['summary']}; moments of the optimizer: {kept}"
-    for parent in reversed(merged["parents"]):
-        gone = "" if Path(parent["checkpoint"]).exists() else ", which is gone"
-        yield f"weight {parent['weight']:.4f}", f"{parent['checkpoint']}, step {parent['step']:,}{gone}"
 
 
 def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
+from lmtrain.cli.inspect.merge_view import describe_origin
 from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError, shorten
@@ -26,7 +27,7 @@ from lmtrain.observe.screen.metrics_row_text import (
 )
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, step_from_name
 from lmtrain.runfolder.folder_reader import read_run_state, read_settings
-from lmtrain.runfolder.lineage import WEIGHTS, read_lineage
+from lmtrain.runfolder.lineage import MERGED, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
 from lmtrain.runfolder.settings_history import History, changed_histories
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
@@ -249,17 +250,18 @@ def _describe_saves(facts: dict[str, Any]) -> str:
 
 def lineage_lines(lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield (name, text) for each checkpoint of another run from which a run descends, the nearest first."""
-    for parent in reversed(lineage):
-        what = "the weights of " if parent["kind"] == WEIGHTS else ""
+    for number in range(len(lineage), 0, -1):
+        parent = lineage[number - 1]
         changes = [
             f"{key}={shorten(show(here), _MAX_VALUE)}"
             + (f" ({shorten(show(there), _MAX_VALUE)} there)" if there is not None else "")
             for key, (there, here) in parent["differences"].items()
         ]
-        with_changes = f": {', '.join(changes[:_MAX_CHANGES])}" if changes else ": no setting differs"
+        none_differs = "" if parent["kind"] == MERGED else ": no setting differs"
+        with_changes = f": {', '.join(changes[:_MAX_CHANGES])}" if changes else none_differs
         more = f" and {len(changes) - _MAX_CHANGES} more" if len(changes) > _MAX_CHANGES else ""
         gone = "" if Path(parent["checkpoint"]).exists() else ", which is gone"
-        yield "descends from", f"{what}{parent['run']} at step {parent['step']:,}{gone}{with_changes}{more}"
+        yield "descends from", f"{describe_origin(lineage[:number])}{gone}{with_changes}{more}"
 
 
 def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -65,6 +65,7 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
     losses = [
         *_step_curves(records, "loss", "training", max(_MAX_LOSS_POINTS // max(len(records), 1), _MIN_POINTS)),
         *_measurement_curves(records, "valid", "validation", "loss/valid"),
+        *_measurement_curves(records, "valid", "validation of the average", "loss/ema"),
     ]
     yield Figure("loss", "Loss", "number", losses, "Mean over the labels of a step, in nats.", wide=True)
     keys = dict.fromkeys(key for record in records for key in record.columns if key.startswith("loss/"))
@@ -95,12 +96,19 @@ def _measure_figures(records: Sequence[Record]) -> Iterator[Figure]:
     domains = [
         curve
         for name in dict.fromkeys(name for row in rows for name in row_measures(row) if name.startswith("loss/valid/"))
-        for curve in _measurement_curves(records, "valid", name.removeprefix("loss/valid/"), name)
+        for curve in (
+            *_measurement_curves(records, "valid", name.removeprefix("loss/valid/"), name),
+            *_measurement_curves(
+                records, "valid", f"{name.removeprefix('loss/valid/')}, average", name.replace("valid", "ema", 1)
+            ),
+        )
     ]
     yield Figure("domains", "Validation loss by domain", "number", domains)
     for name, title in [*headline_titles(records).items()][:MAX_EVAL_FIGURES]:
         form: Form = "percent" if name.endswith("accuracy") else "number"
         curves = [*_measurement_curves(records, "eval", "measured", name)]
+        of_average = "/ema/".join(name.rsplit("/", 1))
+        curves += _measurement_curves(records, "eval", "measured of the average", of_average)
         yield Figure(name, title.replace("_", " "), form, curves, smooth=False)
 
 
@@ -271,6 +279,9 @@ def evaluation_tables(
                 numbers_only = {key: value for key, value in measures.items() if _is_number(value)}
                 cells = {key.replace("_", " "): format_measure(key, value) for key, value in numbers_only.items()}
                 nll, seconds = row.get("nll_sum_nats"), row.get("seconds")
+                headline = str(row.get("headline"))
+                if (value := row_measures(row).get(f"eval/{row.get('name')}/ema/{headline}")) is not None:
+                    cells[f"{headline.replace('_', ' ')} of the average"] = format_measure(headline, value)
                 cells |= {"nll sum (nats)": f"{nll:.6g}"} if _is_number(nll) else {}
                 cells |= {"seconds": f"{seconds:.1f}"} if _is_number(seconds) else {}
                 numbers.append(labels | {"step": f"{row['step']:,}"} | cells)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from lmtrain.cli.inspect.merge_view import describe_origin
 from lmtrain.cli.inspect.run_stages import read_stages, stage_table
 from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, settings_facts
 from lmtrain.cli.report.draw_curves import (
@@ -42,7 +43,7 @@ from lmtrain.page.html_document import (
 from lmtrain.page.svg_line_charts import Charts, draw_figure, figure_element, format_value
 from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
-from lmtrain.runfolder.lineage import WEIGHTS, Parent, read_lineage
+from lmtrain.runfolder.lineage import Parent, read_lineage
 from lmtrain.runfolder.settings_differences import differences, flatten
 from lmtrain.runfolder.settings_history import changed_histories
 from lmtrain.runtime.files.safe_files import atomic_file, storage_errors
@@ -183,9 +184,8 @@ def run_summary(run: RunFolder, record: Record) -> dict[str, str]:
     seconds = record.columns.get("seconds", np.empty(0))
     if seconds.size and np.isfinite(seconds[-1]):
         facts["time trained"] = format_seconds(float(seconds[-1]))
-    for parent in [*_lineage(run)][-1:]:
-        weights = "the weights of " * (parent.kind == WEIGHTS)
-        facts["<began from"] = f"{weights}{parent.run} at step {parent.step:,}"
+    if lineage := _lineage(run):
+        facts["<began from"] = describe_origin([parent.to_dict() for parent in lineage])
     if (starts := len(record.rows.get("start", []))) > 1:
         facts["starts"] = f"{starts}"
     return facts

@@ -18,7 +18,7 @@ from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
 from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, find_runs, read_runs
-from lmtrain.runfolder.lineage import WEIGHTS
+from lmtrain.runfolder.lineage import MERGED, WEIGHTS
 from lmtrain.runfolder.metrics_rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.units import format_count
@@ -32,6 +32,7 @@ EXAMPLES = (
 )
 _STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
 _STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
+_BEGINNINGS = {WEIGHTS: " (weights)", MERGED: " (merge)"}  # behind the step of a checkpoint, by the kind of parent
 _WHY_STOPPED = "why stopped"
 _TEXT_COLUMNS = ("run", "state", "stage", _WHY_STOPPED)  # columns of words, left-aligned
 _DROPPED_FIRST = ("tokens/s", "%", "last row", _WHY_STOPPED, "stage", "valid")  # left out first if a terminal is narrow
@@ -77,7 +78,7 @@ def list_runs(
     if tree:
         from lmtrain.cli.runs.family_tree import family_rows
 
-        rows = family_rows(rows, _run_row)
+        rows = family_rows(rows, _run_row, with_merges=not (state or where))
     return print_json(rows) if as_json else print_runs(rows)
 
 
@@ -245,7 +246,7 @@ def _table_cells(row: dict[str, Any]) -> dict[str, str]:
 def _describe_branch_point(row: dict[str, Any]) -> str:
     """Return the step of the checkpoint from which a run began, as `family_rows` found it; empty for other rows."""
     step = row.get("branch_step")
-    return "" if step is None else f"{step:,}" + " (weights)" * (row["begins_with"] == WEIGHTS)
+    return "" if step is None else f"{step:,}{_BEGINNINGS.get(row['begins_with'], '')}"
 
 
 def _ago_or_empty(time: str | None) -> str:

@@ -151,12 +151,13 @@ def _rows_of_run(checkpoint: Path, step: int, weights: WeightSet) -> Iterator[tu
     except LmtrainError:  # because: a damaged record of the run should not stop an export
         return
     for row in rows:
-        if row.get("weights", "model") != weights:
-            continue
-        if row["event"] == "valid" and row.get("loss") is not None:
-            yield "loss on the run's validation data, nats per token", f"{row['loss']:.4f}"
-        elif row["event"] == "eval":
-            yield str(row["name"]), _figures(row["measures"], row["headline"])
+        # because: a row has the measures of the weights, and those of their average under a key of its own
+        of_weights = row["measures"] if row["event"] == "eval" else row
+        values = of_weights if weights == "model" else row.get("ema") or {}
+        if row["event"] == "valid" and values.get("loss") is not None:
+            yield "loss on the run's validation data, nats per token", f"{values['loss']:.4f}"
+        elif row["event"] == "eval" and values:
+            yield str(row["name"]), _figures(values, row["headline"])
 
 
 def _rows_of_result_files(checkpoint: Path, step: int, weights: WeightSet) -> Iterator[tuple[str, str]]:
