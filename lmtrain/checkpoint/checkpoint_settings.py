@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
-from lmtrain.config.settings_base import Problem, Settings, show
+from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 from lmtrain.config.settings_builder import quantity
+from lmtrain.optim.weight_average_settings import WeightAverageSettings
 
 DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked
 
@@ -25,6 +26,7 @@ class CheckpointSettings(Settings):
     resume: str = "auto"  # auto, none, or the path of a checkpoint or run
     fallback: bool = False  # if the newest cannot be read, resume from the newest readable one before it
     init_from: str | None = None  # the path of a checkpoint whose weights a new run starts from
+    ema: WeightAverageSettings = field(default_factory=WeightAverageSettings)  # an average of the weights, saved too
 
     @property
     def saves_every_s(self) -> float | None:
@@ -59,6 +61,11 @@ class CheckpointSettings(Settings):
         by_step = "no step is" if steps is None else "the last step alone is"
         when_saved = "hardly one of them is" if self.saves_every_s is not None else by_step
         none_saved = f"since with interval_steps={show(steps)} {when_saved} saved"
+        yield from problem_if(
+            self.ema.is_on and steps is None, "ema.decay", self.ema.decay,
+            "keeps an average that no checkpoint would hold, since with interval_steps=null nothing is saved",
+            "Use checkpoint.interval_steps=0 to save at the end of the run, or leave it out.",
+        )  # fmt: skip
         yield from self.checked(
             (steps is not None and steps < 0, "interval_steps",
              "is negative", "Use 0 to save by time and at the end of the run, or null for never."),

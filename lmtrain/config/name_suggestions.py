@@ -75,6 +75,9 @@ FOREIGN_NAMES = {
     "checkpoint.keep_last": "save_total_limit max_checkpoints",
     "checkpoint.resume": "load resume_from_checkpoint resume_from restore",
     "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint",
+    "checkpoint.ema.decay": "ema_decay ema_beta ema_rate ema_decay_rate",
+    "checkpoint.ema.every_steps": "update_every_n_steps apply_ema_every_n_steps ema_every_n_steps ema_update_interval",
+    "checkpoint.ema.from_step": "start_step ema_start_step ema_start",
     "observe.log_interval_steps": "log_interval logging_steps log_every log_freq",
     "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
     "data.text": "train_file text_file text_path input_file",
@@ -136,6 +139,11 @@ UNSUPPORTED_SETTINGS = {
             "do_train do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
             "remove_unused_columns num_workers dataloader_num_workers dataloader_type dataset_impl",
         "A run resumes where its run.dir stopped; another run.dir starts a new run.": "overwrite_output_dir",
+        "checkpoint.ema.decay=0.999 keeps an average of the weights, which validation and evaluations measure as well.":
+            "use_ema ema_enable enable_ema model_averaging eval_ema evaluate_ema_weights_instead "
+            "validate_original_weights",
+        "checkpoint.ema.decay is the share of the average that stays at an update: 0.5 ** (1 / steps) for a half-life "
+        "of so many steps.": "half_life_fraction ema_half_life half_life_steps",
         "parallel.zero decides what is sharded.": "deepspeed ds_config fsdp_config",
         "model.layer_pattern says it with a letter for each layer: w reads a window, f all tokens, W and F the same "
         "without rotary angles; the letters repeat.": "layer_types sliding_window_pattern no_rope_layers "
@@ -182,7 +190,8 @@ class SettingNames:
         without_repeats = ".".join(part for part, _ in groupby(path.split(".")))  # files may repeat their group's name
         if without_repeats in known_keys:
             return [self._suggested_override(without_repeats, value)]
-        matches = [key for key in known_keys if key.rpartition(".")[2] == word]
+        below = [key for key in known_keys if key.endswith(f".{path}")] if parent else []  # the key without its group
+        matches = below or [key for key in known_keys if key.rpartition(".")[2] == word]
         if len(matches) > 3:
             matches = [key for key in matches if key.startswith(f"{parent}.")] or matches[:3]
         # because: a user who types `train.batch_size` does not mean the batch size of evaluations

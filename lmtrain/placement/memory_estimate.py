@@ -39,10 +39,11 @@ class RankBytes:
     work: int  # weights used for compute, 0 if the masters themselves are used
     gradients: int
     optimizer: int
+    average: int = 0  # an exponential average of the weights in fp32
 
     @property
     def total(self) -> int:
-        return self.masters + self.work + self.gradients + self.optimizer
+        return self.masters + self.work + self.gradients + self.optimizer + self.average
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,18 @@ class ElementCounts:
     shards: int = 0  # elements of its data-parallel shard of the parts, padded to equal shards
     slots: int = 0  # elements of optimizer state, without padding
     early: int = 0  # elements of parts that are not factors of products: the input half of backward has their gradient
+    local: int = 0  # elements of its data-parallel shard of the parts, without padding
 
     def __add__(self, other: ElementCounts) -> ElementCounts:
         return ElementCounts(
             self.parts + other.parts, self.shards + other.shards, self.slots + other.slots, self.early + other.early,
+            self.local + other.local,
         )  # fmt: skip
 
     def __sub__(self, other: ElementCounts) -> ElementCounts:
         return ElementCounts(
             self.parts - other.parts, self.shards - other.shards, self.slots - other.slots, self.early - other.early,
+            self.local - other.local,
         )  # fmt: skip
 
 
@@ -81,25 +85,30 @@ def count_elements(
             math.prod(p.part_shape)
             for p in placements if len(p.part_shape) == 1 or p.name.startswith("embedding.")
         ),
+        sum(math.prod(p.local_shape) for p in placements),
     )  # fmt: skip
 
 
-def rank_bytes(counts: ElementCounts, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
+def rank_bytes(
+    counts: ElementCounts, layout: Layout, *, zero: int, work_bytes: int, keeps_average: bool = False
+) -> RankBytes:
     """Return the bytes of weights, gradients and optimizer state that a rank holds between two micro-batches. `zero` is
-    the ZeRO level, `work_bytes` the size of an element in the compute dtype.
+    the ZeRO level, `work_bytes` the size of an element in the compute dtype; `keeps_average` adds an average of the
+    weights.
 
     zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
     and gathers a block at a time.
     """
-    optimizer = FP32_BYTES * counts.slots
+    optimizer, average = FP32_BYTES * counts.slots, FP32_BYTES * counts.local * keeps_average
     if layout.dp == 1:
         work = 0 if work_bytes == FP32_BYTES else work_bytes * counts.parts
-        return RankBytes(FP32_BYTES * counts.parts, work, FP32_BYTES * counts.parts, optimizer)
+        return RankBytes(FP32_BYTES * counts.parts, work, FP32_BYTES * counts.parts, optimizer, average)
     return RankBytes(
         masters=FP32_BYTES * counts.shards,
         work=work_bytes * counts.shards * layout.dp_shard if zero < 3 else 0,
         gradients=FP32_BYTES * (counts.parts if zero < 2 else counts.shards),
         optimizer=optimizer,
+        average=average,
     )
 
 

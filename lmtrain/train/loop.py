@@ -48,6 +48,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, bef
             result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)
             loss = result.loss
             progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)
+            run.average.update(progress.step)
             count_sources(run, batches, result)
             now = time.monotonic()
             run.throughput.step_done(progress.step, now, batches.num_tokens)

@@ -29,11 +29,12 @@ from lmtrain.observe.sinks.queued_sink import QueuedSink
 from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.parallel.weights.weight_average import WeightAverage
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
 from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
-from lmtrain.train.before.resume_checks import check_same_run, set_aside_damaged
+from lmtrain.train.before.resume_checks import average_notes, check_same_run, set_aside_damaged
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.step_durations import Durations
 
@@ -68,11 +69,13 @@ class Progress:
         self.skipped += skipped
 
 
-def held_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
-    """Return all pieces of weights and optimizer state that this process holds, including copies that another rank
-    saves.
+def held_pieces(
+    model: ParallelModel, optimizer: torch.optim.Optimizer, average: WeightAverage | None = None
+) -> list[Piece]:
+    """Return all pieces of weights, optimizer state and the weights' average that this process holds, including copies
+    that another rank saves.
     """
-    return model.pieces() + optimizer_pieces(model, optimizer)
+    return model.pieces() + optimizer_pieces(model, optimizer) + average_pieces(model, average)
 
 
 def optimizer_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
@@ -80,11 +83,17 @@ def optimizer_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> 
     return model.pieces_of(state_tensors(optimizer, model.parameters), "optim")
 
 
+def average_pieces(model: ParallelModel, average: WeightAverage | None) -> list[Piece]:
+    """Return the pieces of the weights' average that this process holds, named `ema.NAME`; none if there is none."""
+    return [] if average is None else model.pieces_of(average.tensors, "ema")
+
+
 def checkpoint_state(
-    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
-) -> dict[str, Any]:
+    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress,
+    average: WeightAverage | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the part of a checkpoint that is not tensors: progress, settings, identity of tokenizer and data, the
-    optimizer's update count and the loss scale. It is stored as JSON.
+    optimizer's update count, the loss scale, and the decay and steps of the weights' average. It is stored as JSON.
     """
     return {
         "step": progress.step,
@@ -109,18 +118,27 @@ def checkpoint_state(
     } | {key: value for key, value in (
         ("owed", list(progress.pending)), ("source_losses", dict(progress.source_losses)),
         ("lineage", [parent.to_dict() for parent in inputs.lineage]),
+        ("ema", None if average is None else average.state()),
     ) if value}  # fmt: skip
 
 
-def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
-    """Load weights and optimizer state into `model` and `optimizer` from a checkpoint, which may have another layout,
-    and return the saved progress with `attempt` raised by one.
+def restore(
+    reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer,
+    average: WeightAverage | None = None,
+) -> Progress:  # fmt: skip
+    """Load weights, optimizer state and the weights' average into `model`, `optimizer` and `average` from a checkpoint,
+    which may have another layout, and return the saved progress with `attempt` raised by one. An average begins anew if
+    the checkpoint has none, or if it begins after the checkpoint's step by `from_step`.
 
     Each process reads its own parts; no collective takes place.
     """
     fault_point("start.load")
     state = reader.state
-    model.load(reader.load_into, extra_pieces=optimizer_pieces(model, optimizer))
+    saved = state.get("ema") if average is not None and state["step"] >= average.settings.from_step else None
+    pieces = optimizer_pieces(model, optimizer) + (average_pieces(model, average) if saved else [])
+    model.load(reader.load_into, extra_pieces=pieces)
+    if average is not None:
+        average.since_step = saved["since_step"] if saved else None
     apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
     return Progress(
@@ -131,12 +149,12 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
 
 
 def resume(
-    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
-    skip_messages: list[str],
+    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer,
+    average: WeightAverage, peers: Peers, skip_messages: list[str],
 ) -> tuple[Inputs, Progress]:  # fmt: skip
-    """Load the checkpoint `inputs.resume_from` into `model` and `optimizer`, and return the inputs, with the path of
-    the checkpoint that was used, and the saved progress. With checkpoint.fallback, a damaged checkpoint is replaced by
-    the newest intact one before it.
+    """Load the checkpoint `inputs.resume_from` into `model`, `optimizer` and `average`, and return the inputs, with the
+    path of the checkpoint that was used, and the saved progress. With checkpoint.fallback, a damaged checkpoint is
+    replaced by the newest intact one before it.
 
     A damaged checkpoint is renamed and a message on it appended to `skip_messages`. All ranks take part.
     """
@@ -155,12 +173,13 @@ def resume(
                 )
         try:
             with collective_phase(peers):
-                progress = restore(reader, model, optimizer)
+                progress = restore(reader, model, optimizer, average)
                 has_same_data = reader.state["data"].get("content_sha256") == inputs.data.content_sha256
                 # because: older versions, without stages, did not count them
                 if "sources" not in reader.state and has_same_data and not inputs.data.first_position:
                     progress.source_tokens = tokens_of_order(inputs.data, progress.samples, progress.tokens)
-                return with_extra_files(inputs, reader, peers), progress
+                notes = () if inputs.follows_stage else average_notes(config, path, reader.state)
+                return with_extra_files(replace(inputs, warnings=(*inputs.warnings, *notes)), reader, peers), progress
         except LmtrainError as error:
             if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
                 raise
@@ -170,6 +189,16 @@ def resume(
                     set_aside_damaged(path, folder / CHECKPOINTS, error)
             skip_messages.append(f"The checkpoint {path} is set aside: {error}")
             inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
+
+
+def load_first_weights(inputs: Inputs, checkpoint: Path, model: ParallelModel, peers: Peers) -> Inputs:
+    """Load the weights of a new run from a checkpoint, and return the inputs with its extra files. All ranks take
+    part.
+    """
+    with collective_phase(peers):
+        reader = CheckpointReader(checkpoint)
+        model.load(reader.load_into)
+        return with_extra_files(inputs, reader, peers)
 
 
 def with_extra_files(inputs: Inputs, reader: CheckpointReader, peers: Peers) -> Inputs:
@@ -207,6 +236,7 @@ class Run:
     mesh: Mesh
     model: ParallelModel
     optimizer: torch.optim.Optimizer
+    average: WeightAverage
     progress: Progress
     loader: Loader
     writer: CheckpointWriter

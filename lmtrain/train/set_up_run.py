@@ -16,7 +16,6 @@ from rich.console import Console
 
 from lmtrain.checkpoint.find_and_prune import clear_leftovers
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
-from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.loader import Loader
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
@@ -25,6 +24,7 @@ from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.mesh import Mesh, main_thread_peers, saver_thread_peers
 from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.parallel.weights.weight_average import WeightAverage
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runfolder.how_runs_ended import read_last_stop, remove_stop
 from lmtrain.runtime.files.safe_files import folder_lock
@@ -34,7 +34,7 @@ from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.before.resume_checks import skipped_messages
 from lmtrain.train.record.write_records import open_records, open_view, scores_before_resume, show_start_notes
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_state import Progress, Run, agree_on_resume, held_pieces, resume, with_extra_files
+from lmtrain.train.run_state import Progress, Run, agree_on_resume, held_pieces, load_first_weights, resume
 from lmtrain.train.step_durations import Durations
 
 
@@ -61,15 +61,13 @@ def open_run(
             seed=config.train.seed, training=True, mesh=mesh, parallel=config.parallel, recompute=config.recompute,
         )  # fmt: skip
         optimizer = build_optimizer(config.optim, model)
-        progress = Progress()
-        skip_messages: list[str] = []
+        average, progress, skip_messages = WeightAverage(model.masters, config.checkpoint.ema), Progress(), list[str]()
         if inputs.resume_from is not None:
-            inputs, progress = resume(config, inputs, model, optimizer, peers, skip_messages)
+            inputs, progress = resume(config, inputs, model, optimizer, average, peers, skip_messages)
         elif inputs.weights_from is not None:
-            with collective_phase(peers):
-                reader = CheckpointReader(inputs.weights_from)
-                model.load(reader.load_into)
-                inputs = with_extra_files(inputs, reader, peers)
+            inputs = load_first_weights(inputs, inputs.weights_from, model, peers)
+
+        average.begin(progress.step)
 
         loader = Loader(
             inputs.data.train, inputs.data.order, config.batch_plan, config.train.micro_batch,
@@ -84,7 +82,7 @@ def open_run(
             keep_steps=config.border_steps,
         ))  # fmt: skip
         if config.checkpoint.saves_before_end:  # because: a save at the end can allocate buffers then
-            writer.reserve(model.owned_pieces(held_pieces(model, optimizer)))
+            writer.reserve(model.owned_pieces(held_pieces(model, optimizer, average)))
 
         changed = changed_settings(config, inputs) if is_rank_0 else {}
         with collective_phase(peers):
@@ -95,9 +93,9 @@ def open_run(
             skip_messages += skipped_messages(inputs.resume_from)
         show_start_notes(view, config, inputs, mesh, hosts, skip_messages)
         yield Run(
-            config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, sinks, view,
+            config, inputs, folder, mesh, model, optimizer, average, progress, loader, writer, metrics, sinks, view,
             build_throughput(config, inputs, mesh, device),
-            Durations(sum(p.numel() for p in model.parameters.values())),
+            Durations(sum(p.numel() for p in model.parameters.values()), keeps_average=config.checkpoint.ema.is_on),
             Memory(str(device), mesh.rank), previous_end, changed, skipped_checkpoints=tuple(skip_messages),
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lmtrain.data.data_settings import DataChoice, DataSettings
 from lmtrain.errors import spelling_hint
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure.tensorboard_measures import validation_measure_names
+from lmtrain.observe.measure.tensorboard_measures import AVERAGE_PREFIX, validation_measure_names
 from lmtrain.placement.parallel_settings import rampup_problems as layout_rampup_problems
 from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
@@ -73,6 +74,9 @@ def length_problems(parts: Mapping[str, Any], steps: int) -> Iterator[Problem]:
     """
     if "observe" in parts:
         yield from observe_problems(parts["observe"], steps)
+    if "checkpoint" in parts:
+        for problem in parts["checkpoint"].ema.problems_in_run(steps):
+            yield replace(problem, key=f"checkpoint.ema.{problem.key}")
     if {"checkpoint", "data", "eval", "train"} <= parts.keys():
         yield from best_by_problems(parts["checkpoint"], parts["data"], parts["train"], parts["eval"], steps)
 
@@ -101,17 +105,28 @@ def best_by_problems(
     name, saves = checkpoint.best_by, checkpoint.interval_steps
     if checkpoint.keep_best == 0 or not saves:
         return
+    average_names = validation_measure_names(data.terms, data.valid_paths, of_average=True)
+    task_prefixes = [f"eval/{task.measure_name}/" for task in evaluation.tasks]
+    is_of_average = name in average_names or any(name.startswith(prefix + AVERAGE_PREFIX) for prefix in task_prefixes)
+    if is_of_average and not checkpoint.ema.is_on:
+        yield Problem(
+            _BEST_BY, name, "measures an average of the weights, and with checkpoint.ema.decay=null none is kept",
+            "Add checkpoint.ema.decay=0.999, or name a measure of the weights.",
+        )  # fmt: skip
+        return
     if name.startswith("eval/"):
         interval, interval_key = evaluation.interval_steps, "eval.interval_steps"
-        prefixes = [f"eval/{task.measure_name}/" for task in evaluation.tasks]
+        prefixes = task_prefixes
         is_known = any(name.startswith(prefix) for prefix in prefixes)
         names_to_use = " or ".join(f"{prefix}MEASURE" for prefix in prefixes)
         way_out = f"Use {names_to_use}." if prefixes else "Add its task to eval.tasks."
     else:
         interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
-        names = validation_measure_names(data.terms, data.valid_paths)
+        names = validation_measure_names(data.terms, data.valid_paths) + average_names * checkpoint.ema.is_on
         is_known, way_out = name in names, spelling_hint(name, names)
-    if name in validation_measure_names(data.terms, data.valid_sources) and not is_known:
+    blend_names = validation_measure_names(data.terms, data.valid_sources)
+    blend_names += validation_measure_names(data.terms, data.valid_sources, of_average=True)
+    if name in blend_names and not is_known:
         rule = "is a measure of a dataset of the blend, of which a validation may read no sample"
         yield Problem(_BEST_BY, name, rule, "Give that dataset in data.valid_paths, as in {wiki: PREFIX}.")
     elif not is_known:
@@ -125,6 +140,13 @@ def best_by_problems(
             f"is measured every {interval} steps, and checkpoint.interval_steps={saves} saves none of these steps "
             f"before the last, {total_steps}",
             f"Use {interval_key}={saves}, or smaller values for both in so short a run.",
+        )  # fmt: skip
+    elif is_of_average and checkpoint.ema.first_measured_step(math.lcm(saves, interval)) >= total_steps:
+        yield Problem(
+            _BEST_BY, name,
+            f"is measured every {interval} steps from step {checkpoint.ema.from_step} on, and "
+            f"checkpoint.interval_steps={saves} saves none of these steps before the last, {total_steps}",
+            "Use a smaller checkpoint.ema.from_step.",
         )  # fmt: skip
 
 

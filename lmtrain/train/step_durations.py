@@ -24,6 +24,7 @@ VALIDATION, EVALUATION = "validation", "evaluation"
 _STEP, _SAVE, _STALL = "step", "save", "stall"
 _NUM_KEPT = 16  # newest durations of each kind; because: recent durations predict better than those of an hour ago
 _BYTES_PER_PARAMETER = 12  # per parameter: its fp32 value and the two moments of an optimizer such as AdamW
+_AVERAGE_BYTES = 4  # per parameter: its average in fp32
 _SLOW_DISK_BYTES_PER_S = 100e6  # bytes per second, assumed before the first save
 
 
@@ -37,9 +38,14 @@ class Measurement:
 class Durations:
     """The newest durations of steps, saves and measurements. Estimates are the longest of them, to be safe."""
 
-    def __init__(self, num_parameters: int = 0, clock: Callable[[], float] = monotonic) -> None:
-        """Start with no durations. `num_parameters` counts the parameters of this process."""
-        self._clock, self._assumed_save_s = clock, num_parameters * _BYTES_PER_PARAMETER / _SLOW_DISK_BYTES_PER_S
+    def __init__(
+        self, num_parameters: int = 0, clock: Callable[[], float] = monotonic, *, keeps_average: bool = False
+    ) -> None:
+        """Start with no durations. `num_parameters` counts the parameters of this process, of which it also saves an
+        average if `keeps_average` is True.
+        """
+        num_bytes = num_parameters * (_BYTES_PER_PARAMETER + _AVERAGE_BYTES * keeps_average)
+        self._clock, self._assumed_save_s = clock, num_bytes / _SLOW_DISK_BYTES_PER_S
         self._newest: dict[str, deque[float]] = {}
         self._earlier: dict[str, float] = {}
         self._step_began_s = clock()

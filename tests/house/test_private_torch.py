@@ -13,6 +13,7 @@ ALLOWED = {
     "lmtrain/parallel/weights/reduce_and_clip_gradients.py": MANY,
     "lmtrain/parallel/weights/master_weights.py": MANY,
     "lmtrain/parallel/weight_shards.py": MANY,
+    "lmtrain/parallel/weights/weight_average.py": MANY,
     "lmtrain/parallel/blocks/recompute.py": "operators of fused attention, which recompute keeps by their names",
     "lmtrain/observe/watch/rank_watchdog_client.py":
         "the flight recorder's rows of this process, which have no public name",

@@ -291,6 +291,7 @@ UPDATES = [
 
 UNSAVED = BASE | {"checkpoint.interval_steps": None}
 SAVING = BASE | {"checkpoint.interval_steps": 1}
+AVERAGED = SAVING | {"checkpoint.ema.decay": 0.5}
 RAMPUP = BASE | {"train.micro_batch": 1, "train.rampup": {"start": 1, "increment": 1, "samples": 6}}
 PERPLEXITY = {"task": "perplexity", "data": TEXT}
 EVALUATED = BASE | {"eval.tasks": [PERPLEXITY]}
@@ -321,6 +322,10 @@ RUN = [
     *proofs("", see.files, WORSENS, {"checkpoint.keep_best": (0, 1)}),
     *proofs("", see.files, WORSENS | {"checkpoint.keep_best": 1},
             {"checkpoint.best_by": ("loss/valid", "valid/accuracy")}),
+    *proofs("", see.weights, SAVING, {
+        "checkpoint.ema": ({}, {"decay": 0.5}), "checkpoint.ema.decay": (None, 0.5, 0.9)
+    }),
+    *proofs("", see.weights, AVERAGED, {"checkpoint.ema.every_steps": (1, 3), "checkpoint.ema.from_step": (0, 2, 3)}),
     *proofs("", see.evaluations, BASE, {"eval.tasks": ([], [PERPLEXITY])}),
     *proofs("", see.evaluations, EVALUATED, {
         "eval.tasks.task": ("perplexity", "lambada/megatron-strict"), "eval.tasks.data": (TEXT, OTHER_TEXT),
@@ -458,6 +463,9 @@ REFUSALS = [
     Refusal(Key("", "checkpoint.interval_s"), UNSAVED | {"checkpoint.interval_s": 300.0}),
     Refusal(Key("", "checkpoint.keep_every_steps"), UNSAVED | {"checkpoint.keep_every_steps": 2}),
     Refusal(Key("", "checkpoint.keep_every_steps"), BASE | {"checkpoint.keep_every_steps": 2}),
+    Refusal(Key("", "checkpoint.ema.decay"), UNSAVED | {"checkpoint.ema.decay": 0.5}),
+    Refusal(Key("", "checkpoint.ema.every_steps"), SAVING | {"checkpoint.ema.every_steps": 2}),
+    Refusal(Key("", "checkpoint.ema.from_step"), SAVING | {"checkpoint.ema.from_step": 2}),
     Refusal(Key("", "checkpoint.verify_after_save"), UNSAVED | {"checkpoint.verify_after_save": True}),
     Refusal(Key("masked", "data.document_mask"), BERT | {"data.document_mask": True}),
     Refusal(Key("masked", "data.packing"), BERT | {"data.packing": "document"}),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
+from lmtrain.observe.measure.tensorboard_measures import AVERAGE_PREFIX
 
 if TYPE_CHECKING:
     from lmtrain.eval.in_training import PlannedEvaluation
@@ -155,7 +156,11 @@ def _check_best_by(config: RunConfig, evaluations: list[PlannedEvaluation]) -> N
     run's evaluations computes.
     """
     name = config.checkpoint.best_by
-    known = [f"eval/{evaluation.name}/{measure}" for evaluation in evaluations for measure in evaluation.measures]
+    prefixes = ["", AVERAGE_PREFIX] if config.checkpoint.ema.is_on else [""]
+    known = [
+        f"eval/{evaluation.name}/{prefix}{measure}"
+        for evaluation in evaluations for prefix in prefixes for measure in evaluation.measures
+    ]  # fmt: skip
     if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:
         raise SettingsError(
             [f"checkpoint.best_by={name} is not a measure of this run's evaluations. {spelling_hint(name, known)}"]

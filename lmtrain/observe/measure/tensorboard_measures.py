@@ -15,6 +15,8 @@ _LOWEST, _HIGHEST = -80, 32  # powers of sqrt(2): 2^-40 (1e-12) to 2^16 (65,536)
 _UPWARD = [2 ** (half / 2) for half in range(_LOWEST, _HIGHEST + 1)]
 EDGES = (*(-edge for edge in reversed(_UPWARD)), *_UPWARD)  # values within +-1e-12 share one bucket
 _QUALITY = ("ppl", "accuracy")
+AVERAGE_KEY = "ema"  # key of a row's entry with the measures of the weights' average
+AVERAGE_PREFIX = f"{AVERAGE_KEY}/"  # in eval/NAME/ema/MEASURE
 RESERVED_DOMAINS = ("loss", *_QUALITY)  # because: a domain of this name would be ambiguous
 
 
@@ -43,20 +45,32 @@ class Histogram:
 
 def row_measures(row: Mapping[str, Any]) -> dict[str, float]:
     """Return measure name -> value for a validation or evaluation row of metrics.jsonl. Names are `loss/valid`,
-    `valid/ppl`, `loss/valid/DOMAIN` or `eval/NAME/MEASURE`.
+    `valid/ppl`, `loss/valid/DOMAIN` or `eval/NAME/MEASURE`; of an average of the weights `loss/ema`, `ema/ppl`,
+    `loss/ema/DOMAIN` or `eval/NAME/ema/MEASURE`.
 
     Rows of other events have none. Values that are not numbers are left out.
     """
-    measures: dict[str, Any] = {}
+    average, measures = row.get(AVERAGE_KEY), dict[str, Any]()
     if row["event"] == "eval":
-        measures = {f"eval/{row.get('name')}/{measure}": value for measure, value in _items(row.get("measures"))}
+        of_average = [(f"{AVERAGE_PREFIX}{measure}", value) for measure, value in _items(average)]
+        named = [*_items(row.get("measures")), *of_average]
+        measures = {f"eval/{row.get('name')}/{measure}": value for measure, value in named}
     elif row["event"] == "valid":
-        for domain, values in [("", row), *_items(row.get("domains"))]:
-            suffix = f"/{domain}" if domain else ""
-            measures |= {f"loss/valid{suffix}": value for key, value in _items(values) if key == "loss"}
-            quality = {key: value for key, value in _items(values) if "/" in key or key in _QUALITY}
-            measures |= {f"valid{suffix}/{key}": value for key, value in quality.items()}
+        measures = _validation_measures(row, "valid") | _validation_measures(dict(_items(average)), AVERAGE_KEY)
     return {name: float(value) for name, value in measures.items() if type(value) in (int, float)}
+
+
+def _validation_measures(values: Mapping[str, Any], word: str) -> dict[str, Any]:
+    """Return measure name -> value for the values of a validation, with `word` in the names: `loss/WORD`, `WORD/ppl`,
+    `loss/WORD/DOMAIN`.
+    """
+    measures: dict[str, Any] = {}
+    for domain, of_domain in [("", values), *_items(values.get("domains"))]:
+        suffix = f"/{domain}" if domain else ""
+        measures |= {f"loss/{word}{suffix}": value for key, value in _items(of_domain) if key == "loss"}
+        quality = {key: value for key, value in _items(of_domain) if "/" in key or key in _QUALITY}
+        measures |= {f"{word}{suffix}/{key}": value for key, value in quality.items()}
+    return measures
 
 
 def source_measures(row: Mapping[str, Any]) -> dict[str, float]:
@@ -76,10 +90,15 @@ def _items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, Mapping) else []
 
 
-def validation_measure_names(terms: Sequence[str], domains: Iterable[str]) -> list[str]:
-    """Return the names of the measures in a validation row, for a model with these loss terms and these domains."""
-    row = dict.fromkeys(["loss", *_QUALITY, *term_measure_names(terms)], 0.0)
-    return list(row_measures({"event": "valid", **row, "domains": dict.fromkeys(domains, row)}))
+def validation_measure_names(
+    terms: Sequence[str], domains: Iterable[str], *, of_average: bool = False
+) -> list[str]:
+    """Return the names of the measures in a validation row, for a model with these loss terms and these domains: of the
+    weights, or with `of_average` of their average.
+    """
+    values = dict.fromkeys(["loss", *_QUALITY, *term_measure_names(terms)], 0.0)
+    all_values = {**values, "domains": dict.fromkeys(domains, values)}
+    return list(_validation_measures(all_values, AVERAGE_KEY if of_average else "valid"))
 
 
 def term_measure_names(terms: Sequence[str]) -> list[str]:

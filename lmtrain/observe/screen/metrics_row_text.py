@@ -57,7 +57,9 @@ def valid_line(row: Row) -> str:
     accuracies = [
         f"{key.replace('accuracy/', '')} {format_percent(row[key])}" for key in row if key.startswith("accuracy")
     ]
-    return "  ".join([text, ", ".join(accuracies)] if accuracies else [text])
+    average = row.get("ema")
+    of_average = [f"average of the weights {average['loss']:.4f}{format_domains(average)}"] if average else []
+    return "  ".join([text, *[", ".join(accuracies)] * bool(accuracies), *of_average])
 
 
 def format_domains(row: Row) -> str:
@@ -79,7 +81,9 @@ def format_sources(row: Row) -> str:
 
 def eval_line(row: Row) -> str:
     """Format an evaluation row with the headline measure first."""
-    return f"eval at step {row['step']}  {row['name']}  {', '.join(eval_figures(row))}"
+    average = eval_figures({**row, "measures": row["ema"]}) if row.get("ema") else []
+    of_average = f"  average of the weights {', '.join(average)}" if average else ""
+    return f"eval at step {row['step']}  {row['name']}  {', '.join(eval_figures(row))}{of_average}"
 
 
 def eval_figures(row: Row) -> list[str]:

@@ -474,8 +474,10 @@ def price_step(cases: Cases, factors: FittedFactors, replayed_pipeline_s: PerCas
     updated_weights = num_weights / np.where(cases.zero > 0, cases.shard, 1.0)
     update_s = (
         updated_weights
-        * factors["update_bytes"]
-        * np.where(cases.fused_optimizer > 0, 1.0, factors["update_eager"])
+        * (
+            factors["update_bytes"] * np.where(cases.fused_optimizer > 0, 1.0, factors["update_eager"])
+            + cases.average_bytes
+        )
         / _memory_bandwidth(cases, factors)
     )
     base = pipeline_s + sharded_s + reduce_exposed + gather_exposed + update_s

@@ -140,7 +140,8 @@ class Case:
     last_stage: int = -1  # layers of the last stage; -1: layers are divided evenly
     recomputed: RecomputedShares = RecomputedShares()
     precision: str = "bf16"
-    optimizer_bytes: float = 12.0  # bytes of optimizer state per weight: master and two moments
+    optimizer_bytes: float = 12.0  # bytes of optimizer state per weight: master and two moments; and of its average
+    average_bytes: float = 0.0  # bytes per weight that updates of an average of the weights move in a mean step
 
 
 class Cases:

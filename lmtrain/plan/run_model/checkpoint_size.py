@@ -31,7 +31,7 @@ from lmtrain.placement.layers_and_shards_of_ranks import Shape, num_saved_region
 from lmtrain.runtime.files.safe_files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
 
-_SLOT_PREFIX = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name
+_SLOT_PREFIX = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name; an average is `ema.NAME`
 _STATE_BYTES = 64 << 10  # bytes allowed for the run's state, which takes about 10 kB
 _STATE_MEMORY = 20 * _STATE_BYTES
 _LARGEST_FILE = FileEntry(10**15, "0" * 64)
@@ -42,9 +42,16 @@ OptimizerTensorCounter = Callable[
 Kind = tuple[Shape, Cut, Shape]  # of weights: the padded shape, the cut, the shape without the vocabulary's padding
 
 
+def count_saved_tensors(num_slots: OptimizerTensorCounter, *, keeps_average: bool) -> OptimizerTensorCounter:
+    """Return a function like `num_slots`, the number of tensors that the optimizer keeps for a weight, that also counts
+    the weight's average if the run keeps one.
+    """
+    return lambda name, shape: num_slots(name, shape) + keeps_average
+
+
 def checkpoint_bytes(model: ModelSettings, num_slots: OptimizerTensorCounter) -> int:
     """Return the bytes of a checkpoint's tensors: all weights and optimizer tensors in fp32. `num_slots(name, shape)`
-    is the number of tensors that the optimizer keeps for a weight.
+    is the number of tensors beside a weight.
     """
     return sum(
         _FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in unpadded_shapes(model).items()
@@ -57,9 +64,8 @@ def check_manifest_limits(
     """Return the bytes of a checkpoint that a run with this layout would save, as the save estimates them. Raise
     CheckpointError if the checkpoint would have too many pieces or too large a manifest.
 
-    `num_slots(name, shape)` is the number of tensors that the optimizer keeps for a weight, `data_bytes` the size of
-    all tensors. Files that the run adds are not counted. The result depends only on dp_shard, tp and the number of
-    processes.
+    `num_slots(name, shape)` is the number of tensors beside a weight, `data_bytes` the size of all tensors. Files that
+    the run adds are not counted. The result depends only on dp_shard, tp and the number of processes.
     """
     shapes, cuts, vocab_size = model.weights(), model.cuts(), model.shape.vocab_size
     names: dict[Kind, list[str]] = {}  # because: all blocks of a model are cut alike, so each kind is computed once

@@ -51,7 +51,7 @@ _SINGLE_MICROBATCH = InFlight(np.array([[1]]), np.array([[0]]))  # a single micr
 
 def count_rank_bytes(run: PlannedRun, rank: int) -> dict[str, int]:
     """Return purpose -> bytes on a rank when its memory use is highest. Purposes are weights, gradients, masters,
-    moments, activations, logits, working, gathered, messages, communicators and slack.
+    moments, average, activations, logits, working, gathered, messages, communicators and slack.
 
     The last two are the purposes in NEED_A_GPU; they are 0 on a CPU.
     """
@@ -85,13 +85,15 @@ def fullest_rank(run: PlannedRun) -> int:
 
 
 def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> dict[str, float]:
-    """Return the bytes of four kinds of state on the rank at `coordinate`, which holds `stages`: keys are weights,
-    gradients, masters (fp32 copies of the weights) and moments (of the optimizer).
+    """Return the bytes of five kinds of state on the rank at `coordinate`, which holds `stages`: keys are weights,
+    gradients, masters (fp32 copies of the weights), moments (of the optimizer) and average (of the weights).
     """
     parallel, layout = run.parallel, run.parallel.layout
     by_part = _count_elements_by_part(run.model, run.optim, layout.tp, layout.dp_shard, coordinate.dp_shard)
     numbers = reduce(add, (by_part.of_stage(stage) for stage in stages), ElementCounts())
-    state = rank_bytes(numbers, layout, zero=parallel.zero, work_bytes=run.number_bytes)
+    state = rank_bytes(
+        numbers, layout, zero=parallel.zero, work_bytes=run.number_bytes, keeps_average=run.average_every_steps > 0
+    )
     gradients = state.gradients
     if layout.dp > 1 and run.num_microbatches == 1:  # because: they are reduced as soon as they are computed
         gradients = FP32_BYTES * numbers.shards
@@ -100,7 +102,10 @@ def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinat
         gradients += FP32_BYTES * int(
             np.max((_in_flight_of_run(run, coordinate).awaiting_weight_half > 0) @ early_gradients)
         )
-    return {"weights": state.work, "gradients": gradients, "masters": state.masters, "moments": state.optimizer}
+    return {
+        "weights": state.work, "gradients": gradients, "masters": state.masters, "moments": state.optimizer,
+        "average": state.average,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

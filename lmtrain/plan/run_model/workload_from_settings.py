@@ -35,6 +35,7 @@ from lmtrain.plan.price.workload_description import (
     RecomputedShares,
     Schedule,
 )
+from lmtrain.plan.run_model.checkpoint_size import OptimizerTensorCounter, count_saved_tensors
 from lmtrain.spec import ModelShape
 
 LOSS_NUMBERS = 64 << 20  # logits that the loss converts to fp32 at a time: kernels.cross_entropy
@@ -72,10 +73,16 @@ class PlannedRun:
     scored_share: float = 1.0  # share of tokens for which logits are computed
     rampup: RampUp | None = None  # of the batch size; each batch size on the way must be divisible by the layout too
     saves: bool = False  # whether the run saves checkpoints, whose manifests must stay within limits
+    average_every_steps: int = 0  # steps between two updates of an average of the weights; 0: the run keeps none
 
     @property
     def num_microbatches(self) -> int:
         return self.global_batch // (self.micro_batch * self.parallel.layout.dp)
+
+    @property
+    def num_saved_tensors(self) -> OptimizerTensorCounter:
+        """The number of tensors beside a weight that a checkpoint has, as a function of its name and shape."""
+        return count_saved_tensors(self.optim.num_slots, keeps_average=self.average_every_steps > 0)
 
     @property
     def compiles(self) -> bool:
@@ -199,7 +206,10 @@ def build_case(run: PlannedRun, hardware: Hardware) -> Case:
         schedule=_SCHEDULES.get(parallel.schedule, Schedule.ONE_F_ONE_B),
         first_stage=layer_counts[0], largest_stage=max(other_counts), last_stage=layer_counts[last_rank],
         recomputed=recomputed_shares(run),
-        precision=run.product_precision, optimizer_bytes=_optimizer_bytes(model, run.optim),
+        precision=run.product_precision,
+        optimizer_bytes=_optimizer_bytes(model, run.optim) + FP32_BYTES * (run.average_every_steps > 0),
+        # because: an update reads the weight and its average, and writes the average
+        average_bytes=3 * FP32_BYTES / run.average_every_steps if run.average_every_steps else 0.0,
     )  # fmt: skip
 
 

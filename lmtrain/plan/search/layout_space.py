@@ -312,7 +312,7 @@ class _LayoutEnumerator:
 
     @cached_property
     def _checkpoint_bytes(self) -> int:
-        return checkpoint_bytes(self._run.model, self._run.optim.num_slots)
+        return checkpoint_bytes(self._run.model, self._run.num_saved_tensors)
 
     def _has_legal_manifest(self, dp_shard: int, tp: int) -> bool:
         """Return True if the run saves no checkpoints, or if checkpoints of layouts with this dp_shard and tp stay
@@ -323,7 +323,7 @@ class _LayoutEnumerator:
         try:
             check_manifest_limits(
                 self._run.model, Layout(1, 1, self._world_size // (dp_shard * tp), dp_shard, tp),
-                self._run.optim.num_slots,
+                self._run.num_saved_tensors,
                 self._checkpoint_bytes,
             )  # fmt: skip
         except CheckpointError:

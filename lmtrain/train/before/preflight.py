@@ -39,7 +39,7 @@ from lmtrain.errors import (
 )
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
+from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes, count_saved_tensors
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.folder_reader import read_settings
 from lmtrain.runfolder.lineage import Parent
@@ -59,6 +59,7 @@ from lmtrain.train.before.first_weights import (
     tokenizer_of_first_weights,
 )
 from lmtrain.train.before.resume_checks import (
+    average_notes,
     check_resume_checkpoint,
     history_of,
     newest_readable,
@@ -143,6 +144,8 @@ def preflight(
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
     warnings = [*_layout_warnings(config.parallel.layout, env)]
     warnings += dict.fromkeys(stage.data.warning for stage in (first, *later) if stage.data.warning)
+    if resumed is not None and not starts_run:  # because: a start says it of the checkpoint that it then reads
+        warnings += average_notes(config, resumed.path, resumed.manifest.state)
     warnings += epoch_warnings(
         [(stage.data, inputs.data, stage.seq_len) for stage, inputs in stages],
         *tokens_at_checkpoint(resumed, first.data),
@@ -531,7 +534,7 @@ def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
     """Return the size of a checkpoint in bytes. Raise LayoutError if the checkpoint's manifest would exceed its limits
     at this layout; if the run saves no checkpoints, return 0 instead of raising.
     """
-    slots = config.optim.num_slots
+    slots = count_saved_tensors(config.optim.num_slots, keeps_average=config.checkpoint.ema.is_on)
     try:
         return check_manifest_limits(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
     except CheckpointError as error:

@@ -135,6 +135,24 @@ def tokens_at_checkpoint(checkpoint: Contents | None, data: TrainingData) -> tup
     return saved, max(samples - data.first_position, 0)
 
 
+def average_notes(config: RunConfig, path: Path, state: Mapping[str, Any]) -> list[str]:
+    """Return a message, in a list, if the run begins an average of its weights at the checkpoint `path` from which it
+    resumes, or leaves out the one that the checkpoint has. `state` is the checkpoint's.
+    """
+    settings, saved, step = config.checkpoint.ema, state.get("ema"), state["step"]
+    is_due = settings.is_on and step >= settings.from_step
+    if saved and not is_due:
+        why = f"from_step={settings.from_step} begins a new one later" if settings.is_on else "decay=null keeps none"
+        which = f"decay {saved['decay']:g}, since step {saved['since_step']}"
+        return [f"the average of the weights in {path} ({which}) is left out, since checkpoint.ema.{why}"]
+    if is_due and not saved:
+        return [
+            f"{path} has no average of the weights; that of checkpoint.ema.decay={settings.decay:g} begins after step "
+            f"{step} as a copy of them"
+        ]
+    return []
+
+
 def check_resume_checkpoint(
     resumed: Contents, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
@@ -310,6 +328,10 @@ def _type_problems(manifest: Manifest) -> Iterator[str]:
             lambda value: value is None or (isinstance(value, list) and all(isinstance(entry, str) for entry in value)),
             "a list of texts",
         ),
+        "ema": (
+            lambda value: value is None or _is_average_state(value, manifest.step),
+            f"an average's decay, interval and steps up to {manifest.step}",
+        ),
         "precision": (lambda value: isinstance(value, dict), "an object"),
         "precision.loss_scale": (lambda value: value is None or _is_scale(value), "a number above 0"),
         "precision.good_steps": (lambda value: value is None or is_count(value), "a number from 0"),
@@ -320,6 +342,13 @@ def _type_problems(manifest: Manifest) -> Iterator[str]:
             value = value.get(word) if isinstance(value, dict) else None
         if not is_right(value):
             yield f"state.{key}={show(value)[:_MAX_CHARACTERS]} is not {rule}"
+
+
+def _is_average_state(value: Any, step: int) -> bool:
+    """Return whether a value can be what a checkpoint of the step `step` says of an average of the weights."""
+    if not isinstance(value, dict) or not _is_scale(value.get("decay")) or not is_count(value.get("since_step")):
+        return False
+    return bool(value["decay"] < 1 and value["since_step"] <= step)
 
 
 def _is_scale(value: Any) -> bool:

@@ -22,7 +22,7 @@ from lmtrain.data.dataset import Dataset, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source
 from lmtrain.data.sources import shown_sources
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.tensorboard_measures import term_measure_names
+from lmtrain.observe.measure.tensorboard_measures import AVERAGE_KEY, term_measure_names
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff, Requests
@@ -56,7 +56,7 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
         with current_phase.within("evaluation"), uncompiled:
-            for result in evaluation(run.model, requests.vote_now, run.view.show_activity):
+            for result in _evaluation_results(run, evaluation, requests):
                 row = record(run, "eval", result)
                 run.view.show_evaluation(row)
                 report_measures(run, row)
@@ -65,21 +65,56 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     return True
 
 
+def _evaluation_results(run: Run, evaluation: Evaluation, requests: Requests) -> Iterator[dict[str, Any]]:
+    """Yield a row per evaluation task. If the run keeps an average of its weights, each row also has the measures of
+    the average; then no row comes before all tasks have scored both.
+    """
+    results = evaluation(run.model, requests.vote_now, run.view.show_activity)
+    if not run.average.has_begun:
+        yield from results
+        return
+    of_weights = list(results)
+    with run.average.in_place_of_weights():
+        of_average = list(evaluation(
+            run.model, requests.vote_now, lambda text: run.view.show_activity(f"{text} of the average")
+        ))  # fmt: skip
+    for row, averaged in zip(of_weights, of_average, strict=True):
+        seconds = row["seconds"] + averaged["seconds"]
+        yield row | {"seconds": seconds, AVERAGE_KEY: averaged["measures"]}
+
+
 def validate(run: Run, requests: Requests) -> float | None:
-    """Return the mean loss over the first train.valid_samples validation samples and write a metrics row. Return None
-    if a request to stop the run interrupted the validation.
+    """Return the mean loss over the first train.valid_samples validation samples and write a metrics row, which also
+    has the measures of the weights' average if the run keeps one. Return None if a request to stop the run interrupted
+    the validation.
 
     The samples are always the same. With data.valid_paths, this many samples of each are read, and the loss is the mean
     over all their tokens together. Of a blend, each dataset also has a loss of its own. All ranks take part.
     """
-    terms = run.model.terms
     began = time.monotonic()
     try:
         with current_phase.within("validation"):
-            datasets = run.inputs.data.valid
-            results = {name: _sum_losses(run, name, dataset, requests) for name, dataset in datasets.items()}
+            values = _measure_validation(run, requests)
+            if run.average.has_begun:
+                with run.average.in_place_of_weights():
+                    of_average = _measure_validation(run, requests, " with the average")
+                values[AVERAGE_KEY] = {key: of_average[key] for key in of_average if key not in ("samples", "tokens")}
     except MeasurementCutOff:
         return None
+    row = record(run, "valid", values | {"seconds": time.monotonic() - began})
+    run.view.show_validation(row)
+    report_measures(run, row)
+    return float(row["loss"])
+
+
+def _measure_validation(run: Run, requests: Requests, activity_suffix: str = "") -> dict[str, Any]:
+    """Return the values of a validation row, of the model's present weights. `activity_suffix` ends the text that the
+    screen shows meanwhile.
+    """
+    terms, datasets = run.model.terms, run.inputs.data.valid
+    results = {
+        name: _sum_losses(run, name, dataset, requests, activity_suffix) for name, dataset in datasets.items()
+    }
     parts = {name: part for name, (part, _) in results.items()}
     sums = np.sum([sums for sums, _, _ in parts.values()], axis=0).tolist()
     counts = np.sum([counts for _, counts, _ in parts.values()], axis=0).tolist()
@@ -88,20 +123,20 @@ def validate(run: Run, requests: Requests) -> float | None:
         values["domains"] = {name: _row_values(terms, *part) for name, part in parts.items()}
     elif by_source := _sums_by_source(run, *results[""]):
         values["domains"] = {name: _row_values(terms, *part) for name, part in by_source.items()}
-    row = record(run, "valid", values | {"seconds": time.monotonic() - began})
-    run.view.show_validation(row)
-    report_measures(run, row)
-    return float(row["loss"])
+    return values
 
 
-def _sum_losses(run: Run, domain: str, dataset: Dataset, requests: Requests) -> tuple[Part, Sums]:
+def _sum_losses(
+    run: Run, domain: str, dataset: Dataset, requests: Requests, activity_suffix: str
+) -> tuple[Part, Sums]:
     """Score the first validation samples of one dataset, and return the sums over them and, if it is a blend, the
     summed loss (row 0) and the correct predictions (row 1) of each sample. `domain` is the dataset's name for messages,
-    "" if there is only one.
+    "" if there is only one; `activity_suffix` ends them.
     """
     dp, num_terms, micro_batch = run.mesh.dp, len(run.model.terms), run.config.train.micro_batch
     ids = np.arange(min(run.config.train.valid_samples, dataset.num_samples))
-    run.view.show_activity(f"validating on {len(ids)} samples" + (f" of {domain}" if domain else ""))
+    of_domain = f" of {domain}" if domain else ""
+    run.view.show_activity(f"validating on {len(ids)} samples{of_domain}{activity_suffix}")
     batches = valid_batches(dataset, ids, micro_batch, dp.index, dp.size)
     num_samples = micro_batch if len(run.inputs.data.valid_sources) > 1 else 0
     loss_sums = torch.stack(list(run.model.validation_sums(requests.batches_until_stop(batches), num_samples)))

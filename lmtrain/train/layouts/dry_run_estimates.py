@@ -17,6 +17,7 @@ from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
+from lmtrain.placement.attention_memory import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
@@ -89,6 +90,7 @@ def planned_run(config: RunConfig, model: ModelSettings) -> PlannedRun:
         document_mask=getattr(config.data, "document_mask", False),
         scored_share=config.data.scored_share(config.seq_len), rampup=config.train.rampup,
         saves=config.checkpoint.interval_steps is not None,
+        average_every_steps=config.checkpoint.ema.every_steps if config.checkpoint.ema.is_on else 0,
     )  # fmt: skip
 
 
@@ -198,6 +200,7 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
         **pipeline_facts(config, inputs.model),
         **compile_facts(config, inputs.model),
         **forecast_facts(config, inputs.model, runs_here=runs_here),
+        **_average_fact(config, inputs),
         **_save_interval_fact(config),
         "run_folder": config.run.dir,
         **({"warning": " ".join(inputs.warnings)} if inputs.warnings else {}),
@@ -234,6 +237,19 @@ def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
         hardware.generation != "cpu" if hardware is not None else Gpus.detect().count != 0 and has_kernel_compiler()
     )
     return {"compiled": compute.describe_compile(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)}
+
+
+def _average_fact(config: RunConfig, inputs: Inputs) -> dict[str, str]:
+    """Return {"average_of_weights": text} with what checkpoint.ema keeps and how large it is; {} if it keeps none."""
+    settings = config.checkpoint.ema
+    if not settings.is_on:
+        return {}
+    when = "every step" if settings.every_steps == 1 else f"every {settings.every_steps:,} steps"
+    size = format_bytes(FP32_BYTES * inputs.model.num_parameters)
+    return {
+        "average_of_weights": f"decay {settings.decay:g}, updated after {when} from step {settings.from_step:,} on; "
+        f"{size} in fp32, over all processes that share the weights, and in each checkpoint"
+    }
 
 
 def _save_interval_fact(config: RunConfig) -> dict[str, Any]:

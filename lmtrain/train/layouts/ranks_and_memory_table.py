@@ -73,11 +73,13 @@ def _sizes_by_shard(
 
 def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Placement]) -> Row:
     """Return the number of parameters, and the bytes of weights, gradients and optimizer state, of a rank that holds
-    the given `places`: the part of each parameter on the rank.
+    the given `places`: the part of each parameter on the rank. An average of the weights counts as optimizer state.
     """
     work_bytes = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
     numbers = count_elements(places, layout, config.optim.num_slots)
-    sizes = rank_bytes(numbers, layout, zero=config.parallel.zero, work_bytes=work_bytes)
+    sizes = rank_bytes(
+        numbers, layout, zero=config.parallel.zero, work_bytes=work_bytes, keeps_average=config.checkpoint.ema.is_on
+    )
     # because: unsharded fp32 weights serve as both weights and masters
     is_unsharded = layout.dp == 1 and sizes.work == 0
     return {
@@ -85,7 +87,7 @@ def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Placement]) 
         "weights_bytes": sizes.masters if is_unsharded else sizes.work,
         "masters_bytes": 0 if is_unsharded else sizes.masters,
         "gradients_bytes": sizes.gradients,
-        "optimizer_bytes": sizes.optimizer,
+        "optimizer_bytes": sizes.optimizer + sizes.average,
     }
 
 

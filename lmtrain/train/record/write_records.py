@@ -462,12 +462,13 @@ def save(run: Run) -> int:
         report_save(run)
     except (StorageError, OutputError) as error:
         _report_failed_save(run, "The checkpoint before this one", error)
+    saved_average = run.average if run.average.has_begun else None
     try:
         with current_phase.within("save"):
             run.writer.save(
                 run.progress.step,
-                run.model.owned_pieces(held_pieces(run.model, run.optimizer)),
-                checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress),
+                run.model.owned_pieces(held_pieces(run.model, run.optimizer, saved_average)),
+                checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress, saved_average),
                 {"tokenizer.json": run.inputs.tokenizer.to_bytes()} | dict(run.inputs.extra_files),
             )
     except (StorageError, OutputError) as error:

@@ -1,0 +1,90 @@
+"""An exponential average of the weights, kept beside them in fp32 while a run trains.
+
+Built by train, which updates it after the optimizer and measures it by exchanging it with the weights. It is sharded as
+the optimizer's weights are, so that an update needs no communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.observe.measure import current_phase
+from lmtrain.optim.weight_average_settings import WeightAverageSettings
+
+if TYPE_CHECKING:
+    from lmtrain.parallel.weights.reduce_and_clip_gradients import Weights
+
+
+class WeightAverage:
+    """The averages of a rank's weights, or of its shards of them, by name; empty if no average is kept. Copies of a
+    weight on several ranks have equal averages, bit for bit, since they have equal weights.
+    """
+
+    def __init__(self, weights: Weights, settings: WeightAverageSettings) -> None:
+        """Allocate the averages of `weights`; they begin with `begin`. So a run that lacks the memory ends at once."""
+        self.weights, self.settings = weights, settings
+        self.tensors: dict[str, Tensor] = {
+            name: weight.detach().clone() for name, weight in weights.master.items() if settings.is_on
+        }
+        self.since_step: int | None = None  # the step at which it began as a copy of the weights; None: not yet
+
+    @property
+    def has_begun(self) -> bool:
+        return self.since_step is not None
+
+    @torch.no_grad()
+    def begin(self, step: int) -> None:
+        """Begin the average as a copy of the weights after `step` steps, unless it has begun or begins later."""
+        if self.settings.is_on and self.since_step is None and step >= self.settings.from_step:
+            self.since_step = step
+            for name, average in self.tensors.items():
+                average.copy_(self.weights.master[name])
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take the weights after `step` steps into the average, average += (1 - decay) * (weights - average), if `step`
+        is a multiple of `every_steps`. If it has not begun, `begin` it.
+
+        Steps count whether or not they changed the weights, so that a resumed run updates at the same ones.
+        """
+        if self.since_step is None:
+            self.begin(step)
+        elif step % self.settings.every_steps == 0 and self.tensors:  # a pipeline stage can be without weights
+            assert self.settings.decay is not None
+            with current_phase.within("optimizer"):
+                torch._foreach_lerp_(
+                    list(self.tensors.values()), list[Tensor](self.weights.master.values()), 1 - self.settings.decay
+                )
+
+    @contextmanager
+    def in_place_of_weights(self) -> Iterator[None]:
+        """Compute with the averages in the `with` block: they are exchanged with the weights, and back at its end, even
+        after an error. Afterwards every number is as it was. The exchange takes the memory of one more tensor.
+        """
+        exchanged: list[str] = []
+        try:
+            for name in self.tensors:
+                self._exchange(name)
+                exchanged.append(name)
+            self.weights.publish()
+            yield
+        finally:
+            for name in exchanged:
+                self._exchange(name)
+            self.weights.publish()
+
+    @torch.no_grad()
+    def _exchange(self, name: str) -> None:
+        weight, average = self.weights.master[name], self.tensors[name]
+        copy = weight.detach().clone()
+        weight.copy_(average)
+        average.copy_(copy)
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries that a checkpoint stores beside the tensors."""
+        return self.settings.to_dict() | {"since_step": self.since_step}
