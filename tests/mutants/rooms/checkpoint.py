@@ -206,4 +206,13 @@ MUTANTS = [
         breaks="A branch that was stopped before its first checkpoint cannot begin again.",
         only_for="trunks that train on beside their branches",
     ),
+    Mutant(
+        name="the_average_is_named_and_the_weights_are_read",
+        file="lmtrain/checkpoint/model_on_disk.py",
+        function="CheckpointWeights.load_into",
+        old="CheckpointReader(self.path, self.weights)",
+        new="CheckpointReader(self.path)",
+        breaks="--weights ema evaluates and generates with the weights themselves, and says that it is their average.",
+        only_for="checkpoints that hold an average, if it is asked for",
+    ),
 ]

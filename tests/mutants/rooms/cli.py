@@ -316,4 +316,14 @@ MUTANTS = [
         breaks="A line of Megatron-LM's is answered with a window that is one token shorter.",
         only_for="--window-size",
     ),
+    Mutant(
+        name="answers_of_the_weights_go_on_as_those_of_the_average",
+        file="lmtrain/cli/eval/run_tasks.py",
+        function="Session.evaluate_tasks",
+        old='facts.get("weights", "model")',
+        new='"model"',
+        breaks="A killed evaluation of the weights that is started again with --weights ema takes the answers of the "
+        "weights from the journal, and mixes both in one number.",
+        only_for="two evaluations of one checkpoint into one file, the first of them killed",
+    ),
 ]

@@ -593,4 +593,14 @@ MUTANTS = [
         breaks="The logits of an imported Granite are some hundred times too large, and an export undoes it.",
         only_for="granite folders",
     ),
+    Mutant(
+        name="a_merge_is_credited_with_its_newest_parents_loss",
+        file="lmtrain/exchange/huggingface/model_card.py",
+        function="_evaluation",
+        old='[] if state.get("merged") is not None else [*_rows_of_run(checkpoint, step, weights)]',
+        new="[*_rows_of_run(checkpoint, step, weights)]",
+        breaks="The model card of a merged checkpoint states the validation loss of another model: of the newest of the "
+        "checkpoints that were merged.",
+        only_for="merged checkpoints in the folder of a run",
+    ),
 ]
