@@ -104,8 +104,8 @@ def test_generated_text_and_exports_are_those_of_the_average(run: Path, scaled: 
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("hf", "scaled")]
     assert files[0] == files[1]
     assert f"| weights | the {SUMMARY} |" in (tmp_path / "hf" / "README.md").read_text()
-    words = ("--to", "megatron", "--output", tmp_path / "m", "--weights", "ema", "--json")
-    facts = json.loads(lmtrain("export", run, *words))
+    megatron = ("--to", "megatron", "--output", tmp_path / "m", "--weights", "ema", "--json")
+    facts = json.loads(lmtrain("export", run, *megatron))
     assert facts["weights"] == "ema"
     lmtrain("export", scaled, "--to", "megatron", "--output", tmp_path / "m2")
     place = "release/mp_rank_00/model_optim_rng.pt"

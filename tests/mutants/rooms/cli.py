@@ -65,8 +65,8 @@ MUTANTS = [
         name="journal_forgets_the_precision",
         file="lmtrain/cli/eval/run_tasks.py",
         function="Session.evaluate_tasks",
-        old='computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)',
-        new='computed = (subject.layout, facts["device"], torch.__version__, __version__)',
+        old='computed = (weights, subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)',
+        new='computed = (weights, subject.layout, facts["device"], torch.__version__, __version__)',
         breaks="Scores that were computed in other numbers are taken over from the call that was killed, and the "
         "result mixes two precisions.",
         only_for="`lmtrain eval --output` that was killed and is started again with another --precision",

@@ -599,7 +599,7 @@ MUTANTS = [
         function="_evaluation",
         old='[] if state.get("merged") is not None else [*_rows_of_run(checkpoint, step, weights)]',
         new="[*_rows_of_run(checkpoint, step, weights)]",
-        breaks="The model card of a merged checkpoint states the validation loss of another model: of the newest of the "
+        breaks="The model card of a merged checkpoint states the loss of another model: of the newest of the "
         "checkpoints that were merged.",
         only_for="merged checkpoints in the folder of a run",
     ),
