@@ -127,6 +127,10 @@ class Contents:
         average = average_facts(self.manifest.state, self.path / MANIFEST) if self.weights == "ema" else None
         return {"weights": self.weights} | ({"average": average.summary} if average is not None else {})
 
+    def first_byte(self, name: str, piece: PieceEntry) -> int:
+        """Return the position in its file of a piece of the tensor `name`."""
+        return self._locate(name, self.tensor(name), piece)[1].start
+
     @property
     def extra_names(self) -> list[str]:
         """The names of the extra files: all but the ranks' tensor files and their lists of blocks."""

@@ -43,6 +43,7 @@ HELP = {
     "import": "Make a checkpoint from a model of Hugging Face or Megatron-LM.",
     "export": "Write the weights of a checkpoint for Hugging Face or Megatron-LM.",
     "reshard": "Convert a checkpoint to another parallel layout.",
+    "merge": "Average the weights of several checkpoints of one model, instead of a decay of the learning rate.",
     "branch": "Print the commands that decay a run from several of its checkpoints, each as a run of its own.",
     "plan": "Find the parallel layouts that a model can have on a number of GPUs, and predict the time, memory, "
         "energy and cost of each.",
@@ -60,7 +61,8 @@ _FILES = {
     "slurm": "slurm.slurm_command", "inspect": "inspect.inspect_command", "trace": "trace.trace_command",
     "report": "report.report_command", "runs": "runs.runs_command", "eval": "eval.evaluate_command",
     "generate": "generate_command", "import": "checkpoint.import_command", "export": "checkpoint.export_command",
-    "reshard": "checkpoint.reshard_command", "branch": "checkpoint.branch_command", "plan": "plan.plan_command",
+    "reshard": "checkpoint.reshard_command", "merge": "checkpoint.merge_command",
+    "branch": "checkpoint.branch_command", "plan": "plan.plan_command",
     "watch": "runs.watch_command", "verify": "checkpoint.verify_command", "env": "env_command",
     "demo": "demo_command",
 }  # fmt: skip

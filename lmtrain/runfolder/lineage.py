@@ -23,7 +23,9 @@ RESUMED, WEIGHTS, MERGED = "run", "weights", "merge"
 
 @dataclass(frozen=True)
 class Parent:
-    """A checkpoint from which a run began. `differences` are the settings that differ: key -> [there, here]."""
+    """A checkpoint from which a run began, or from which a merged checkpoint was made. `differences` are the settings
+    that differ: key -> [there, here].
+    """
 
     kind: str
     run: str  # the folder of the run as the user gave it
@@ -32,6 +34,17 @@ class Parent:
     step: int
     manifest_sha256: str
     differences: Mapping[str, list[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of_checkpoint(
+        cls, kind: str, checkpoint: Path, step: int, manifest_sha256: str, differences: Mapping[str, list[Any]] = {}
+    ) -> Parent:
+        """Return the entry for the checkpoint at the path `checkpoint`, as the user gave it. A checkpoint outside of a
+        run's folder stands for its run itself.
+        """
+        run = run_of_checkpoint(checkpoint)
+        paths = str(run), str(run.resolve()), str(checkpoint.resolve())
+        return cls(kind, *paths, step, manifest_sha256, differences)
 
     @property
     def folder(self) -> Path:
@@ -53,6 +66,11 @@ class Parent:
             raise ValueError(f"{differences!r} does not hold differences of settings")
         kind, run, path, checkpoint, digest = texts
         return cls(kind, run, path, checkpoint, data["step"], digest, differences)
+
+
+def run_of_checkpoint(checkpoint: Path) -> Path:
+    """Return the folder of the run that has saved a checkpoint; the checkpoint itself if it is in no run's folder."""
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint
 
 
 def parse_lineage(entries: object, place: Path) -> list[Parent]:

@@ -1,1 +1,1 @@
-"""`lmtrain import`, `export`, `reshard` and `verify`: make, convert and check checkpoints."""
+"""`lmtrain import`, `export`, `reshard`, `merge` and `verify`: make, convert and check checkpoints."""

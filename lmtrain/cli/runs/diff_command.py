@@ -17,6 +17,7 @@ from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError, join_few, shorten
+from lmtrain.models.compare_settings import with_explicit_sizes
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.history.read_metrics_columns import (
     Record,
@@ -30,7 +31,6 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
 from lmtrain.runfolder.folder_reader import RunFolder, read_runs
 from lmtrain.runfolder.metrics_rows import Row
 from lmtrain.runfolder.settings_differences import differences, flatten
-from lmtrain.train.before.first_weights import with_explicit_sizes
 from lmtrain.units import plural
 
 # prefixes of settings such as paths and displays, on which no number of the training depends

@@ -14,7 +14,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import BEST_SUFFIX, load_manifest
 from lmtrain.errors import CheckpointError
 from lmtrain.runfolder.file_names import CHECKPOINTS
-from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent, file_sha256, parse_lineage, read_lineage
+from lmtrain.runfolder.lineage import MERGED, RESUMED, WEIGHTS, Parent, file_sha256, parse_lineage, read_lineage
 from lmtrain.runfolder.settings_history import compare_settings
 from lmtrain.train.run_config import RunConfig
 
@@ -32,22 +32,21 @@ def find_lineage(config: RunConfig, resume_from: Path | None, weights_from: Path
         return tuple(read_lineage(folder))
     state = load_manifest(path).state
     earlier = parse_lineage(state.get("lineage"), path / MANIFEST)
-    if path.resolve().is_relative_to(folder.resolve()) or "data" not in state:
-        return tuple(earlier)  # because: it is the run's own, or a model imported from another program
+    is_imported = "data" not in state and "merged" not in state  # from another program
+    if path.resolve().is_relative_to(folder.resolve()) or is_imported:
+        return tuple(earlier)
     kind = RESUMED if resume_from is not None else WEIGHTS
     return (*earlier, _parent(kind, path, state, config))
 
 
 def _parent(kind: str, path: Path, state: Mapping[str, Any], config: RunConfig) -> Parent:
     """Return the entry of a lineage for the checkpoint at `path`, whose state is `state`."""
-    has_run = path.parent.name == CHECKPOINTS
-    run = path.parent.parent if has_run else path
     before, after = (dict(_leaves(settings)) for settings in (state.get("settings", {}), config.to_dict()))
     # because: stages of a branch are there in place of the run's length, and are settings of the branch alone
     differences: dict[str, list[Any]] = compare_settings(before, after)
     added = {key: [None, value] for key, value in after.items() if key.startswith("stages.") and key not in before}
-    return Parent(
-        kind, str(run), str(run.resolve()), str(path.resolve()), int(state["step"]), file_sha256(path / MANIFEST),
+    return Parent.of_checkpoint(
+        kind, path, int(state["step"]), file_sha256(path / MANIFEST),
         {key: values for key, values in (differences | added).items() if key not in _NO_DIFFERENCES},
     )  # fmt: skip
 
@@ -68,7 +67,7 @@ def recorded_parent(config: RunConfig) -> Path | None:
     """
     parents = read_lineage(Path(config.run.dir))
     named = config.checkpoint.init_from or config.checkpoint.resume
-    if not parents or named in ("auto", "none"):
+    if not parents or parents[-1].kind == MERGED or named in ("auto", "none"):
         return None
     parent, folder = parents[-1], Path(config.run.dir)
     path = Path(parent.checkpoint)

@@ -16,15 +16,11 @@ from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.settings_base import show
 from lmtrain.errors import MissingInputError, SettingsError
+from lmtrain.models.compare_settings import differing_keys, with_explicit_sizes
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import TOKENIZER
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.run_config import RunConfig
-
-_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "z_loss")  # they change no weight's shape and no output
-# sizes for which null means a default that other models state explicitly
-_SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
-_POSITIONS = "embedding.position.weight"  # a table of learned positions
 
 
 @dataclass(frozen=True)
@@ -106,13 +102,7 @@ def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -
     that changes the model's outputs; settings such as dropout may differ.
     """
     values, saved_values, typed = with_explicit_sizes(model), with_explicit_sizes(saved_model), saved_model.to_dict()
-    ignored = {*_IGNORED_KEYS, *(problem.key for problem in saved_model.unused())}
-    if _POSITIONS not in saved_model.weights():
-        ignored |= {"seq_len", "num_positions"}  # because: rotary positions have no table that limits the length
-    elif "num_positions" in saved_values:
-        ignored.add("seq_len")  # because: a table of as many rows serves every length up to theirs
-    differing = [key for key in saved_values if key not in ignored and values.get(key) != saved_values[key]]
-    if differing:
+    if differing := differing_keys(model, saved_model):
         differences = ", ".join(
             f"model.{key} is {show(values.get(key))} here and {show(saved_values[key])} there" for key in differing
         )
@@ -136,12 +126,3 @@ def _length_and_rows(model: ModelSettings, saved_values: dict[str, Any], differi
     length = min(values.get("seq_len", rows), rows)
     is_default = values.get("num_positions") is None and length == rows
     return {"seq_len": length, "num_positions": None if is_default else rows}
-
-
-def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
-    """Return the model's settings as plain data; sizes given as null, such as num_kv_heads, are replaced by the number
-    they stand for. num_positions stays null in a model without a table of positions.
-    """
-    values, shape, table = model.to_dict(), model.shape, model.weights().get(_POSITIONS)
-    explicit = {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
-    return values | explicit | ({"num_positions": table[0]} if "num_positions" in values and table else {})

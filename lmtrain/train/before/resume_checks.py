@@ -170,6 +170,12 @@ def check_same_run(
     the run's, or if its manifest lacks the state of a run. `path` is the checkpoint's folder.
     """
     state = manifest.state
+    if "merged" in state and "data" in state and "optimizer" not in state:
+        raise CheckpointError(
+            f"The checkpoint {path} was merged without the optimizer's moments (--moments none), so no run can resume "
+            f"from it. Begin a run from its weights, with a warm-up: checkpoint.init_from={path} "
+            "schedule.warmup_steps=N, in place of checkpoint.resume; or merge again with --moments newest."
+        )
     if "data" not in state or "optimizer" not in state:
         raise CheckpointError(
             f"The checkpoint {path} holds weights imported from another program, and no run to resume. "

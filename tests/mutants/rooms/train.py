@@ -212,7 +212,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_weights_of_other_angles_are_taken",
-        file="lmtrain/train/before/first_weights.py",
+        file="lmtrain/models/compare_settings.py",
         function="",
         old='"init_std", "vocab_multiple", "z_loss")',
         new='"init_std", "vocab_multiple", "z_loss", "rotary_base")',
@@ -222,10 +222,10 @@ MUTANTS = [
     ),
     Mutant(
         name="first_weights_fit_one_length_alone",
-        file="lmtrain/train/before/first_weights.py",
-        function="_check_model",
-        old='elif "num_positions" in saved_values:',
-        new='elif "num_positions" not in saved_values:',
+        file="lmtrain/models/compare_settings.py",
+        function="differing_keys",
+        old='elif "num_positions" in other_values:',
+        new='elif "num_positions" not in other_values:',
         breaks="Weights with a table of 512 positions are refused for a run on samples of 128 tokens.",
         only_for="checkpoint.init_from a model with learned positions and another model.seq_len",
     ),

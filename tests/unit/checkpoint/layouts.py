@@ -59,7 +59,9 @@ def draw(model: ModelSettings, seed: int = 3, *, average: bool = False) -> Array
     return arrays | {"optim.scale": np.array(0.5, np.float16), "optim.seen": np.arange(70, dtype=np.int64)}
 
 
-def write(folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step: int = 7) -> Path:
+def write(
+    folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step: int = 7, **more_state: object
+) -> Path:
     """What the owners of each number save; the tensors that are no parameter's come from the last rank."""
     parallel = at(layout)
     attempt = folder / f"step_{step:08d}.tmp-{os.getpid()}-0"
@@ -83,7 +85,7 @@ def write(folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step:
     state = {
         "step": step, "samples": 28, "tokens": 224, "precision": {"kind": "fp16", "loss_scale": 4096.0},
         "settings": {"parallel": parallel.to_dict(), "train": {"seed": 1}}, "model": model.to_dict(), "seq_len": 8,
-    } | ({"ema": AVERAGE} if average else {})  # fmt: skip
+    } | ({"ema": AVERAGE} if average else {}) | more_state  # fmt: skip
     return commit_checkpoint(attempt, step, records, state, {"tokenizer.json": b'{"vocab": ["a", "b"]}'})[0]
 
 
