@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, MANIFEST
+from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, UsageError, join_few
@@ -113,9 +114,9 @@ def _ancestors(contents: Contents, model: ModelSettings) -> set[tuple[str, ...]]
     found |= {("run", parent.path) for parent in lineage}
     if path.parent.name == CHECKPOINTS:
         found.add(("run", str(path.parent.parent)))
-    merged = state.get("merged")
-    for parent in merged.get("parents", ()) if isinstance(merged, dict) else ():
-        found |= {("manifest", str(parent["manifest_sha256"])), ("run", str(parent["run"]))}
+    record = merge_record(state, path / MANIFEST)
+    for merged in record.parents if record else ():
+        found |= {("manifest", merged.manifest_sha256), ("run", merged.run)}
     if isinstance(settings, dict):
         init_from = _setting(settings, "checkpoint", "init_from")
         if init_from is not None:

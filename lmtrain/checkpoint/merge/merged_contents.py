@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, Tensor
 from lmtrain.checkpoint.disk.safetensors_file import Array, PieceSpec
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box
 from lmtrain.checkpoint.merge.check_parents import WEIGHT
+from lmtrain.checkpoint.merge_record import MergeParent, MergeRecord
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.reshard.reshard_tensors import MERGE
 from lmtrain.runfolder.lineage import MERGED, Parent, file_sha256, run_of_checkpoint
@@ -110,18 +111,17 @@ class MergedContents:
         state: Mapping[str, Any] = self.newest.manifest.state
         left_out = {"ema", "resharded"} | (set() if self.keeps_moments else {"optimizer"})
         lineage = Parent.of_checkpoint(MERGED, self.newest.path, self.manifest.step, digests[-1])
-        parents = [
-            {
-                "run": str(run_of_checkpoint(parent.path.resolve())), "checkpoint": str(parent.path.resolve()),
-                "step": parent.manifest.step, "manifest_sha256": digest, "weight": share,
-            }
+        parents = tuple(
+            MergeParent(
+                run=str(run_of_checkpoint(parent.path.resolve())), checkpoint=str(parent.path.resolve()),
+                step=parent.manifest.step, manifest_sha256=digest, weight=share,
+            )
             for parent, digest, share in zip(self.parents, digests, self.shares, strict=True)
-        ]  # fmt: skip
-        moments = "newest" if self.keeps_moments else "none"
+        )  # fmt: skip
+        record = MergeRecord(mean=self.mean, moments="newest" if self.keeps_moments else "none", parents=parents)
         return {key: value for key, value in state.items() if key not in left_out} | {
-            "lineage": [*state.get("lineage", ()), lineage.to_dict()],
-            MERGE.record: {"mean": self.mean, "moments": moments, "parents": parents},
-        }
+            "lineage": [*state.get("lineage", ()), lineage.to_dict()], MERGE.record: asdict(record),
+        }  # fmt: skip
 
     @property
     def averages_left_out(self) -> list[str]:

@@ -14,7 +14,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import BEST_SUFFIX, load_manifest
 from lmtrain.errors import CheckpointError
 from lmtrain.runfolder.file_names import CHECKPOINTS
-from lmtrain.runfolder.lineage import MERGED, RESUMED, WEIGHTS, Parent, file_sha256, parse_lineage, read_lineage
+from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent, file_sha256, parse_lineage, read_lineage
 from lmtrain.runfolder.settings_history import compare_settings
 from lmtrain.train.run_config import RunConfig
 
@@ -67,7 +67,7 @@ def recorded_parent(config: RunConfig) -> Path | None:
     """
     parents = read_lineage(Path(config.run.dir))
     named = config.checkpoint.init_from or config.checkpoint.resume
-    if not parents or parents[-1].kind == MERGED or named in ("auto", "none"):
+    if not parents or named in ("auto", "none"):
         return None
     parent, folder = parents[-1], Path(config.run.dir)
     path = Path(parent.checkpoint)

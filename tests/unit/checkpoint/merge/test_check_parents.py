@@ -77,7 +77,7 @@ def settings(run_dir: str, init_from: str | None = None) -> dict[str, Any]:
 @pytest.mark.wide
 def test_checkpoints_without_a_common_ancestor_are_refused_unless_forced(tmp_path: Path) -> None:
     """Each of these states is of another run."""
-    alone = {"seed": 1, "settings": settings("runs/a")}
+    alone: dict[str, Any] = {"seed": 1, "settings": settings("runs/a")}
     strangers: list[dict[str, Any]] = [
         {"seed": 2, "settings": settings("runs/a")},
         {"seed": 1, "settings": settings("runs/b", "hub/a")},
@@ -97,16 +97,14 @@ def test_checkpoints_without_a_common_ancestor_are_refused_unless_forced(tmp_pat
 def test_common_ancestors(tmp_path: Path) -> None:
     """Pairs in folders of their own: what they share is in their states alone."""
     trunk, branch = parent(tmp_path / "trunk"), [parent(tmp_path / "moved"), parent(tmp_path / "branch", "d" * 64)]
+    record = {"mean": "uniform", "moments": "none", "parents": [trunk | {"weight": 1.0}]}
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"settings": settings("runs/a")}, {"settings": settings("runs/b")}),  # one seed and one model
         ({"settings": settings("runs/a", "hub/a")}, {"settings": settings("runs/a")}),  # copies of one run
         ({"settings": settings("runs/a", "hub/a"), "seed": 1}, {"settings": settings("runs/b", "hub/a"), "seed": 2}),
         ({"lineage": [trunk], "seed": 1}, {"lineage": branch, "seed": 2}),  # one checkpoint, moved since
         ({"lineage": [trunk]}, {"lineage": [parent(tmp_path / "trunk", "e" * 64)]}),
-        (
-            {"lineage": [trunk]},
-            {"lineage": [branch[1]], "merged": {"parents": [{"run": "moved", "manifest_sha256": "c" * 64}]}},
-        ),
+        ({"lineage": [trunk]}, {"lineage": [branch[1]], "merged": record}),
     ]
     for number, (first, second) in enumerate(pairs):
         paths = [
