@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ def test_order_is_by_samples(tmp_path: Path) -> None:
 
 def test_state(tmp_path: Path) -> None:
     paths = [write_step(tmp_path, step) for step in (1, 2)]
-    state = merged(paths, "linear").state()
+    state = json.loads(json.dumps(merged(paths, "linear").state()))
     newest = Contents(paths[1]).manifest.state
     assert state.items() >= newest.items()
     assert state["optimizer"] == {"kind": "adamw", "num_updates": 2}
