@@ -49,20 +49,20 @@ def model_of_bytes(num_bytes: int) -> GPTSettings:
     return replace(model, num_layers=max(1, 1 + (wanted - first) // a_layer))
 
 
-def write(folder: Path, model: GPTSettings, layout: str) -> Path:
+def write(folder: Path, model: GPTSettings, layout: str, step: int = 1000) -> Path:
     """Noise at this layout, made a file at a time."""
     parallel = parse_layout(layout)
-    attempt = folder / f"step_00001000.tmp-{os.getpid()}-0"
+    attempt = folder / f"step_{step:08d}.tmp-{os.getpid()}-0"
     attempt.mkdir(parents=True)
     records: list[RankRecord] = []
-    noise = np.random.default_rng(1).integers(0, 256, _NOISE_BYTES, dtype=np.uint8).data
+    noise = np.random.default_rng(step).integers(0, 256, _NOISE_BYTES, dtype=np.uint8).data
     for rank, specs in enumerate(_specs(model, layout)):
         num_bytes = sum(spec.num_bytes for spec in specs)
         starts = range(0, num_bytes, _NOISE_BYTES)
         parts = (noise[: min(_NOISE_BYTES, num_bytes - start)] for start in starts)
         records.append(write_rank(attempt, rank, RankData(specs, parts)))
-    state = {"step": 1000, "model": model.to_dict(), "settings": {"parallel": parallel.to_dict()}}
-    return commit_checkpoint(attempt, 1000, records, state, {})[0]
+    state = {"step": step, "model": model.to_dict(), "settings": {"parallel": parallel.to_dict()}}
+    return commit_checkpoint(attempt, step, records, state, {})[0]
 
 
 def _specs(model: GPTSettings, layout: str) -> list[list[PieceSpec]]:
@@ -100,9 +100,15 @@ def copy(source: Path, output: Path) -> float:
 
 
 def reshard(source: Path, output: Path, to: str, options: list[str]) -> tuple[float, int]:
-    command = [sys.executable, "-m", "lmtrain.cli.main", "reshard", str(source), "--to", to, "--output", str(output)]
+    return timed("reshard", str(source), "--to", to, "--output", str(output), *options)
+
+
+def timed(*words: str) -> tuple[float, int]:
+    """Run a command of lmtrain and sync. Return its seconds and the most anonymous memory that it had."""
     began = time.perf_counter()
-    process = subprocess.Popen([*command, *options], text=True, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmtrain.cli.main", *words], text=True, stdout=subprocess.DEVNULL
+    )
     watch = Watch(process)
     watch.start()
     assert process.wait() == 0

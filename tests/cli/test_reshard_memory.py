@@ -1,4 +1,4 @@
-"""Reshard's memory is bounded by what it is told, not by the size of the checkpoint."""
+"""The memory of reshard and merge is bounded by what they are told, not by the size of the checkpoints."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def test_memory_is_bounded(tmp_path: Path, before: str, to: str) -> None:
         options = ("--output", output, "--max-memory", f"{200 * MIB}", "--workers", 2)
         assert peak_bytes("reshard", source, "--to", to, *options) < 200 * MIB
         lmtrain("verify", output)
+
+
+@pytest.mark.slow
+def test_memory_of_a_merge_is_bounded(tmp_path: Path) -> None:
+    """Of three checkpoints at two layouts."""
+    model, run = model_of_bytes(400 * MIB), tmp_path / "checkpoints"
+    layouts = ((1, "tp=1"), (2, "tp=4,pp=2"), (3, "tp=1"))
+    sources = [write(run, model, layout, step) for step, layout in layouts]
+    options = ("--output", tmp_path / "out", "--max-memory", f"{200 * MIB}", "--workers", 2)
+    assert peak_bytes("merge", *sources, *options) < 200 * MIB

@@ -83,14 +83,15 @@ class MergedContents:
         bits = np.empty(box.shape, np.dtype("<i4"))
         values = bits.reshape(-1).view(np.dtype("<f4"))
         total, product = np.empty(values.size), np.empty(min(_CHUNK, values.size))
-        for number, (parent, share) in enumerate(zip(self.parents, self.shares, strict=True)):
-            parent.read_bits(name, box, bits)
-            for start in range(0, values.size, _CHUNK):
-                part, sums = values[start : start + _CHUNK], total[start : start + _CHUNK]
-                weighted = np.multiply(part, share, out=product[: part.size] if number else sums, dtype=np.float64)
-                if number:
-                    sums += weighted
-        values[...] = total
+        with np.errstate(invalid="ignore"):  # because: a weight that is no number stays one, as everywhere
+            for number, (parent, share) in enumerate(zip(self.parents, self.shares, strict=True)):
+                parent.read_bits(name, box, bits)
+                for start in range(0, values.size, _CHUNK):
+                    part, sums = values[start : start + _CHUNK], total[start : start + _CHUNK]
+                    weighted = np.multiply(part, share, out=product[: part.size] if number else sums, dtype=np.float64)
+                    if number:
+                        sums += weighted
+            values[...] = total
         return bits
 
     def files(self) -> dict[str, list[PieceSpec]]:
