@@ -64,6 +64,27 @@ def test_a_run_goes_on_from_it(toy: Toy, run: Path, merged: Path, tmp_path: Path
 
 
 @pytest.mark.wide
+def test_a_branch_begins_from_a_merge_in_the_runs_folder(run: Path, tmp_path: Path) -> None:
+    lmtrain("merge", "--last", 2, "--of", run, "--output", run / "merged")
+    assert "all is well: step 12" in lmtrain("verify", run / "merged")
+    lmtrain("pretrain", "--from-run", run / "merged", f"run.dir={tmp_path}/next", "train.steps=14")
+    assert [parent.kind for parent in read_lineage(tmp_path / "next")] == ["merge", "run"]
+
+
+@pytest.mark.wide
+def test_imports_merge_by_force_and_have_no_moments(toy: Toy, run: Path, tmp_path: Path) -> None:
+    imports = []
+    for step in (8, 12):
+        lmtrain("export", run / "checkpoints" / f"step_{step:08d}", "--to", "hf", "--output", tmp_path / f"hf{step}")
+        lmtrain("import", tmp_path / f"hf{step}", "--output", tmp_path / f"imported{step}")
+        imports.append(tmp_path / f"imported{step}")
+    assert "have no common ancestor" in lmtrain("merge", *imports, "--output", tmp_path / "merged", code=65)
+    assert "moments         none" in lmtrain("merge", *imports, "--output", tmp_path / "merged", "--force")
+    lmtrain("pretrain", *toy.settings(tmp_path / "next"), f"checkpoint.init_from={tmp_path}/merged")
+    assert [parent.kind for parent in read_lineage(tmp_path / "next")] == ["merge", "weights"]
+
+
+@pytest.mark.wide
 def test_without_moments_only_the_weights_begin_a_run(toy: Toy, run: Path, tmp_path: Path) -> None:
     lmtrain("merge", "--last", 2, "--of", run, "--moments", "none", "--output", tmp_path / "weights")
     settings = toy.settings(tmp_path / "next")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lmtrain.checkpoint.merge.merged_contents import MergedContents
     from lmtrain.checkpoint.read_verified_contents import Contents
 
+_MOST_WORKERS = 16  # because: more need more than the default memory, and read no disk faster
 EXAMPLES = (
     ("lmtrain merge --last 6 --of runs/trunk --output runs/merged", "the mean of a run's last six checkpoints"),
     ("lmtrain merge --last 10 --of runs/trunk --emulate-decay sqrt --output runs/merged", "as after a decay, 1 - sqrt"),
@@ -59,7 +60,9 @@ def merge(
         bool, typer.Option("--force", help="Merge checkpoints for which no common ancestor is found.")
     ] = False,
     max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that the command may use.")] = "1GiB",
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of threads. [default: one per processor]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of threads. [default: one per processor, at most 16]")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
     plugin: Plugins = None,
     as_json: Json = False,
@@ -91,7 +94,8 @@ def merge(
 
         arm_from_env()
         began = perf_counter()
-        limits = Limits(parse_size("--max-memory", max_memory), workers or num_usable_cpus(), COPIES)
+        workers = workers or min(num_usable_cpus(), _MOST_WORKERS)
+        limits = Limits(parse_size("--max-memory", max_memory), workers, COPIES)
         parents = sort_parents([Contents(path, limits.num_cached_blocks // len(paths)) for path in paths])
         check_parents(parents, force=force)
         keeps_moments = has_moments(parents[-1]) and moments != "none"

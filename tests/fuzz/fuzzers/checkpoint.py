@@ -98,6 +98,9 @@ class Fuzz:
                 lambda path, out: ("reshard", path, "--to", "tp=2", "--output", out),
                 written("rank_00000.safetensors", "rank_00001.safetensors", "tokenizer.json"),
             ),
+            "merge": Verb(
+                lambda path, out: ("merge", path, "--output", out), written("rank_00000.safetensors", "tokenizer.json")
+            ),
             "to hf": Verb(
                 lambda path, out: ("export", path, "--to", "hf", "--output", out), written("model.safetensors")
             ),

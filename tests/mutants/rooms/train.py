@@ -474,4 +474,14 @@ MUTANTS = [
         breaks="A stage of longer texts cannot scale its rotary angles, as most published models do.",
         only_for="stages.NAME.model.rotary_scaling",
     ),
+    Mutant(
+        name="a_merge_without_moments_is_taken_for_an_import",
+        file="lmtrain/train/before/resume_checks.py",
+        function="check_same_run",
+        old='if "merged" in state and "data" in state and "optimizer" not in state:',
+        new='if "merged" in state and "data" not in state:',
+        breaks="Who resumes from a merge without moments is told that it comes from another program, and not that a "
+        "warm-up is needed or that the moments can be kept.",
+        only_for="checkpoint.resume of a checkpoint that was merged with --moments none",
+    ),
 ]
