@@ -50,7 +50,7 @@ FromRun = Annotated[
     typer.Option(
         metavar="RUN",
         help="Take the settings of this run: to go on with it, or with another run.dir to branch off from its newest "
-        "checkpoint, or from the checkpoint given here.",
+        "checkpoint, or from the checkpoint given here, which may be a merged one.",
     ),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]

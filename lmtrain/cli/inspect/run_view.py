@@ -14,7 +14,7 @@ from lmtrain.cli.inspect.merge_view import describe_origin
 from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError, shorten
-from lmtrain.observe.measure.tensorboard_measures import row_measures, score_by_step
+from lmtrain.observe.measure.tensorboard_measures import AVERAGE_KEY, row_measures, score_by_step
 from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
     format_domains,
@@ -176,13 +176,17 @@ def _describe_validation(row: dict[str, Any]) -> str:
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {format_percent(row['accuracy'])}" if "accuracy" in row else ""
+    average = row.get(AVERAGE_KEY)
+    quality += f"; average of the weights {average['loss']:.4f}" if average else ""
     return f"{loss}{format_terms(row)}{format_sources(row)}{format_domains(row)} at step {row['step']:,}{quality}"
 
 
 def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> str:
     """Return an evaluation row as text: its headline measure and step, and those of the best row if that is another."""
     figures, best_figures = eval_figures(row)[0], eval_figures(best or row)[0]
-    text = f"{figures} at step {row['step']:,}"
+    average = row.get(AVERAGE_KEY)
+    of_average = f", of the average {eval_figures({**row, 'measures': average})[0]}" if average else ""
+    text = f"{figures}{of_average} at step {row['step']:,}"
     if best is None or best_figures == figures:
         return text
     return f"{text}; the best {best_figures} at step {best['step']:,}"

@@ -17,6 +17,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
+from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.cli.pretrain.branch_settings import BranchPoint, put_before_stages
 from lmtrain.cli.pretrain.model_of_init_from import compose_settings
 from lmtrain.config.compose import compose, group_choices, typed_words
@@ -36,7 +37,9 @@ _CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without s
 
 @dataclass(frozen=True)
 class SourceRun:
-    """A run whose settings are used, given by its folder or by one of its checkpoints."""
+    """A run whose settings are used, given by its folder, by one of its checkpoints, or by a merged checkpoint whose
+    newest parent is one of its checkpoints.
+    """
 
     path: Path  # as the user gave it
     run: Path
@@ -44,9 +47,9 @@ class SourceRun:
 
     @classmethod
     def find(cls, path: Path, branch: Path | None = None) -> SourceRun:
-        """Find the run that a path names, a run folder or one of its checkpoints, and read its settings. Raise if it is
-        neither. If the run in the folder `branch` began from that checkpoint and has saved one of its own, the
-        checkpoint need not be there any more.
+        """Find the run that a path names, by its folder or a checkpoint, and read its settings. Raise if there is none.
+        If the run in the folder `branch` began from that checkpoint and has saved one of its own, the checkpoint need
+        not be there any more.
         """
         is_left_behind = branch is not None and not path.is_dir() and _began_from(branch, path)
         if not path.is_dir() and not is_left_behind:
@@ -54,6 +57,7 @@ class SourceRun:
                 f"--from-run={path} does not name an existing folder. Give the folder of a run, or a checkpoint in it."
             )
         run = next((folder for folder in (path, path.parent, path.parent.parent) if (folder / CONFIG).is_file()), None)
+        run = run or _run_of_merge(path)
         if run is None and is_left_behind:
             raise MissingInputError(
                 f"--from-run={path} is a checkpoint of a run that is not there any more. The run in {branch} began "
@@ -70,6 +74,11 @@ class SourceRun:
         if settings_problem := next(_settings_problems(settings), None):
             raise DataError(f"{run / CONFIG} is damaged: {settings_problem}. Give another run to --from-run.")
         return cls(path, run, with_resolved_paths(settings, run))
+
+    @property
+    def is_merge(self) -> bool:
+        """True if the path is a merged checkpoint, which lies outside of the folder of its newest parent's run."""
+        return not self.path.resolve().is_relative_to(self.run.resolve())
 
     def base_settings(self, overrides: Sequence[str], *, is_branch: bool) -> dict[str, Any]:
         """Return the earlier run's settings with `checkpoint.resume` changed for the new start. `is_branch` is True if
@@ -98,12 +107,13 @@ class SourceRun:
         """
         run_dir, checkpoint = (settings.get(group) for group in ("run", "checkpoint"))
         chosen = checkpoint.get("resume") if isinstance(checkpoint, dict) else None
-        if not isinstance(chosen, str) or not Path(chosen).resolve().is_relative_to(self.run.resolve()):
+        places = self.run.resolve(), self.path.resolve()  # because: a merged checkpoint lies outside of the run
+        if not isinstance(chosen, str) or not any(map(Path(chosen).resolve().is_relative_to, places)):
             return None
         folder = Path(str(run_dir.get("dir"))) if isinstance(run_dir, dict) else Path()
         for parent in read_lineage(folder)[-1:]:
             # because: this run may have saved newer checkpoints since the branch began
-            if parent.kind == RESUMED and parent.folder == self.run.resolve():
+            if parent.kind == RESUMED and parent.folder in places:
                 return parent.step
         try:
             return load_manifest(resolve_checkpoint(Path(chosen))).step
@@ -128,6 +138,23 @@ def _began_from(branch: Path, checkpoint: Path) -> bool:
     parents = read_lineage(branch)
     began = bool(parents) and parents[-1].checkpoint == str(checkpoint.resolve())
     return began and latest_checkpoint(branch / CHECKPOINTS) is not None
+
+
+def _run_of_merge(path: Path) -> Path | None:
+    """Return the folder of the run that saved the newest parent of the merged checkpoint at `path`; None if it is no
+    merged checkpoint. Raise MissingInputError if that run is not there any more.
+    """
+    record = merge_record(load_manifest(path).state, path / MANIFEST) if (path / MANIFEST).is_file() else None
+    if record is None:
+        return None
+    run = Path(record.parents[-1].run)
+    if not (run / CONFIG).is_file():
+        raise MissingInputError(
+            f"--from-run={path} is a merged checkpoint, and the run of its newest parent, whose settings a branch "
+            f"takes, is not there any more: {run} has no {CONFIG}. Type the settings, with checkpoint.resume={path} to "
+            f"go on from there or checkpoint.init_from={path} to begin with its weights."
+        )
+    return run
 
 
 def _names(overrides: Sequence[str], key: str) -> bool:
@@ -223,6 +250,11 @@ def compose_run(
     if is_branch and config.stages and [*config.stages] != [*source.settings.get("stages", {})]:
         ends = ", ".join(f"{stage.stage_name} to step {stage.end_step}" for stage in config.stage_configs)
         messages.append(f"run.dir={config.run.dir} has the stages {ends}")
+    if source.is_merge and not is_branch:
+        raise UsageError(
+            f"--from-run={from_run} is a merged checkpoint, and a run that begins from it needs a folder of its own, "
+            f"but run.dir={config.run.dir} is that of its newest parent. Add run.dir=DIR."
+        )
     begins_from = config.checkpoint.init_from or config.checkpoint.resume
     if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
