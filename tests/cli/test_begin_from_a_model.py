@@ -19,6 +19,7 @@ from lmtrain.observe.metrics import read_metrics
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before import preflight
 from tests.cli.harness import Toy, lmtrain, outcome, start
+from tests.marks import wide
 
 IMPORTED = "imported/step_00000000"
 
@@ -60,7 +61,7 @@ def settled(*arguments: object) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["run", "hf", "megatron", "imported"])
+@pytest.mark.parametrize("kind", ["hf", *wide("run", "megatron", "imported")])
 def test_the_model_is_that_of_the_weights(toy: Toy, models: Models, tmp_path: Path, kind: str) -> None:
     source = getattr(models, kind)
     found = settled(*words(toy, tmp_path / "a"), f"checkpoint.init_from={source}")
@@ -104,7 +105,7 @@ def test_from_run_of_an_import_is_init_from(toy: Toy, models: Models, tmp_path: 
     assert (tmp_path / "a/checkpoints/step_00000003/huggingface.generation_config.json").is_file()
 
 
-@pytest.mark.parametrize("kind", ["hf", "megatron"])
+@pytest.mark.parametrize("kind", ["hf", *wide("megatron")])
 def test_a_folder_is_imported_on_the_way(toy: Toy, models: Models, tmp_path: Path, kind: str) -> None:
     source = Path(shutil.copytree(getattr(models, kind), tmp_path / "source"))
     lmtrain("pretrain", *words(toy, tmp_path / "expected"), f"checkpoint.init_from={models.imported}")

@@ -154,12 +154,12 @@ def test_a_killed_export_is_absent_and_the_same_command_begins_anew(
     lmtrain("import", tmp_path / "out", "--output", tmp_path / "back")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("hf", "ckpt.before_rename"),
-        *wide(("hf", "ckpt.begin"), ("hf", "exchange.part:count=3"), ("hf", "ckpt.mid_write"),
-              ("hf", "ckpt.before_manifest"), ("megatron", "ckpt.mid_write"), ("megatron", "ckpt.before_rename")),
+        ("hf", "ckpt.begin"), ("hf", "exchange.part:count=3"), ("hf", "ckpt.mid_write"), ("hf", "ckpt.before_manifest"),
+        ("hf", "ckpt.before_rename"), ("megatron", "ckpt.mid_write"), ("megatron", "ckpt.before_rename"),
     ],
 )  # fmt: skip
 def test_a_killed_import_is_absent_and_the_same_command_begins_anew(

@@ -9,7 +9,6 @@ import pytest
 
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
-from tests.marks import wide
 
 LOSS, NORM, SKIPPED, SCALE, MOVED = range(5)
 STEPS, OVERFLOW_STEP, SAVE_STEP = 5, 1, 3
@@ -33,13 +32,14 @@ def test_all_ranks_skip_what_one_overflows(name: str, where: str, pool: Pool, tm
     check_skip(train(pool, name, tmp_path, where, rank=2))
 
 
-@pytest.mark.parametrize("where", ["activations", *wide("one_shard")])
-@pytest.mark.parametrize("rank", [0, *wide(3)], ids=["in_the_first_stage", "in_the_last_stage"])
+@pytest.mark.wide
+@pytest.mark.parametrize("where", ["activations", "one_shard"])
+@pytest.mark.parametrize("rank", [0, 3], ids=["in_the_first_stage", "in_the_last_stage"])
 @pytest.mark.parametrize(
     "name",
     [
-        "deep-pp2-dp2-zero1-fp16-micro4",
-        *wide("deepgqa-pp2-vp2-interleaved-tp2-dp1-sp-fp16-micro4", "deepbert-pp2-zb_h1-dp2-zero2-fp16-micro4"),
+        "deep-pp2-dp2-zero1-fp16-micro4", "deepgqa-pp2-vp2-interleaved-tp2-dp1-sp-fp16-micro4",
+        "deepbert-pp2-zb_h1-dp2-zero2-fp16-micro4",
     ],
 )
 def test_all_stages_skip_what_one_overflows(name: str, rank: int, where: str, pool: Pool, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_a_z_loss_at_a_layout_equals_one_process(name: str, pool: Pool, referenc
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", few_by_blocks("pairs"))
 def test_masks_of_blocks_equal_masks_of_positions(case: Case, pool: Pool, references: References) -> None:
     """The array again, where it makes a difference: one process has masks of all positions."""

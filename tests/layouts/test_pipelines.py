@@ -64,6 +64,7 @@ def test_masks_of_blocks_equal_masks_of_positions(case: Case, pool: Pool, refere
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", few_that_sum("pipeline_pairs"))
 def test_products_that_sum_equal_one_process(case: Case, pool: Pool, references: References) -> None:
     """The array again, where it makes a difference: several microbatches are under way, and all add to one sum."""
