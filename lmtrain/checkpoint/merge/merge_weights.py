@@ -13,7 +13,6 @@ from itertools import pairwise
 from lmtrain.errors import UsageError
 
 UNIFORM, LINEAR, EMA = "uniform", "linear", "ema"
-DECAYS = ("linear", "sqrt")  # shapes of a decay that a merge can stand in for
 
 
 def merge_weights(mean: str, num_checkpoints: int) -> list[float]:
@@ -51,5 +50,5 @@ def parse_mean(text: str) -> str:
 
 
 def decay_mean(shape: str) -> str:
-    """Return the name of the mean that stands in for a decay of this shape, a name in DECAYS."""
+    """Return the name of the mean that stands in for a decay of this shape, linear or sqrt."""
     return f"decay:{shape}"

@@ -1,1 +1,1 @@
-"""A checkpoint written anew for another layout, in bounded memory."""
+"""A checkpoint written anew, in bounded memory: for another layout, or as the mean of several."""

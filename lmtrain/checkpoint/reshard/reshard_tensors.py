@@ -106,7 +106,7 @@ MERGE = Purpose("merged", "merging", "Merging into")
 
 
 @dataclass(frozen=True)
-class ReshardResult:
+class WrittenCheckpoint:
     """The checkpoint that `reshard` or `write_checkpoint` has written."""
 
     path: Path
@@ -131,7 +131,7 @@ class Attempt:
         self._done_bytes = self._earlier_bytes = 0
         self._report, self._lock, self._stop = report, Lock(), Event()
 
-    def run(self, state: Mapping[str, Any], overwrite: bool) -> ReshardResult:
+    def run(self, state: Mapping[str, Any], overwrite: bool) -> WrittenCheckpoint:
         """Copy all parts of tensors that are not copied yet, finish the checkpoint and rename it to the output. `state`
         is the new checkpoint's state; `overwrite` replaces a checkpoint that is the output already.
         """
@@ -145,7 +145,7 @@ class Attempt:
         assert all(target.is_complete for target in self.targets.values())
         num_bytes = self._finish(state)
         self.work.publish(overwrite)
-        return ReshardResult(self.work.output, len(self.targets), num_bytes, self._earlier_bytes)
+        return WrittenCheckpoint(self.work.output, len(self.targets), num_bytes, self._earlier_bytes)
 
     def _resume_or_start(self) -> None:
         """Keep the intact hash blocks (4 MiB each) that an earlier attempt has written, or start with an empty folder.
@@ -323,7 +323,7 @@ def reshard(
     *,
     overwrite: bool = False,
     report: Report = lambda done, total, earlier: None,
-) -> ReshardResult:
+) -> WrittenCheckpoint:
     """Write the tensors of a checkpoint into new files that split them differently, as the checkpoint folder `output`.
     `files` lists the pieces of each new file, and `state` is the new checkpoint's state; the rest is as in
     `write_checkpoint`.
@@ -344,7 +344,7 @@ def write_checkpoint(
     *,
     overwrite: bool,
     report: Report,
-) -> ReshardResult:
+) -> WrittenCheckpoint:
     """Write the tensors of a source as the checkpoint folder `output`, or go on where a killed attempt was. `files`
     lists the pieces of each new file. `state` is the new checkpoint's state; its entry `purpose.record` is written with
     the key of this work. `limits` bound memory and threads. `overwrite` replaces an existing checkpoint. `report` is
@@ -370,7 +370,7 @@ def write_checkpoint(
                 damages = Contents(output).find_damage()
                 if not damages:
                     work.clean_up()
-                    return ReshardResult(output, len(targets), total_bytes(targets), 0, was_finished=True)
+                    return WrittenCheckpoint(output, len(targets), total_bytes(targets), 0, was_finished=True)
                 if not overwrite:
                     raise OutputError(f"{output}, made by this command earlier, is damaged: {damages[0]} "
                                       "Make it again with --overwrite.")  # fmt: skip

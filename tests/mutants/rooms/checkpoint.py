@@ -316,4 +316,13 @@ MUTANTS = [
         breaks="The command says that it has merged already, and the checkpoint there has another layout.",
         only_for="a merged checkpoint that was resharded and moved to the place of the original",
     ),
+    Mutant(
+        name="a_merge_is_allowed_the_memory_of_a_reshard",
+        file="lmtrain/checkpoint/reshard/write_target_files.py",
+        function="Limits._worker_bytes",
+        old="return self.copies * part_bytes + 2 * BLOCK_BYTES",
+        new="return 2 * part_bytes + 2 * BLOCK_BYTES",
+        breaks="A merge, which holds sums in float64 beside what it reads, takes more memory than --max-memory allows.",
+        only_for="merges with many workers under a tight --max-memory",
+    ),
 ]

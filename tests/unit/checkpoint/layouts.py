@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
-from lmtrain.checkpoint.reshard.reshard_tensors import ReshardResult, reshard
+from lmtrain.checkpoint.reshard.reshard_tensors import WrittenCheckpoint, reshard
 from lmtrain.checkpoint.reshard.write_target_files import Limits, files_of_layout, state_at_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit_checkpoint, write_rank
 from lmtrain.layout import Piece
@@ -89,7 +89,9 @@ def write(
     return commit_checkpoint(attempt, step, records, state, {"tokenizer.json": b'{"vocab": ["a", "b"]}'})[0]
 
 
-def reshard_to(source: Path, output: Path, layout: str, limits: Limits | None = None, **options: Any) -> ReshardResult:
+def reshard_to(
+    source: Path, output: Path, layout: str, limits: Limits | None = None, **options: Any
+) -> WrittenCheckpoint:
     """As the command line does it."""
     limits = limits or Limits()
     contents = Contents(source, limits.num_cached_blocks)

@@ -12,7 +12,7 @@ from lmtrain.checkpoint.merge.check_parents import check_parents, sort_parents
 from lmtrain.checkpoint.merge.merge_weights import merge_weights
 from lmtrain.checkpoint.merge.merged_contents import COPIES, MergedContents
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.checkpoint.reshard.reshard_tensors import MERGE, ReshardResult, write_checkpoint
+from lmtrain.checkpoint.reshard.reshard_tensors import MERGE, WrittenCheckpoint, write_checkpoint
 from lmtrain.checkpoint.reshard.write_target_files import Limits
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.checkpoint.layouts import MODELS, Arrays, draw, write
@@ -42,7 +42,7 @@ def merged(
 def merge_to(
     output: Path, paths: Sequence[Path], mean: str = "uniform", *, moments: bool = True, workers: int = 1,
     overwrite: bool = False,
-) -> ReshardResult:  # fmt: skip
+) -> WrittenCheckpoint:  # fmt: skip
     source = merged(paths, mean, moments=moments)
     return write_checkpoint(
         source, output, source.files(), source.state(), MERGE, Limits(workers=workers, copies=COPIES),
