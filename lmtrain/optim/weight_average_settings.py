@@ -19,6 +19,10 @@ class WeightAverageSettings(Settings):
     def is_on(self) -> bool:
         return self.decay is not None
 
+    def covers(self, step: int) -> bool:
+        """Return True if a run has an average after `step` steps."""
+        return self.is_on and step >= self.from_step
+
     def first_measured_step(self, interval: int) -> int:
         """Return the first multiple of `interval`, a number of steps, after which there is an average to measure."""
         return -(-max(self.from_step, 1) // interval) * interval

@@ -134,7 +134,7 @@ def restore(
     """
     fault_point("start.load")
     state = reader.state
-    saved = state.get("ema") if average is not None and state["step"] >= average.settings.from_step else None
+    saved = state.get("ema") if average is not None and average.settings.covers(state["step"]) else None
     pieces = optimizer_pieces(model, optimizer) + (average_pieces(model, average) if saved else [])
     model.load(reader.load_into, extra_pieces=pieces)
     if average is not None:

@@ -40,7 +40,7 @@ class WeightAverage:
     @torch.no_grad()
     def begin(self, step: int) -> None:
         """Begin the average as a copy of the weights after `step` steps, unless it has begun or begins later."""
-        if self.settings.is_on and self.since_step is None and step >= self.settings.from_step:
+        if self.since_step is None and self.settings.covers(step):
             self.since_step = step
             for name, average in self.tensors.items():
                 average.copy_(self.weights.master[name])

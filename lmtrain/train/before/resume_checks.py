@@ -140,12 +140,11 @@ def average_notes(config: RunConfig, path: Path, state: Mapping[str, Any]) -> li
     resumes, or leaves out the one that the checkpoint has. `state` is the checkpoint's.
     """
     settings, saved, step = config.checkpoint.ema, state.get("ema"), state["step"]
-    is_due = settings.is_on and step >= settings.from_step
-    if saved and not is_due:
+    if saved and not settings.covers(step):
         why = f"from_step={settings.from_step} begins a new one later" if settings.is_on else "decay=null keeps none"
         which = f"decay {saved['decay']:g}, since step {saved['since_step']}"
         return [f"the average of the weights in {path} ({which}) is left out, since checkpoint.ema.{why}"]
-    if is_due and not saved:
+    if settings.covers(step) and not saved:
         return [
             f"{path} has no average of the weights; that of checkpoint.ema.decay={settings.decay:g} begins after step "
             f"{step} as a copy of them"
