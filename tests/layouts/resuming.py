@@ -7,6 +7,7 @@ files of this rank's pieces, so that a mistake which the store makes in both dir
 from __future__ import annotations
 
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lmtrain.data.assemble_training_data import TrainingData
 from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
 from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.optim.schedule_settings import CosineSettings
+from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
@@ -40,17 +42,19 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
     with _open_queues(name, run_dir, "auto") as run:
         before = _go_on(run, SAVE_STEP)
         save(run)
-        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer), Path(dumped))
+        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer, run.average), Path(dumped))
         remembered = _remembered(run)
-        return {"losses": before + _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
+        losses = before + _go_on(run, LAST_STEP)
+        return {"losses": losses, "pieces": pieces, "remembered": remembered, "last_averages": _digest(run)}
 
 
 def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, Any]:
     """The last two steps of a run of this layout that begins from a checkpoint of another."""
     with _open_queues(name, run_dir, checkpoint) as run:
-        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer), Path(dumped))
+        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer, run.average), Path(dumped))
         remembered = _remembered(run)
-        return {"losses": _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
+        losses = _go_on(run, LAST_STEP)
+        return {"losses": losses, "pieces": pieces, "remembered": remembered, "last_averages": _digest(run)}
 
 
 def _open_queues(name: str, run_dir: str, resume: str) -> Any:
@@ -61,8 +65,8 @@ def _open_queues(name: str, run_dir: str, resume: str) -> Any:
         train=TrainSettings(
             steps=LAST_STEP, global_batch=case.global_batch, micro_batch=case.train.micro_batch, seed=SEED
         ),
-        checkpoint=CheckpointSettings(resume=resume), observe=ObserveSettings(tensorboard=False),
-        run=RunSettings(dir=run_dir),
+        checkpoint=CheckpointSettings(resume=resume, ema=WeightAverageSettings(decay=0.9)),
+        observe=ObserveSettings(tensorboard=False), run=RunSettings(dir=run_dir),
     )  # fmt: skip
     mesh = build_mesh(case.parallel.layout, device(), timeout_s=180.0)
     return open_run(config, _inputs(case), Console(quiet=True), mesh, device(), ["here"] * case.num_processes)
@@ -91,12 +95,19 @@ def _go_on(run: Run, stop: int) -> list[float]:
         lr = config.optim.lr * config.schedule.factor(batches.step, config.total_steps)
         losses.append(train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm).loss)
         progress.step += 1
+        run.average.update(progress.step)
         progress.samples += batches.num_samples
         progress.tokens += batches.num_tokens
     return losses
 
 
+def _digest(run: Run) -> str:
+    """Of the averages of the weights that this rank holds, without padding."""
+    pieces = run_state.average_pieces(run.model, run.average)
+    return sha256(b"".join(piece.block.cpu().contiguous().numpy().tobytes() for piece in pieces)).hexdigest()
+
+
 def _remembered(run: Run) -> dict[str, Any]:
     """All of a run's state that is no tensor, but for its settings and how often it was begun."""
-    facts = run_state.checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress)
+    facts = run_state.checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress, run.average)
     return {key: value for key, value in facts.items() if key not in ("settings", "attempt")}

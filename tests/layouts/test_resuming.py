@@ -69,8 +69,9 @@ def unbroken(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
 @dataclass(frozen=True)
 class Held:
     losses: list[float]
-    tensors: dict[str, Tensor]  # weights and optimizer, whole
+    tensors: dict[str, Tensor]  # weights, optimizer and average, whole
     remembered: dict[str, Any]
+    last_averages: list[str]  # a digest of each rank's averages after the last step
 
 
 def case_of(model: str, layout: str) -> Case:
@@ -87,7 +88,7 @@ def work(pool: Pool, function: str, case: Case, dumped: Path, arguments: dict[st
     first = ranks[0]
     for rank in ranks:
         assert (rank["losses"], rank["remembered"]) == (first["losses"], first["remembered"])
-    return Held(first["losses"], tensors, first["remembered"])
+    return Held(first["losses"], tensors, first["remembered"], [rank["last_averages"] for rank in ranks])
 
 
 def goes_on(pool: Pool, unbroken: Unbroken, folder: Path, model: str, a: str, b: str) -> None:
@@ -101,13 +102,14 @@ def goes_on(pool: Pool, unbroken: Unbroken, folder: Path, model: str, a: str, b:
     assert not different
     after = begun.losses[SAVE_STEP:]
     assert found.losses == (after if a == b else pytest.approx(after, rel=FP32_LOSS, abs=0))
+    assert a != b or found.last_averages == begun.last_averages
 
 
 def names(case: Case) -> set[str]:
-    """Of every weight, stored under one name where two are tied, and of what AdamW keeps of each."""
+    """Of every weight, stored under one name where two are tied, of what AdamW keeps of each, and of its average."""
     seconds = {tie.second for tie in case.model_settings.ties()}
     weights = case.model_settings.weights().keys() - seconds
-    return {f"{slot}.{name}" for slot in ("model", "optim.exp_avg", "optim.exp_avg_sq") for name in weights}
+    return {f"{slot}.{name}" for slot in ("model", "optim.exp_avg", "optim.exp_avg_sq", "ema") for name in weights}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -17,6 +17,7 @@ from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop
 from lmtrain.train.in_loop import validate_and_evaluate
+from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff
 from lmtrain.train.run_state import Run
 from tests.unit.train.tiny_runs import opened
 
@@ -55,7 +56,7 @@ def rows(folder: Path, event: str) -> list[dict[str, Any]]:
 
 def test_each_checkpoint_has_the_average_of_the_weights_of_all_steps_up_to_it(tmp_path: Path) -> None:
     with opened(tmp_path, **SAVING) as run:
-        average = {name: weight.detach().numpy().copy() for name, weight in run.model.parameters.items()}
+        average: dict[str, Any] = {name: p.detach().numpy().copy() for name, p in run.model.parameters.items()}
         train(run)
     for step in range(1, 7):
         weights, share = saved(tmp_path, step, "model"), np.float64(0.25)
@@ -114,7 +115,7 @@ def test_a_stop_in_the_middle_of_a_measurement_saves_the_weights_and_their_avera
 
     def cut_off(run: Run, requests: Any, suffix: str = "") -> dict[str, Any]:
         if suffix:
-            raise validate_and_evaluate.MeasurementCutOff
+            raise MeasurementCutOff
         return measured(run, requests, suffix)
 
     monkeypatch.setattr(validate_and_evaluate, "_measure_validation", cut_off)
