@@ -179,7 +179,8 @@ def resume(
                 if "sources" not in reader.state and has_same_data and not inputs.data.first_position:
                     progress.source_tokens = tokens_of_order(inputs.data, progress.samples, progress.tokens)
                 notes = () if inputs.follows_stage else average_notes(config, path, reader.state)
-                return with_extra_files(replace(inputs, warnings=(*inputs.warnings, *notes)), reader, peers), progress
+                inputs = replace(inputs, warnings=(*inputs.warnings, *notes))
+                return with_extra_files(inputs, reader, peers), progress
         except LmtrainError as error:
             if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
                 raise

@@ -345,4 +345,62 @@ MUTANTS = [
         breaks="The bias of a head whose vocabulary is split is neither added nor trained.",
         only_for="heads with a bias and tensor parallelism",
     ),
+    Mutant(
+        name="the_average_keeps_what_it_should_give_up",
+        file="lmtrain/parallel/weights/weight_average.py",
+        function="update",
+        old="1 - self.settings.decay",
+        new="self.settings.decay",
+        breaks="With a decay of 0.999 the average is, but for a thousandth, the weights of the last step.",
+        only_for="runs with checkpoint.ema",
+    ),
+    Mutant(
+        name="the_average_begins_at_zero",
+        file="lmtrain/parallel/weights/weight_average.py",
+        function="begin",
+        old="average.copy_(self.weights.master[name])",
+        new="average.zero_()",
+        breaks="For thousands of steps the average is far smaller than the weights, and predicts nothing.",
+        only_for="runs with checkpoint.ema",
+    ),
+    Mutant(
+        name="the_average_stays_in_place_of_the_weights",
+        file="lmtrain/parallel/weights/weight_average.py",
+        function="in_place_of_weights",
+        old=(
+            "            for name in exchanged:\n"
+            "                self._exchange(name)\n"
+            "            self.weights.publish()\n"
+        ),
+        new="            self.weights.publish()\n",
+        breaks="Training goes on from the average after each validation, and averages the weights before it.",
+        only_for="runs with checkpoint.ema that validate",
+    ),
+    Mutant(
+        name="half_precision_computes_with_the_weights_while_the_average_is_measured",
+        file="lmtrain/parallel/weights/weight_average.py",
+        function="in_place_of_weights",
+        old="            self.weights.publish()\n            yield\n",
+        new="            yield\n",
+        breaks="The measures of the average are those of the weights, whose half-precision copies stay.",
+        only_for="runs with checkpoint.ema in bf16 or fp16",
+    ),
+    Mutant(
+        name="half_precision_computes_with_the_average_after_it_was_measured",
+        file="lmtrain/parallel/weights/weight_average.py",
+        function="in_place_of_weights",
+        old="                self._exchange(name)\n            self.weights.publish()\n",
+        new="                self._exchange(name)\n",
+        breaks="The forward of the next step computes with the average, and its gradients go to the weights.",
+        only_for="runs with checkpoint.ema in bf16 or fp16, and those with sharded weights",
+    ),
+    Mutant(
+        name="the_steps_of_an_average_count_from_its_beginning",
+        file="lmtrain/parallel/weights/weight_average.py",
+        function="update",
+        old="step % self.settings.every_steps == 0",
+        new="(step - self.since_step) % self.settings.every_steps == 0",
+        breaks="An average that begins at a step of its own is updated at other steps than the settings say.",
+        only_for="runs with checkpoint.ema.every_steps above 1 and a from_step that is no multiple of it",
+    ),
 ]

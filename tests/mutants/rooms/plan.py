@@ -164,4 +164,13 @@ MUTANTS = [
         breaks="The planner leaves out the second kernel of a norm times 1 + weight, and the tensor that it keeps.",
         only_for="norm_weight=from_zero",
     ),
+    Mutant(
+        name="an_average_updated_rarely_costs_as_if_always",
+        file="lmtrain/plan/run_model/workload_from_settings.py",
+        function="build_case",
+        old="3 * FP32_BYTES / run.average_every_steps",
+        new="3 * FP32_BYTES",
+        breaks="The planner predicts too long a step, by a few percent.",
+        only_for="runs with checkpoint.ema.every_steps above 1",
+    ),
 ]

@@ -484,4 +484,61 @@ MUTANTS = [
         "warm-up is needed or that the moments can be kept.",
         only_for="checkpoint.resume of a checkpoint that was merged with --moments none",
     ),
+    Mutant(
+        name="the_average_takes_the_weights_before_the_update",
+        file="lmtrain/train/loop.py",
+        function="train",
+        old=(
+            "            result = train_step("
+            "run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)\n"
+            "            loss = result.loss\n"
+            "            progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)\n"
+            "            run.average.update(progress.step)\n"
+        ),
+        new=(
+            "            run.average.update(progress.step + 1)\n"
+            "            result = train_step("
+            "run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)\n"
+            "            loss = result.loss\n"
+            "            progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)\n"
+        ),
+        breaks="The average lags a step behind the weights that are saved with it, and counts the first weights twice.",
+        only_for="runs with checkpoint.ema",
+    ),
+    Mutant(
+        name="the_average_begins_anew_at_each_start",
+        file="lmtrain/train/run_state.py",
+        function="restore",
+        old="""        average.since_step = saved["since_step"] if saved else None\n""",
+        new="        average.since_step = None\n",
+        breaks="Each start begins the average again as a copy of the weights: it covers that start alone.",
+        only_for="runs with checkpoint.ema that were stopped and go on",
+    ),
+    Mutant(
+        name="the_average_that_a_checkpoint_has_is_not_read",
+        file="lmtrain/train/run_state.py",
+        function="restore",
+        old="(average_pieces(model, average) if saved else [])",
+        new="[]",
+        breaks="A run that goes on averages from the first weights of its seed on, which it left behind.",
+        only_for="runs with checkpoint.ema that were stopped and go on",
+    ),
+    Mutant(
+        name="evaluations_of_the_average_score_the_weights",
+        file="lmtrain/train/in_loop/validate_and_evaluate.py",
+        function="_evaluation_results",
+        old="    with run.average.in_place_of_weights():\n",
+        new="    with nullcontext():\n",
+        breaks="The measures of the average in an evaluation row are those of the weights again.",
+        only_for="runs with checkpoint.ema and eval.tasks",
+    ),
+    Mutant(
+        name="the_disk_has_room_for_all_but_the_average",
+        file="lmtrain/train/before/preflight.py",
+        function="check_checkpoint_size",
+        old="keeps_average=config.checkpoint.ema.is_on",
+        new="keeps_average=False",
+        breaks="A run begins on a disk on which its first checkpoint does not fit.",
+        only_for="runs with checkpoint.ema on a disk that is nearly full",
+    ),
 ]

@@ -21,6 +21,8 @@ NAMES = SettingNames(RunConfig, group_choices())
         ("optimm.lr", "1", "optim.lr=1"), ("mixed_precision", "float16", "precision=fp16"),
         ("parallel.tensor_parallel_size", "2", "parallel.tp=2"),
         ("train.batch_size", "8", "train.global_batch=8"), ("dropout", "10%", "model.dropout=0.1"),
+        ("ema.decay", "0.9", "checkpoint.ema.decay=0.9"), ("ema_decay", "0.9", "checkpoint.ema.decay=0.9"),
+        ("ema.update_every_n_steps", "5", "checkpoint.ema.every_steps=5"),
         ("model_name_or_path", "gpt2", "model=gpt2"), ("model_name_or_path", "bert", "model=bert_base"),
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lmtrain.observe.screen.live_panel import RunPanel
 from lmtrain.observe.screen.metrics_row_text import (
+    eval_line,
     format_clock,
     format_flops_per_s,
     smoothed_loss,
@@ -70,6 +71,14 @@ def test_terms_of_a_loss_are_said_behind_it() -> None:
     panel.show_step({"step": 7, **terms})
     console.print(panel)
     assert "its terms     mlm 2.9957, pair 0.5000" in console.export_text()
+
+
+def test_the_average_of_the_weights_is_shown_behind_the_weights() -> None:
+    row: dict[str, Any] = {"step": 7, "loss": 0.0, "ema": {"loss": 3.25, "domains": {"wiki": {"loss": 2.5}}}}
+    said = "loss 0.0000  perplexity per token 1.00  average of the weights 3.2500 [wiki 2.5000]"
+    assert valid_line(row) == f"valid at step 7  {said}"
+    row = {"step": 7, "name": "x", "headline": "nll", "measures": {"nll": 2.0}, "ema": {"nll": 1.5}}
+    assert eval_line(row) == "eval at step 7  x  nll 2.0000  average of the weights nll 1.5000"
 
 
 def test_a_z_loss_is_shown_beside_the_loss() -> None:

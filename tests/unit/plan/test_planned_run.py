@@ -62,6 +62,8 @@ def test_gpt3_is_the_case_of_the_paper() -> None:
         ({"micro_batch": 2}, "num_microbatches", 96),
         ({"precision": Fp16Settings()}, "precision", "fp16"),
         ({"optim": MuonSettings(lr=1e-3)}, "optimizer_bytes", pytest.approx(8, rel=0.01)),
+        ({"average_every_steps": 2}, "average_bytes", 6),  # 4 read of the weight, 4 read and 4 written of the average
+        ({"average_every_steps": 2}, "optimizer_bytes", 16),
         ({"recompute": AttentionRecomputeSettings()}, "recomputed", RecomputedShares(attention=1)),
         ({"recompute": OperatorsRecomputeSettings()}, "recomputed", RecomputedShares(pointwise=1, collectives=1)),
         # because: the first rank does all of its blocks again, and the others wait for it
@@ -162,3 +164,11 @@ def test_zero_2_pays_for_each_microbatch() -> None:
     """Its gradients are reduced as soon as a microbatch has made them."""
     one, two = (price_step(stack_cases([case(planned(zero=zero))]), nominal()).reduce[0] for zero in (1, 2))
     assert two > 10 * one
+
+
+def test_an_average_of_the_weights_costs_more_memory_traffic_the_more_often_it_is_updated() -> None:
+    none, rare, often = (
+        price_step(stack_cases([case(planned(average_every_steps=every))]), nominal()).update[0] for every in (0, 10, 1)
+    )
+    assert often - none == pytest.approx(10 * (rare - none))
+    assert 0.1 < (often - none) / none < 0.5

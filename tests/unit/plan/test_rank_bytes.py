@@ -29,6 +29,13 @@ def test_gpt3s_weights_are_the_papers() -> None:
     assert held["moments"] == pytest.approx(8 * numbers / 8, rel=0.002)
 
 
+def test_an_average_of_the_weights_is_a_number_of_each_in_fp32() -> None:
+    ranks = [count_rank_bytes(planned(average_every_steps=5), rank) for rank in range(0, 1024, 64)]
+    without = [count_rank_bytes(planned(), rank) for rank in range(0, 1024, 64)]
+    assert [rank | {"average": 0} for rank in ranks] == without
+    assert sum(rank["average"] for rank in ranks) == pytest.approx(sum(rank["masters"] for rank in without), rel=1e-3)
+
+
 @pytest.mark.parametrize(("schedule", "vp", "first", "last"), [("1f1b", 1, 16, 1), ("gpipe", 1, 192, 192)])
 def test_activations_are_those_in_flight(schedule: str, vp: int, first: int, last: int) -> None:
     run = planned(schedule=schedule, vp=vp, recompute=NONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop
 from lmtrain.train.in_loop import validate_and_evaluate
@@ -96,6 +98,23 @@ def test_a_validation_measures_the_average_and_changes_nothing(tmp_path: Path) -
         run.progress.step = 5
         loss = validate_and_evaluate.validate(run, _NeverStops())  # type: ignore[arg-type]
     assert loss == with_average[0]["ema"]["loss"] != with_average[0]["loss"]
+
+
+def test_evaluations_score_the_average_beside_the_weights(tmp_path: Path) -> None:
+    def evaluation(model: ParallelModel, before_each: Any, show_activity: Any) -> Iterator[dict[str, Any]]:
+        for name, weight in list(model.parameters.items())[:2]:
+            before_each()
+            measures = {"sum": float(weight.detach().double().sum())}
+            yield {"name": name, "measures": measures, "headline": "sum", "seconds": 1.0}
+
+    with opened(tmp_path, **SAVING) as run:
+        loop.train(run, StopRequest(), evaluation)
+        of_weights, of_average = run.model.parameters, run.average.tensors
+        for row in rows(tmp_path, "eval"):
+            assert row["measures"] == {"sum": float(of_weights[row["name"]].detach().double().sum())}
+            assert row["ema"] == {"sum": float(of_average[row["name"]].double().sum())} != row["measures"]
+            assert row["seconds"] == 2.0
+    assert len(rows(tmp_path, "eval")) == 2
 
 
 class _NeverStops:

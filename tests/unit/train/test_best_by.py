@@ -10,6 +10,7 @@ from lmtrain.train.run_config import RunConfig
 
 BASE = ("data.path=x", "train.steps=1000", "train.valid_interval_steps=100", "checkpoint.interval_steps=50",
         "schedule.warmup_steps=0", "checkpoint.keep_best=1")  # fmt: skip
+DECAY = "checkpoint.ema.decay=0.9"
 TASK = "eval.tasks=[{task: perplexity, data: y, name: prose}]"
 
 
@@ -20,6 +21,10 @@ TASK = "eval.tasks=[{task: perplexity, data: y, name: prose}]"
         ["data.valid_paths={wiki: z}", "checkpoint.best_by=loss/valid/wiki"],
         [TASK, "eval.interval_steps=100", "checkpoint.best_by=eval/prose/x", "train.valid_interval_steps=0"],
         ["checkpoint.keep_best=0", "train.valid_interval_steps=0"],
+        [DECAY, "checkpoint.best_by=loss/ema"], [DECAY, "checkpoint.best_by=loss/valid"],
+        [DECAY, "checkpoint.best_by=ema/accuracy", "checkpoint.ema.from_step=900"],
+        [DECAY, "data.valid_paths={wiki: z}", "checkpoint.best_by=loss/ema/wiki"],
+        [DECAY, TASK, "eval.interval_steps=100", "checkpoint.best_by=eval/prose/ema/x"],
     ],
 )  # fmt: skip
 def test_what_can_be_told(words: list[str]) -> None:
@@ -41,6 +46,13 @@ def test_what_can_be_told(words: list[str]) -> None:
         ([TASK, "checkpoint.best_by=eval/pros/x"], "is not a measure of this run. Use eval/prose/MEASURE."),
         ([TASK, "checkpoint.best_by=eval/prose/x"], "with eval.interval_steps=0. Add eval.interval_steps=50"),
         (["train.valid_interval_steps=999"], "interval_steps=50 saves none of these steps before the last, 1000"),
+        (["checkpoint.best_by=loss/ema"], "loss/ema measures an average of the weights, and with"),
+        ([TASK, "eval.interval_steps=100", "checkpoint.best_by=eval/prose/ema/x"], "average of the weights, and with"),
+        (
+            [DECAY, "checkpoint.best_by=loss/ema", "checkpoint.ema.from_step=901"],
+            "every 100 steps from step 901 on, and checkpoint.interval_steps=50 saves none of these steps",
+        ),
+        ([DECAY, "checkpoint.best_by=loss/em"], "is not a measure of this run. Did you mean loss/ema?"),
         (["checkpoint.interval_steps=null"], "checkpoint.keep_best=1 has no checkpoints to choose from"),
         (["checkpoint.keep_best=-1"], "checkpoint.keep_best=-1 must be at least 0"),
         (["checkpoint.keep_best=0", "checkpoint.best_by=valid/ppl"], "has no effect with keep_best=0"),

@@ -40,6 +40,16 @@ def test_one_process_holds_it_all(precision: str, kinds: tuple[int, ...]) -> Non
     assert sizes == [each * run.model.num_parameters for each in kinds]
 
 
+def test_an_average_of_the_weights_is_sharded_as_the_optimizer_is() -> None:
+    words = ("model=gpt2_small", "parallel.dp_shard=2", "model.vocab_multiple=1")
+    kept, none = config(*words, "checkpoint.ema.decay=0.999"), config(*words)
+    more = [ours["optimizer_bytes"] - theirs["optimizer_bytes"] for ours, theirs in zip(
+        rank_rows(kept, kept.model), rank_rows(none, none.model), strict=True
+    )]  # fmt: skip
+    assert sum(more) == 4 * kept.model.num_parameters
+    assert max(more) < 0.51 * sum(more)
+
+
 def test_muon_keeps_one_number_for_a_hidden_one() -> None:
     run, adam = config("optim=muon", "model=gpt2_small"), config("model=gpt2_small")
     [ours], [theirs] = rank_rows(run, run.model), rank_rows(adam, adam.model)

@@ -21,6 +21,7 @@ from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import unpadded_shapes
+from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.tokenizer.train import train_wordpiece
@@ -124,6 +125,12 @@ def test_a_small_disk_takes_all_saves_or_it_is_said_before_the_first_step(
         assert _save_all(run) == 5
     with pytest.raises(StorageError, match=r"is too full: a checkpoint and the run's records need .*"):
         _check(_in(asked, small_disk(size - (1 << 19)), interval_steps=0))
+
+
+def test_an_average_of_the_weights_takes_room_on_the_disk(config: RunConfig, tmp_path: Path) -> None:
+    kept = _in(config, tmp_path, ema=WeightAverageSettings(decay=0.9))
+    more = check_checkpoint_size(kept, kept.model) - check_checkpoint_size(config, config.model)
+    assert more == pytest.approx(4 * config.model.num_parameters, rel=0.05)
 
 
 def test_what_may_lack_room_later_is_told(

@@ -87,6 +87,8 @@ def test_what_differs_is_named_by_its_key_and_there_is_a_way_on(overrides: list[
         ("seed", True, "a whole number"), ("data", [], "an object"), ("data.shares", "some", "read or all"),
         ("data.content_sha256", 5, "a text"), ("tokenizer", "gpt2", "a text"), ("optimizer.kind", None, "a text"),
         ("optimizer.num_updates", 10**30, "the step 0"), ("precision", None, "an object"),
+        ("ema", {"decay": 0.9}, "an average's decay"), ("ema", {"decay": 1, "since_step": 0}, "an average's decay"),
+        ("ema", {"decay": 0.9, "since_step": 1}, "interval and steps up to 0"),
         ("precision.loss_scale", 0, "a number above 0"), ("precision.good_steps", "0", "a number from 0"),
     ],
 )  # fmt: skip
