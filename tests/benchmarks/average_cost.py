@@ -66,7 +66,7 @@ def contender(decay: float | None) -> Contender:
 def random_batches(config: RunConfig, step: int) -> StepBatches:
     generator, train = torch.Generator().manual_seed(step), config.train
     tokens = torch.randint(VOCAB_SIZE, (train.global_batch, config.seq_len + 1), generator=generator)
-    parts = tokens.split(train.micro_batch)
+    parts = torch.split(tokens, train.micro_batch)
     batches = [Batch(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]
     labels = train.global_batch * config.seq_len
     return StepBatches(step, batches, train.global_batch, (labels,), np.arange(train.global_batch), labels)
@@ -93,7 +93,8 @@ def main() -> int:
         print(f"pair {pair + 1}: {step_s * 1e3:.2f} ms of CPU a step, {ratios[-1]:+.2%} with an average")
     share, alone = statistics.median(ratios), statistics.median(update_s)
     print(f"an update alone: {alone * 1e6:.0f} us, {alone / step_s:.2%} of a step")
-    print(f"median of {PAIRS} pairs: {share:+.2%} (at most {MOST_SHARE:.0%}), from {min(ratios):+.2%} to {max(ratios):+.2%}")
+    spread = f"from {min(ratios):+.2%} to {max(ratios):+.2%}"
+    print(f"median of {PAIRS} pairs: {share:+.2%} (at most {MOST_SHARE:.0%}), {spread}")
     return int(share > MOST_SHARE)
 
 

@@ -262,8 +262,8 @@ MUTANTS = [
         name="files_of_an_import_end_with_its_first_checkpoint",
         file="lmtrain/train/run_state.py",
         function="resume",
-        old="return with_extra_files(replace(inputs, warnings=(*inputs.warnings, *notes)), reader, peers), progress",
-        new="return replace(inputs, warnings=(*inputs.warnings, *notes)), progress",
+        old="return with_extra_files(inputs, reader, peers), progress",
+        new="return inputs, progress",
         breaks="The export of a run that was resumed lacks the chat template and the lists of special ids of the model "
         "that it began from.",
         only_for="resumed runs that began from imported weights",
