@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 from lmtrain.config.settings_builder import quantity
@@ -26,6 +27,7 @@ class CheckpointSettings(Settings):
     resume: str = "auto"  # auto, none, or the path of a checkpoint or run
     fallback: bool = False  # if the newest cannot be read, resume from the newest readable one before it
     init_from: str | None = None  # the path of a checkpoint whose weights a new run starts from
+    init_weights: WeightSet = "model"  # ema: the average that the checkpoint holds, in place of its weights
     ema: WeightAverageSettings = field(default_factory=WeightAverageSettings)  # an average of the weights, saved too
 
     @property
@@ -93,6 +95,9 @@ class CheckpointSettings(Settings):
             (not self.resume.strip(), "resume", "is empty", "Use auto, none or the path of a checkpoint."),
             (start is not None and not start.strip(), "init_from",
              "is empty", "Use null or the path of a checkpoint."),
+            (self.init_weights != "model" and start is None, "init_weights",
+             "has no checkpoint to read, since init_from=null begins with random weights",
+             "Add checkpoint.init_from=CHECKPOINT, or leave it out."),
             (self.fallback and self.resume == "none", "fallback",
              "has no effect, since with resume=none a run starts from the beginning", "Leave one of them out."),
             (start is not None and self.resume not in ("auto", "none"), "init_from",

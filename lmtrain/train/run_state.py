@@ -14,6 +14,7 @@ from zlib import crc32
 
 import torch
 
+from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.loader import Loader
@@ -192,12 +193,14 @@ def resume(
             inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
 
 
-def load_first_weights(inputs: Inputs, checkpoint: Path, model: ParallelModel, peers: Peers) -> Inputs:
-    """Load the weights of a new run from a checkpoint, and return the inputs with its extra files. All ranks take
-    part.
+def load_first_weights(
+    inputs: Inputs, checkpoint: Path, weights: WeightSet, model: ParallelModel, peers: Peers
+) -> Inputs:
+    """Load the weights of a new run from a checkpoint, or with `weights` "ema" their average, and return the inputs
+    with its extra files. All ranks take part.
     """
     with collective_phase(peers):
-        reader = CheckpointReader(checkpoint)
+        reader = CheckpointReader(checkpoint, weights)
         model.load(reader.load_into)
         return with_extra_files(inputs, reader, peers)
 

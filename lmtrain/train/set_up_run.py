@@ -65,7 +65,7 @@ def open_run(
         if inputs.resume_from is not None:
             inputs, progress = resume(config, inputs, model, optimizer, average, peers, skip_messages)
         elif inputs.weights_from is not None:
-            inputs = load_first_weights(inputs, inputs.weights_from, model, peers)
+            inputs = load_first_weights(inputs, inputs.weights_from, config.checkpoint.init_weights, model, peers)
 
         average.begin(progress.step)
 

@@ -16,6 +16,7 @@ from lmtrain.checkpoint.save.commit import commit_checkpoint, write_rank
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.layout import Piece
+from lmtrain.runfolder.metrics_rows import read_metrics
 from tests.cli.harness import Toy, lmtrain, on_terminal
 from tests.unit.checkpoint.arrays import rank_data
 
@@ -158,3 +159,27 @@ def test_what_holds_no_average_is_refused(run: Path, scaled: Path, tmp_path: Pat
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run/checkpoints/step_00000008/manifest.json").write_text("{}")
     assert "swa" in lmtrain("generate", run, "--weights", "swa", code=2)
+
+
+def test_a_new_run_begins_with_the_average(toy: Toy, run: Path, scaled: Path, tmp_path: Path) -> None:
+    losses = {}
+    for name, words in {
+        "average": (f"checkpoint.init_from={run}", "checkpoint.init_weights=ema"),
+        "same": (f"checkpoint.init_from={scaled}",),
+        "weights": (f"checkpoint.init_from={run}",),
+    }.items():
+        lmtrain("pretrain", *toy.settings(tmp_path / name, train__steps=2, schedule__warmup_steps=1), *words)
+        rows = read_metrics(tmp_path / name / "metrics.jsonl")
+        losses[name] = [row["loss"] for row in rows if row["event"] == "step"]
+    assert losses["average"] == losses["same"] != losses["weights"]
+    branch = ("--from-run", tmp_path / "average", f"run.dir={tmp_path / 'branch'}", f"checkpoint.init_from={scaled}")
+    shown = " ".join(lmtrain("pretrain", *branch, "--dry-run").split())
+    assert f"weights from {scaled}" in shown, "and not the average that the run of these settings read"
+    shown = " ".join(lmtrain("inspect", tmp_path / "average").split())
+    assert f"descends from the average in {run} at step 12" in shown
+    settings = toy.settings(tmp_path / "new")
+    told = lmtrain("pretrain", *settings, f"checkpoint.init_from={scaled}", "checkpoint.init_weights=ema", code=65)
+    assert f"{scaled} holds no average" in told
+    lmtrain("export", run, "--to", "hf", "--output", tmp_path / "hf")
+    words = (f"checkpoint.init_from={tmp_path / 'hf'}", "checkpoint.init_weights=ema")
+    assert "is another program's folder, which holds none" in lmtrain("pretrain", *settings, *words, code=2)

@@ -31,7 +31,7 @@ FOREIGN_A, FOREIGN_B, FOREIGN_SENTENCES = "../../fa", "../../fb", "../../fs"
 BYTES, MORE_BYTES, WORDS, MORE_WORDS = "../../bpe", "../../bpe2", "../../wordpiece", "../../wordpiece2"
 TEXT, OTHER_TEXT = "../../one.jsonl", "../../two.jsonl"
 NOTES, KEYED = "../../notes.txt", "../../keyed.jsonl"  # paragraphs of lines; lines with two texts each
-DONE = "../../done"  # a run of BASE to its end, made when it is first named
+DONE = "../../done"  # a run of BASE to its end that keeps an average, made when it is first named
 _SYLLABLES = ("ba", "do", "ki", "lu", "me", "no", "ra", "shi", "ten", "vor")
 
 BASE: dict[str, Any] = {
@@ -62,7 +62,8 @@ class Bench:
     def look(self, observer: Observer, settings: Settings) -> Any:
         """Anew, in an empty folder."""
         if DONE in settings.values() and not (self.folder / "done").exists():
-            lmtrain("pretrain", *typed(BASE | {"data.path": self.folder / "a", "run.dir": self.folder / "done"}))
+            places = {"data.path": self.folder / "a", "run.dir": self.folder / "done"}
+            lmtrain("pretrain", *typed(BASE | places | {"checkpoint.ema.decay": 0.5}))
         with self._empty_folder():
             return observer(self, settings)
 

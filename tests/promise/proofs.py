@@ -303,6 +303,7 @@ RUN = [
         "train.valid_interval_steps": (0, 2), "observe.log_interval_steps": (1, 2),
         "checkpoint.init_from": (None, DONE),
     }),
+    *proofs("", see.rows, BASE | {"checkpoint.init_from": DONE}, {"checkpoint.init_weights": ("model", "ema")}),
     *proofs("", see.rows, BASE | {"train.micro_batch": 1}, {"train.rampup": (None, RAMPUP["train.rampup"])}),
     *proofs("", see.rows, BASE | {"train.steps": None}, {"train.tokens": (128, 192)}),
     *proofs("", see.rows, BASE | VALID, {"train.valid_samples": (2, 4)}),
@@ -490,6 +491,7 @@ REFUSALS = [
     Refusal(Key("", "checkpoint.best_by"), SAVING | VALID | {"checkpoint.best_by": "valid/ppl"}),
     Refusal(Key("", "checkpoint.best_by"), SAVING | {"checkpoint.keep_best": 1}),
     Refusal(Key("", "checkpoint.init_from"), BASE | {"checkpoint.init_from": DONE, "checkpoint.resume": DONE}),
+    Refusal(Key("", "checkpoint.init_weights"), BASE | {"checkpoint.init_weights": "ema"}),
     Refusal(Key("", "checkpoint.fallback"), BASE | {"checkpoint.fallback": True, "checkpoint.resume": "none"}),
     Refusal(Key("", "checkpoint.resume"), BASE | {"run.dir": DONE, "checkpoint.resume": "none"}),
 ]  # fmt: skip

@@ -57,7 +57,8 @@ def describe_origin(lineage: Sequence[Mapping[str, Any]]) -> str:
     parent, earlier = lineage[-1], lineage[:-1]
     if parent["kind"] == MERGED:
         return f"a merge, whose newest checkpoint is of {parent['run']} at step {parent['step']:,}"
-    weights = "the weights of " * (parent["kind"] == WEIGHTS)
+    is_average = [*parent["differences"].get("checkpoint.init_weights", [])][-1:] == ["ema"]
+    weights = ("the average in " if is_average else "the weights of ") * (parent["kind"] == WEIGHTS)
     place = f"{parent['run']} at step {parent['step']:,}"
     # because: the entry before that of a merged checkpoint is its newest parent
     if earlier and earlier[-1]["kind"] == MERGED:

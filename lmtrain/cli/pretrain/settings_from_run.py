@@ -91,6 +91,8 @@ class SourceRun:
         saved = self.settings.get("checkpoint")
         checkpoint = dict(saved) if isinstance(saved, dict) else {}
         begins_elsewhere = _names(overrides, "checkpoint.init_from")
+        if is_branch or self.path != self.run:  # because: it says which weights of the earlier init_from were read
+            checkpoint["init_weights"] = "model"
         if is_branch and _names(overrides, "data.text") and not _names(overrides, "checkpoint.resume"):
             checkpoint |= {"resume": "auto", "init_from": None if begins_elsewhere else str(self.path)}
         elif (is_branch and not begins_elsewhere) or (not is_branch and self.path != self.run):

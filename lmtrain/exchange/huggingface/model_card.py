@@ -108,8 +108,10 @@ def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any], weight
         group if isinstance(group, dict) else {}
         for group in (*(recorded.get(name) for name in ("train", "optim", "schedule")), state.get("data"))
     )
-    first_weights = (recorded.get("checkpoint") or {}).get("init_from")
-    yield "weights before the first step", f"those of {Path(first_weights).name}" if first_weights else "random"
+    checkpoint = recorded.get("checkpoint") or {}
+    first_weights, average = checkpoint.get("init_from"), checkpoint.get("init_weights") == "ema"
+    origin = f"{'the average in' if average else 'those of'} {Path(first_weights).name}" if first_weights else "random"
+    yield "weights before the first step", origin
     if weights == "ema" and (average := average_facts(state, "The checkpoint")) is not None:
         yield "weights", f"the {average.summary}"
     if (merge := merge_record(state, "The checkpoint")) is not None:

@@ -55,13 +55,20 @@ def find_first_weights(
     """
     if config.checkpoint.init_from is None:
         return None
+    weights = config.checkpoint.init_weights
     if foreign is not None:
+        if weights == "ema":
+            raise SettingsError([
+                f"checkpoint.init_weights=ema reads the average that a checkpoint holds, and "
+                f"checkpoint.init_from={foreign.path} is another program's folder, which holds none. Leave "
+                "checkpoint.init_weights out."
+            ])  # fmt: skip
         if foreign.tokenizer is not None and foreign.tokenizer.fingerprint != tokenizer.fingerprint:
             raise _tokenizer_error(foreign.path, foreign.tokenizer.fingerprint, tokenizer, foreign.path)
         _check_model(foreign.path, model, foreign.model)
         return foreign.path
     path = resolve_checkpoint(Path(config.checkpoint.init_from))
-    contents = Contents(path)
+    contents = Contents(path, weights=weights)
     saved_model = checked_model(contents)
     saved_tokenizer = contents.manifest.state.get("tokenizer")
     fingerprint = saved_tokenizer.get("fingerprint") if isinstance(saved_tokenizer, dict) else None

@@ -284,7 +284,9 @@ def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         return facts | ({"weights_from": f"{init_from}, when the run began"} if init_from else {})
     facts |= {"resume_from": "nothing: a new run"}
     if inputs.weights_from is not None:
-        facts |= {"weights_from": str(inputs.weights_from), "weights_are": _weights_origin(config, inputs.weights_from)}
+        average = "the average in " * (config.checkpoint.init_weights == "ema")
+        facts |= {"weights_from": f"{average}{inputs.weights_from}"}
+        facts |= {"weights_are": _weights_origin(config, inputs.weights_from)}
     return facts
 
 
