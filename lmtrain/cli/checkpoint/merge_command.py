@@ -42,8 +42,8 @@ def merge(
         str | None,
         typer.Option(
             metavar="MEAN",
-            help="How much each checkpoint counts: uniform, linear (the oldest 1, the next 2, ...) or ema:0.9, where "
-            "each counts 0.9 times the next newer one. [default: uniform]",
+            help="How much each checkpoint counts: uniform, linear (the oldest 1, the next 2, ...) or ema:0.9, an "
+            "average that begins as the oldest and takes a tenth of each newer one. [default: uniform]",
         ),
     ] = None,
     emulate_decay: Annotated[
