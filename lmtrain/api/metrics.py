@@ -37,7 +37,8 @@ class Metrics(Mapping[str, NDArray[Any]]):
 
     `step` holds the steps, as integers. Names of steps' numbers are those of metrics.jsonl, such as `loss`, `lr` and
     `tokens_per_s`, and on a blend `loss/train/NAME`, `tokens/NAME` and `epochs/NAME` of each dataset; `seconds` is the
-    time spent in training. Validations are `loss/valid` and `valid/ppl`, evaluations `eval/NAME/MEASURE`.
+    time spent in training. Validations are `loss/valid` and `valid/ppl`, of an average of the weights `loss/ema` and
+    `ema/ppl`, evaluations `eval/NAME/MEASURE` and `eval/NAME/ema/MEASURE`.
     """
 
     def __init__(self, run: Path, record: Record) -> None:

@@ -64,7 +64,8 @@ def averaged(name: str, optimizer: str) -> dict[str, Any]:
             wrong += _differences("weights afterwards", now, was)
         if (again := _loss(model, loader, case)) != loss:
             wrong.append(f"the loss afterwards is {again}, and was {loss}")
-    return {"wrong": wrong, "loss": loss, "loss_of_average": loss_of_average}
+    num_bytes = sum(tensor.nbytes for tensor in average.tensors.values())
+    return {"wrong": wrong, "loss": loss, "loss_of_average": loss_of_average, "bytes": num_bytes}
 
 
 def _loss(model: ParallelModel, loader: Any, case: Case) -> float:

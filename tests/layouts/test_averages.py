@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from lmtrain.plan.run_model.run_memory import count_rank_bytes
 from tests.layouts.cases import Case
 from tests.layouts.outcome import FP32_LOSS
+from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool
 
 pytestmark = pytest.mark.wide
@@ -34,6 +38,8 @@ def test_the_average_of_a_layout_is_that_of_a_loop(name: str, optimizer: str, po
     function, arguments = "tests.layouts.averaging:averaged", {"optimizer": optimizer}
     ranks = pool.run(function, case.num_processes, arguments | {"name": case.name})
     assert [wrong for rank in ranks for wrong in rank["wrong"]] == []
+    run = replace(planned_of(case), average_every_steps=1)
+    assert [rank["bytes"] for rank in ranks] == [count_rank_bytes(run, rank)["average"] for rank in range(len(ranks))]
     (one,) = pool.run(function, 1, arguments | {"name": case.reference.name})
     assert one["wrong"] == []
     assert one["loss"] != pytest.approx(one["loss_of_average"], rel=10 * FP32_LOSS), "they could be exchanged unseen"
