@@ -14,6 +14,7 @@ from typing import Any
 from lmtrain.checkpoint.compare_and_verify import value_differences
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
 from lmtrain.checkpoint.read_verified_contents import Contents
+from lmtrain.cli.inspect.merge_view import read_merge
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError, join_few, shorten
@@ -175,7 +176,8 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
         yield _describe_other_text(facts, first_starts)
     resumed = [start.get("resumed_from") or start.get("weights_from") for start in first_starts]
     if not explained and "weights_digest" in begun:
-        origin = f" (they come from {join_few(str(start) for start in resumed if start)})" if any(resumed) else ""
+        origin = f" (they come from {join_few(_describe_origin(start) for start in resumed if start)})"
+        origin = origin if any(resumed) else ""
         yield f"the first weights are not the same{origin}"
     if not explained and weights and weights["tensors"]:
         yield weights["said"]
@@ -185,6 +187,12 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
             "neither settings, programs, data nor first weights differ: something that is not recorded, such as a bit "
             "that flipped on the way, or sums that are taken in another order (compute.deterministic=true fixes it)"
         )
+
+
+def _describe_origin(checkpoint: object) -> str:
+    """Return the checkpoint from which a run began, as its start row names it; of a merged one also how it was made."""
+    record = read_merge(Path(str(checkpoint)))
+    return f"{checkpoint}, the {record.summary}" if record is not None else str(checkpoint)
 
 
 def _differing_before(facts: dict[str, Any], name: str, step: int) -> Iterator[tuple[str, list[Any]]]:
