@@ -112,18 +112,19 @@ def test_the_table_keeps_its_indents_on_a_narrow_terminal(tmp_path: Path, capsys
 
 
 def test_a_run_from_a_merge_stands_below_it_and_that_below_the_run_of_its_newest_parent(tmp_path: Path) -> None:
-    oldest, trunk, runs = begin(tmp_path / "oldest"), begin(tmp_path / "trunk"), tmp_path / "runs"
-    lineage = merged(tmp_path / "mean", (oldest, 300), (trunk, 900))
+    oldest, runs = begin(tmp_path / "oldest"), tmp_path / "runs"
+    trunk = begin(tmp_path / "trunk", (oldest, 100))
+    lineage = (*read_lineage(trunk), *merged(tmp_path / "mean", (oldest, 300), (trunk, 900)))
     child = begin_from_merge(runs / "child", *lineage)
     found = family_rows([row(child), row(oldest)], describe)
     assert places(found) == [
-        ("oldest", 0, None, "finished"), ("trunk", 0, None, "finished"), ("mean", 1, 900, "merged"),
-        ("child", 2, 900, "finished"),
+        ("oldest", 0, None, "finished"), ("trunk", 1, 100, "finished"), ("mean", 2, 900, "merged"),
+        ("child", 3, 900, "finished"),
     ]  # fmt: skip
     assert found[2]["why"] == f"uniform mean of 2 checkpoints of steps 300 to 900, some of {oldest}"
     assert [parent["step"] for parent in found[2]["merged"]["parents"]] == [300, 900]
     (tmp_path / "mean" / MANIFEST).unlink()
-    gone = family_rows([row(child)], describe)[1]
+    gone = family_rows([row(child)], describe)[2]
     assert (gone["state"], gone["why"]) == ("gone", "a merged checkpoint")
 
 

@@ -326,4 +326,14 @@ MUTANTS = [
         "weights from the journal, and mixes both in one number.",
         only_for="two evaluations of one checkpoint into one file, the first of them killed",
     ),
+    Mutant(
+        name="a_merge_stands_below_its_oldest_ancestor",
+        file="lmtrain/cli/runs/family_tree.py",
+        function="family_rows",
+        old="lineage[depth - 1] if depth else None",
+        new="lineage[0] if depth else None",
+        breaks="The tree of runs shows a merged checkpoint below the oldest run of its family, and not below the run of "
+        "its newest parent.",
+        only_for="ancestors that are not listed themselves, of a run with three ancestors or more",
+    ),
 ]
