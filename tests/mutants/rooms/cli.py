@@ -332,7 +332,7 @@ MUTANTS = [
         function="family_rows",
         old="lineage[depth - 1] if depth else None",
         new="lineage[0] if depth else None",
-        breaks="The tree of runs shows a merged checkpoint below the oldest run of its family, and not below the run of "
+        breaks="The tree of runs shows a merged checkpoint below the oldest run of its family, not below the run of "
         "its newest parent.",
         only_for="ancestors that are not listed themselves, of a run with three ancestors or more",
     ),
