@@ -7,7 +7,8 @@
 Each seed trains a trunk, the demo's model and corpus at a constant learning rate after its warm-up, and keeps a
 checkpoint every few steps. `lmtrain merge` makes the mean of the last six. A branch begins at the oldest of these six
 and decays along a line to zero over as many tokens as the trunk read from there on. All are judged by `lmtrain eval` on
-the demo's held-out files, which were chosen before and are in no training. Finished runs are not run again.
+the demo's held-out files, which were chosen before and are in no training. The trunk also keeps an exponential average
+of its weights, which is judged beside them. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tests.benchmarks.stages_pay import finish
 
 VOCAB_SIZE = 1024  # the demo's
 NUM_MERGED = 6
-TRUNK, MERGED, LINEAR_MEAN, DECAYED = "trunk, last step", "merge of the last 6", "merge, --mean linear", "decay"
+TRUNK, AVERAGE, DECAYED = "trunk, last step", "trunk, average while training", "decay"
+MERGED, LINEAR_MEAN = "merge of the last 6", "merge, --mean linear"
 MEANS = {MERGED: ("--mean", "uniform"), LINEAR_MEAN: ("--mean", "linear")}
 
 
@@ -34,15 +36,18 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--threads", type=int, default=2, help="threads of each run")
+    parser.add_argument("--ema-decay", type=float, default=0.995, help="of the trunk's average")
     parser.add_argument("--items", type=int, default=0, help="documents to judge on; 0: all that are held out")
     parser.add_argument("--output", type=Path, default=Path("runs/merge_gain"))
     arguments = parser.parse_args()
     data = prepare(arguments.output)
-    losses: dict[str, list[float]] = {name: [] for name in (TRUNK, *MEANS, DECAYED)}
+    losses: dict[str, list[float]] = {name: [] for name in (TRUNK, *MEANS, AVERAGE, DECAYED)}
     for seed in range(1, arguments.seeds + 1):
         trunk = train_trunk(data, arguments, seed)
-        for name, source in {TRUNK: trunk, **merges(trunk), DECAYED: train_decay(trunk, arguments)}.items():
-            losses[name].append(held_out_loss(source, data, arguments.items))
+        sources = {TRUNK: trunk, **merges(trunk), AVERAGE: trunk, DECAYED: train_decay(trunk, arguments)}
+        for name, source in sources.items():
+            weights = "ema" if name == AVERAGE else "model"
+            losses[name].append(held_out_loss(source, weights, data, arguments.items))
             print(f"seed {seed}, {name}: {losses[name][-1]:.4f} nats a token", flush=True)
     print(table(losses))
     (arguments.output / "losses.json").write_text(json.dumps(losses, indent=1))
@@ -68,6 +73,7 @@ def train_trunk(data: Path, arguments: argparse.Namespace, seed: int) -> Path:
         "train.seed": seed, "train.steps": arguments.steps, "train.valid_interval_steps": 0,
         "compute.threads": arguments.threads, "data.path": data / "train",
         "checkpoint.interval_steps": arguments.every, "checkpoint.keep_last": NUM_MERGED,
+        "checkpoint.ema.decay": arguments.ema_decay,
         "observe.tensorboard": "false", "observe.trace": "none",
     }  # fmt: skip
     finish(folder, *(f"{key}={value}" for key, value in settings.items()))
@@ -89,18 +95,20 @@ def train_decay(trunk: Path, arguments: argparse.Namespace) -> Path:
     """
     folder, length = trunk.with_name(f"{trunk.name}_decay"), (NUM_MERGED - 1) * arguments.every
     begin = trunk / "checkpoints" / f"step_{arguments.steps - length:08d}"
-    stage = {"steps": length, "schedule": "{kind: linear}"}
-    finish(folder, "--from-run", begin, *(f"stages.decay.{key}={value}" for key, value in stage.items()))
+    stage = (f"stages.decay.steps={length}", "stages.decay.schedule={kind: linear}")
+    finish(folder, "--from-run", begin, "checkpoint.ema.decay=null", *stage)
     return folder
 
 
-def held_out_loss(source: Path, data: Path, num_items: int) -> float:
-    """Return the mean loss on the held-out files in nats a token, of a checkpoint or a run's newest one."""
+def held_out_loss(source: Path, weights: str, data: Path, num_items: int) -> float:
+    """Return the mean loss on the held-out files in nats a token, of a checkpoint or a run's newest one: of its weights
+    "model", or of their average "ema".
+    """
     report = data.parent / "evaluation.json"
     limit = ["--limit", num_items] if num_items else []
     words = ["--task", "perplexity", "--stride", 96, "--data", data / "heldout", "--output", report, *limit]
     report.unlink(missing_ok=True)
-    lmtrain("eval", source, *words)
+    lmtrain("eval", source, "--weights", weights, *words)
     (result,) = json.loads(report.read_text())["results"]
     return float(result["nll_sum_nats"] / result["num_targets"])
 
@@ -114,7 +122,7 @@ def table(losses: dict[str, list[float]]) -> str:
     lines = [f"| held-out loss, nats a token | {seeds} | mean | lowest and highest |", "|---" * (num_seeds + 3) + "|"]
     lines += [_row(name, values, "{:.4f}") for name, values in losses.items()]
     gaps = [trunk - decayed for trunk, decayed in zip(losses[TRUNK], losses[DECAYED], strict=True)]
-    for name in MEANS:
+    for name in (*MEANS, AVERAGE):
         gains = [trunk - merged for trunk, merged in zip(losses[TRUNK], losses[name], strict=True)]
         shares = [gain / gap for gain, gap in zip(gains, gaps, strict=True)]
         lines.append(_row(f"{name}: share of the gap to the decay that it closes", shares, "{:.0%}"))
