@@ -149,3 +149,11 @@ def test_the_lineage_of_a_run_says_how_its_merge_was_made(tmp_path: Path) -> Non
         f"{merge.run} at step 900, uniform mean of 2 checkpoints of steps 300 to 900: no setting differs",
         f"a merge, whose newest checkpoint is of {trunk} at step 900, which is gone",
     ]
+
+
+def test_a_damaged_checkpoint_beside_the_runs_is_passed_over(tmp_path: Path) -> None:
+    trunk = begin(tmp_path / "trunk")
+    merged(tmp_path / "mean", (trunk, 900))
+    manifest = tmp_path / "mean" / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b"uniform", b"linear "))
+    assert places(family_rows([row(trunk)], describe, with_merges=True)) == [("trunk", 0, None, "finished")]

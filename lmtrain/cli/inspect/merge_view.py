@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ def read_merge(folder: Path) -> MergeRecord | None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
+    """Return whether a folder holds a checkpoint's manifest; False if it may not be entered."""
+    return os.path.isfile(folder / MANIFEST)  # because: Path.is_file raises in a folder that may not be entered
 
 
 def merge_lines(merged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,12 +7,14 @@ Called by runs_command.py with the rows of the runs that are listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.cli.inspect.merge_view import describe_merge, is_checkpoint, read_merge
+from lmtrain.errors import LmtrainError
 from lmtrain.runfolder.folder_reader import RunFolder, is_run, read_run
 from lmtrain.runfolder.lineage import MERGED, Parent, parse_lineage, read_lineage
 
@@ -44,11 +46,15 @@ def family_rows(rows: Sequence[Row], describe: Callable[[RunFolder], Row], *, wi
 
 
 def _merges_in(places: Iterable[Path]) -> Iterator[tuple[Path, list[Parent]]]:
-    """Yield (folder, lineage) for each merged checkpoint whose folder lies in one of the folders `places`."""
+    """Yield (folder, lineage) for each merged checkpoint whose folder lies in one of the folders `places`. What cannot
+    be read there is passed over, since nobody has asked for it.
+    """
     for place in sorted(places):
-        for folder in sorted(place.iterdir()):
-            if read_merge(folder) is not None:
-                yield folder, parse_lineage(load_manifest(folder).state.get("lineage"), folder / MANIFEST)
+        with suppress(OSError):
+            for folder in sorted(place.iterdir()):
+                with suppress(LmtrainError):
+                    if read_merge(folder) is not None:
+                        yield folder, parse_lineage(load_manifest(folder).state.get("lineage"), folder / MANIFEST)
 
 
 def _row_of_parent(parent: Parent, describe: Callable[[RunFolder], Row], note: str) -> Row:
