@@ -22,7 +22,9 @@ POINTS = (
 
 
 def settings(toy: Toy, folder: Path, steps: int) -> list[str]:
-    return toy.settings(folder, train__steps=steps, checkpoint__interval_steps=3, model__dropout=0.1)
+    return toy.settings(
+        folder, train__steps=steps, checkpoint__interval_steps=3, checkpoint__ema__decay=0.9, model__dropout=0.1
+    )
 
 
 def curve(folder: Path, steps: int) -> list[tuple[Any, ...]]:
@@ -32,7 +34,9 @@ def curve(folder: Path, steps: int) -> list[tuple[Any, ...]]:
 
 
 def weights(folder: Path, steps: int) -> dict[str, str]:
-    """The root hash of each tensor file of the last checkpoint: equal hashes, equal bits of weights and optimizer."""
+    """The root hash of each tensor file of the last checkpoint: equal hashes, equal bits of weights, of their average
+    and of the optimizer.
+    """
     manifest = json.loads((folder / "checkpoints" / f"step_{steps:08d}" / "manifest.json").read_text())
     assert manifest["state"]["step"] == steps
     return {name: entry["root"] for name, entry in manifest["files"].items() if name.endswith(".safetensors")}

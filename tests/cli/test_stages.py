@@ -58,8 +58,8 @@ def words(toy: Toy, blends: dict[str, Path], folder: Path, *more: str, stages: S
     base = toy.settings(
         folder, train__global_batch=8, train__micro_batch=1, train__rampup="{start: 4, increment: 4, samples: 20}",
         model__dropout=0.1, model__positions="rotary", checkpoint__interval_steps=3, checkpoint__keep_last=2,
-        schedule__warmup_steps=3, data__split="[0.9,0.1]", train__valid_interval_steps=6, train__valid_samples=4,
-        parallel__timeout_s=60,
+        checkpoint__ema__decay=0.9, schedule__warmup_steps=3, data__split="[0.9,0.1]", train__valid_interval_steps=6,
+        train__valid_samples=4, parallel__timeout_s=60,
     )  # fmt: skip
     base = [word for word in base if not word.startswith(("data.path=", "train.steps="))]
     groups = [word for word in more if "." not in word.partition("=")[0]]
@@ -84,7 +84,7 @@ def measured(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def weights(folder: Path, end: int = END) -> dict[str, str]:
-    """The root hash of each tensor file of the last checkpoint: weights and optimizer."""
+    """The root hash of each tensor file of the last checkpoint: weights, their average and optimizer."""
     manifest = json.loads((folder / "checkpoints" / f"step_{end:08d}" / "manifest.json").read_text())
     return {name: entry["root"] for name, entry in manifest["files"].items() if name.endswith(".safetensors")}
 

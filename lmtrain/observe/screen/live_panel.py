@@ -23,6 +23,7 @@ from lmtrain.observe.screen.metrics_row_text import (
     Row,
     eval_figures,
     format_clock,
+    format_domains,
     format_percent,
     format_terms,
     loss_figures,
@@ -153,6 +154,7 @@ class RunPanel:
             *([("z-loss", Text(_number(row["z_loss"], ".2e")))] if "z_loss" in row else []),
             ("smoothed loss", Text(_number(smoothed_loss(self.losses), ".4f"))),
             ("validation", Text(validation)),
+            *([("average", Text(_average_text(self.last_valid)))] if self.last_valid.get("ema") else []),
             ("learning rate", Text(_number(row.get("lr"), ".2e"))),
             ("gradient norm", Text(_number(row.get("grad_norm"), ".3f"))),
             ("skipped steps", Text(_number(row.get("skipped"), "d"), style="red" if row.get("skipped") else "")),
@@ -236,6 +238,11 @@ class RunPanel:
             return "-"
         step, at_s = self.last_save
         return f"step {step}, {format_clock(self._time_s() - at_s)} ago"
+
+
+def _average_text(valid: Row) -> str:
+    """Return the loss of the weights' average in a validation row, with the losses per data domain."""
+    return f"{valid['ema']['loss']:.4f} with averaged weights{format_domains(valid['ema'])}"
 
 
 def _number(value: Any, spec: str) -> str:

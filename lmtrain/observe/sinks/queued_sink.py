@@ -30,9 +30,9 @@ _KEY_PREFIXES = ("loss/", "straggler_")  # prefixes of keys: terms of the loss, 
 
 # pages of related curves, for a sink that supports a layout: page -> chart -> patterns of names
 CHARTS = {
-    "loss": {"train and validation": ["loss/train$", "loss/valid.*"], "terms": ["loss/(?!train|valid).*"],
-             "by source": ["loss/train/.*"]},
-    "quality": {"validation": ["valid/.*"], "evaluation": ["eval/.*"]},
+    "loss": {"train and validation": ["loss/train$", "loss/valid.*", "loss/ema.*"],
+             "terms": ["loss/(?!train|valid|ema).*"], "by source": ["loss/train/.*"]},
+    "quality": {"validation": ["valid/.*", "ema/.*"], "evaluation": ["eval/.*"]},
     "optimizer": {"learning rate": ["optim/lr"], "gradient norm": ["optim/grad_norm"], "scale": ["optim/loss_scale"]},
     "machine": {"tokens per second": ["speed/tokens_per_s"], "MFU": ["speed/mfu"],
                 "seconds": ["speed/data_wait_s", "save/.*"], "memory": ["memory/bytes"]},

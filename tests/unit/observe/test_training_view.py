@@ -171,7 +171,7 @@ def test_the_terminal_is_given_back_after_an_error() -> None:
 
 
 def test_domains_and_evaluations_are_shown(tmp_path: Path) -> None:
-    valid = {"step": 8, "loss": 3.25, "domains": {"wiki": {"loss": 3.0}, "code": {"loss": 3.5}}}
+    valid = {"step": 8, "loss": 3.25, "domains": {"wiki": {"loss": 3.0}, "code": {"loss": 3.5}}, "ema": {"loss": 3.125}}
     measures = {"bits_per_byte": 1.5, "whole_word_accuracy": 0.25}
     row = {"step": 8, "name": "lambada/x", "headline": "whole_word_accuracy", "measures": measures}
     panel, console = RunPanel(FACTS, 2000), Console(width=120, record=True, file=io.StringIO())
@@ -181,6 +181,7 @@ def test_domains_and_evaluations_are_shown(tmp_path: Path) -> None:
     console.print(panel)
     drawn = console.export_text()
     assert "3.2500 at step 8 [wiki 3.0000, code 3.5000]" in drawn
+    assert "average       3.1250 with averaged weights" in drawn
     assert "lambada/x  whole word accuracy 25.00 %, bits per byte 1.5000 at step 8" in drawn
     assert "at step 4" not in drawn
     view = RunView(Console(file=io.StringIO()), FACTS, 2000, RunLog(tmp_path / "log.txt"))

@@ -52,3 +52,17 @@ def test_every_name_is_on_a_page_and_in_the_documentation() -> None:
         assert f"`{name}`" in page, name
         drawn = any(re.fullmatch(pattern, name) for pattern in patterns)
         assert drawn or name.startswith(("progress/", "optim/skipped")), name
+
+
+def test_the_average_of_the_weights_is_drawn_beside_the_weights() -> None:
+    row = {"event": "valid", "step": 3, "loss": 2.0, "ppl": 7.4, "ema": {"loss": 1.5, "ppl": 4.5}}
+    charts = {
+        name: [
+            chart
+            for page in CHARTS.values()
+            for chart, tags in page.items() if any(re.fullmatch(tag, name) for tag in tags)
+        ]
+        for name in row_scalars(row)
+    }  # fmt: skip
+    assert charts["loss/ema"] == charts["loss/valid"] == ["train and validation"]
+    assert charts["ema/ppl"] == charts["valid/ppl"] == ["validation"]
