@@ -70,7 +70,7 @@ def test_pages_of_curves(read: Any) -> None:
     (event,) = read.Tensors("custom_scalars__config__")
     layout.ParseFromString(event.tensor_proto.string_val[0])
     assert [category.title for category in layout.category] == ["loss", "quality", "optimizer", "machine"]
-    assert list(layout.category[0].chart[0].multiline.tag) == ["loss/train$", "loss/valid.*"]
+    assert list(layout.category[0].chart[0].multiline.tag) == ["loss/train$", "loss/valid.*", "loss/ema.*"]
 
 
 def test_histograms(read: Any) -> None:
