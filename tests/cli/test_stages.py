@@ -192,7 +192,8 @@ def test_a_validation_cut_off_at_a_border_is_made_with_the_data_of_its_stage(
     toy: Toy, blends: dict[str, Path], unbroken: Path, tmp_path: Path
 ) -> None:
     given = words(toy, blends, tmp_path / "run")
-    fault = {"LMTRAIN_FAULT": "term:point=valid.batch:count=14", "LMTRAIN_ALLOW_FAULTS": "1"}  # of the average, at step 8
+    # in the measurement of the average at step 8
+    fault = {"LMTRAIN_FAULT": "term:point=valid.batch:count=14", "LMTRAIN_ALLOW_FAULTS": "1"}
     process = start("pretrain", *given, env=fault)
     output = process.communicate(timeout=600)[0]
     assert (process.returncode, "validation of step 8: left to the next start" in output) == (75, True), output
