@@ -61,6 +61,9 @@ def test_inspect_and_report_say_what_was_merged(family: Path, tmp_path: Path) ->
     shown = " ".join(lmtrain("inspect", family / "mean").split())
     assert f"merged {made}; moments of the optimizer: the newest parent's" in shown
     assert f"weight 0.5000 {family / 'trunk/checkpoints/step_00000012'}, step 12" in shown
+    shown = lmtrain("inspect", family / "branch", "--diff", family / "mean")
+    assert f"  merged: None -> {made}\n" in shown
+    assert "merged.parents" not in shown
     lmtrain("report", family / "child", "--output", tmp_path / "report.html")
     assert f"{family / 'mean'} at step 16, {made}" in (tmp_path / "report.html").read_text()
 

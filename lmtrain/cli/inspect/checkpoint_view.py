@@ -153,7 +153,7 @@ def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> d
         "checkpoint": str(a.path),
         "other": str(b.path),
         **a.describe_weights(),
-        "state": dict(sorted(differences([a.manifest.state, b.manifest.state]).items())),
+        "state": dict(sorted(differences(_comparable_states(a, b)).items())),
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
         "kinds": {name: list(pair) for name, pair in compare_and_verify.type_differences(a, b).items()},
@@ -161,6 +161,18 @@ def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> d
     }
     facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
     return facts
+
+
+def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
+    """Return the training states of two checkpoints. If only one of them was merged, how is a clause, since each entry
+    about each of its parents would differ.
+    """
+    states = [contents.manifest.state for contents in (a, b)]
+    records = [merge_record(contents.manifest.state, contents.path / MANIFEST) for contents in (a, b)]
+    if all(records):
+        return states
+    merges = [{"merged": record.summary} if record is not None else {} for record in records]
+    return [state | merge for state, merge in zip(states, merges, strict=True)]
 
 
 def print_difference(facts: dict[str, Any]) -> None:
