@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
@@ -77,10 +78,13 @@ def checkpoint_source(path: Path, weights: WeightSet = "model") -> ModelSource:
                 f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(manifest.state[key])[:100]}, but "
                 f"its other entries say {expected}. Restore it from a copy."
             )
+    facts = {"checkpoint": str(folder), "step": manifest.step} | contents.describe_weights()
+    if (merge := merge_record(manifest.state, folder / MANIFEST)) is not None:
+        facts["merged"] = merge.summary
     return ModelSource(
         path=folder,
         settings=settings,
-        facts={"checkpoint": str(folder), "step": manifest.step} | contents.describe_weights(),
+        facts=facts,
         open=lambda: CheckpointWeights(folder, settings, weights),
         tokenizer=lambda: _read_tokenizer(contents),
     )

@@ -64,6 +64,8 @@ def test_inspect_and_report_say_what_was_merged(family: Path, tmp_path: Path) ->
     shown = lmtrain("inspect", family / "branch", "--diff", family / "mean")
     assert f"  merged: None -> {made}\n" in shown
     assert "merged.parents" not in shown
+    output = lmtrain("generate", family / "mean", "--prompt", "a", "--max-new-tokens", 1, "--json")
+    assert json.loads(output)["model"]["merged"] == made
     lmtrain("report", family / "child", "--output", tmp_path / "report.html")
     assert f"{family / 'mean'} at step 16, {made}" in (tmp_path / "report.html").read_text()
 
