@@ -26,7 +26,8 @@ class WeightAverage:
     """
 
     def __init__(self, weights: Weights, settings: WeightAverageSettings) -> None:
-        """Allocate the averages of `weights`; they begin with `begin`. So a run that lacks the memory ends at once."""
+        """Allocate the averages now, even if they begin later, so that a run that lacks the memory fails at its start.
+        """
         self.weights, self.settings = weights, settings
         self.tensors: dict[str, Tensor] = {
             name: weight.detach().clone() for name, weight in weights.master.items() if settings.is_on
@@ -39,7 +40,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def begin(self, step: int) -> None:
-        """Begin the average as a copy of the weights after `step` steps, unless it has begun or begins later."""
+        """Make the average a copy of the weights, which are those after `step` steps. Do nothing if it has begun, or if
+        it is to begin later.
+        """
         if self.since_step is None and self.settings.covers(step):
             self.since_step = step
             for name, average in self.tensors.items():
