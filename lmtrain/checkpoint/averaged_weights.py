@@ -14,6 +14,7 @@ from lmtrain.errors import CheckpointError, UsageError
 WeightSet = Literal["model", "ema"]  # which weights of a checkpoint are read: themselves, or their average
 MODEL_PREFIX, AVERAGE_PREFIX = "model.", "ema."  # of the names of tensors
 AVERAGE_DTYPE = "F32"
+_COUNTS = ("every_steps", "from_step", "since_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +44,19 @@ def average_facts(state: Mapping[str, Any], where: object) -> AverageFacts | Non
     entry = state.get("ema")
     if entry is None:
         return None
-    counts = ("every_steps", "from_step", "since_step")
-    is_whole = isinstance(entry, dict) and all(is_count(entry.get(key)) for key in counts)
-    if not is_whole or type(entry.get("decay")) not in (int, float) or not 0 <= entry["decay"] <= 1:
+    if not is_average_entry(entry):
         raise CheckpointError(
             f"{where} does not state how its average was made: its state.ema is {str(entry)[:100]}. Restore it from a "
             "copy."
         )
-    return AverageFacts(decay=float(entry["decay"]), **{key: entry[key] for key in counts})
+    return AverageFacts(decay=float(entry["decay"]), **{key: entry[key] for key in _COUNTS})
+
+
+def is_average_entry(entry: object) -> bool:
+    """Return whether a value can be what a checkpoint's state says of its average."""
+    if not isinstance(entry, dict) or not all(is_count(entry.get(key)) for key in _COUNTS):
+        return False
+    return type(entry.get("decay")) in (int, float) and bool(0 < entry["decay"] < 1)
 
 
 def holds_average(manifest: Manifest) -> bool:

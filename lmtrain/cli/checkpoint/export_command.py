@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.checkpoint.print_exchange import print_exchange
+from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
 from lmtrain.cli.screen.print_lines_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins, Weights
 from lmtrain.errors import UsageError
@@ -65,7 +65,7 @@ def export(
                 checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32",
                 weights=weights, report=report,
             )  # fmt: skip
-    return print_json(facts, default=str) if as_json else print_exchange(_TITLES[to], facts)
+    return print_json(facts, default=str) if as_json else print_conversion(_TITLES[to], facts)
 
 
 def parse_sizes(text: str) -> dict[str, int]:

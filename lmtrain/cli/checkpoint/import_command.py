@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.checkpoint.print_exchange import print_exchange
+from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
 from lmtrain.cli.screen.print_lines_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json
 from lmtrain.errors import UsageError
@@ -61,7 +61,7 @@ def import_(
         facts = import_folder(
             source, output, program=format_, tokenizer=tokenizer, overrides=overrides, report=report
         )
-    return print_json(facts, default=str) if as_json else print_exchange(f"imported {facts['found']}", facts)
+    return print_json(facts, default=str) if as_json else print_conversion(f"imported {facts['found']}", facts)
 
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.checkpoint.print_exchange import print_exchange
+from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
 from lmtrain.cli.screen.print_lines_and_json import print_json, print_notice, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, join_few
@@ -121,7 +121,7 @@ def merge(
         "bytes_done_before": result.num_bytes if result.was_finished else result.earlier_bytes,
         "seconds": round(perf_counter() - began, 2),
     }  # fmt: skip
-    return print_json(facts, default=str) if as_json else print_exchange("merged", _for_screen(facts))
+    return print_json(facts, default=str) if as_json else print_conversion("merged", _for_screen(facts))
 
 
 def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | None) -> list[Path]:

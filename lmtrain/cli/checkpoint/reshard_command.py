@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.checkpoint.print_exchange import print_exchange
+from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
 from lmtrain.cli.screen.print_lines_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
 from lmtrain.config.overrides import shell_quoted
@@ -71,7 +71,7 @@ def reshard(
         "bytes_done_before": result.num_bytes if result.was_finished else result.earlier_bytes,
         "seconds": round(perf_counter() - began, 2),
     }  # fmt: skip
-    return print_json(facts, default=str) if as_json else print_exchange("resharded", facts)
+    return print_json(facts, default=str) if as_json else print_conversion("resharded", facts)
 
 
 def refuse_other_programs(

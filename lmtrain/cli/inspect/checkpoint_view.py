@@ -15,8 +15,8 @@ from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.merge_view import merge_lines
-from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
 from lmtrain.cli.inspect.run_view import describe_model, lineage_lines
+from lmtrain.cli.inspect.stages_of_run import describe_stage, stage_facts
 from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
 from lmtrain.runfolder.settings_differences import differences

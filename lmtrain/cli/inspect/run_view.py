@@ -11,7 +11,7 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
 from lmtrain.cli.inspect.merge_view import describe_origin
-from lmtrain.cli.inspect.run_stages import describe_stage, stage_facts
+from lmtrain.cli.inspect.stages_of_run import describe_stage, stage_facts
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError, shorten
 from lmtrain.observe.measure.tensorboard_measures import AVERAGE_KEY, row_measures, score_by_step

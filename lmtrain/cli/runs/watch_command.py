@@ -14,8 +14,8 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from lmtrain.cli.inspect.run_stages import read_stages
 from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, settings_facts
+from lmtrain.cli.inspect.stages_of_run import read_stages
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.print_lines_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few

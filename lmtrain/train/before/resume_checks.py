@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.averaged_weights import is_average_entry
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerFormatError, is_count
 from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, model_of
@@ -334,7 +335,7 @@ def _type_problems(manifest: Manifest) -> Iterator[str]:
             "a list of texts",
         ),
         "ema": (
-            lambda value: value is None or _is_average_state(value, manifest.step),
+            lambda value: value is None or (is_average_entry(value) and value["since_step"] <= manifest.step),
             f"an average's decay, interval and steps up to {manifest.step}",
         ),
         "precision": (lambda value: isinstance(value, dict), "an object"),
@@ -347,13 +348,6 @@ def _type_problems(manifest: Manifest) -> Iterator[str]:
             value = value.get(word) if isinstance(value, dict) else None
         if not is_right(value):
             yield f"state.{key}={show(value)[:_MAX_CHARACTERS]} is not {rule}"
-
-
-def _is_average_state(value: Any, step: int) -> bool:
-    """Return whether a value can be what a checkpoint of the step `step` says of an average of the weights."""
-    if not isinstance(value, dict) or not _is_scale(value.get("decay")) or not is_count(value.get("since_step")):
-        return False
-    return bool(value["decay"] < 1 and value["since_step"] <= step)
 
 
 def _is_scale(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Print what an import has read, an export has written or a reshard has changed, as a table of facts."""
+"""Print what an import has read, an export or merge has written, or a reshard has changed, as a table of facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LABELS = {
 }  # fmt: skip
 
 
-def print_exchange(title: str, facts: dict[str, Any]) -> None:
+def print_conversion(title: str, facts: dict[str, Any]) -> None:
     """Print a title and facts: a line each, and for what was left out or ignored a line for each reason."""
     print_facts(title, _lines(facts))
 
