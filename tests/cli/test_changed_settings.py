@@ -6,9 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.cli.harness import Toy, lmtrain
 
 
+@pytest.mark.wide
 def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_what_is_new(
     toy: Toy, tmp_path: Path
 ) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import pytest
+
 AGREE = "lmtrain/parallel/mesh.py"
 TALK = {
     AGREE: "what processes agree on",
@@ -52,6 +54,7 @@ def kinds_of_peers(tree: ast.AST) -> set[str]:
     }
 
 
+@pytest.mark.wide
 def test_who_talks_through_groups_is_known(house: Any) -> None:
     found = {module.shown for module in house.modules.values() if talks(module.tree)}
     assert found == set(TALK), "agree by `collective_phase` or `all_equal`, or list what is sent"

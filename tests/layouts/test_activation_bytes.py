@@ -14,7 +14,8 @@ from lmtrain.placement.memory_estimate import ActivationSizes
 from tests.layouts.cases import MODELS, RECOMPUTE, WORD_MODELS, Case
 from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool
-from tests.marks import wide
+
+pytestmark = pytest.mark.wide
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 LAYOUTS: list[dict[str, Any]] = [{}, {"tp": 2}, {"tp": 2, "sequence": True}]
@@ -53,14 +54,10 @@ def wrong(found: dict[str, dict[str, int]]) -> Iterator[str]:
             yield f"{name} keeps {held}, and is said to keep {said}"
 
 
-FEW = ("gqa", 1, "bf16")
-REST = wide(*(one for one in product(MODELS, (1, 2), PRECISIONS) if one != FEW))
+CASES = [*product(MODELS, (1, 2), PRECISIONS), *product((*WORD_MODELS, "onekey"), (1, 2), ("fp32", "bf16"))]
 
 
-WORDS = wide(*product((*WORD_MODELS, "onekey"), (1, 2), ("fp32", "bf16")))
-
-
-@pytest.mark.parametrize(("model", "tp", "precision"), [FEW, *REST, *WORDS])
+@pytest.mark.parametrize(("model", "tp", "precision"), CASES)
 def test_a_forward_keeps_what_the_closed_form_says(model: str, tp: int, precision: str, measured: Measured) -> None:
     problems = list(wrong(measured(model, tp, precision)))
     assert not problems, "\n".join(problems)
@@ -79,4 +76,4 @@ def test_a_byte_of_a_token_too_many_is_noticed(
 ) -> None:
     right = getattr(sizes, term)
     monkeypatch.setattr(sizes, term, lambda *args: right(*args) + 1)
-    assert list(wrong(measured(*FEW)))
+    assert list(wrong(measured("gqa", 1, "bf16")))

@@ -8,7 +8,6 @@ from tests.layouts.breaks import BUGS
 from tests.layouts.cases import MODELS, Case
 from tests.layouts.family_models import FAMILY_MODELS
 from tests.layouts.workers import Pool
-from tests.marks import wide
 
 KINDS = [f"{model}-fp32-micro1" for model in [*MODELS, *FAMILY_MODELS]]
 OTHERS = [
@@ -23,7 +22,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("name", [KINDS[0], *wide(*KINDS[1:], *OTHERS)])
+@pytest.mark.wide
+@pytest.mark.parametrize("name", [*KINDS, *OTHERS])
 def test_no_graph_breaks(name: str, pool: Pool) -> None:
     for found in pool.run("tests.layouts.breaks:graphs", Case.named(name).num_processes, {"name": name}):
         assert found["graphs"], "something is compiled"

@@ -156,7 +156,8 @@ def test_stages_with_other_batches_are_told_so(pool: Pool) -> None:
     )
 
 
-@pytest.mark.parametrize("words", ["tp1-dp1", *wide("tp2-dp1", "tp2-dp1-sp")])
+@pytest.mark.wide
+@pytest.mark.parametrize("words", ["tp1-dp1", "tp2-dp1", "tp2-dp1-sp"])
 def test_recompute_draws_the_same_dropout(words: str, pool: Pool) -> None:
     """In a pipeline other microbatches have been entered by the time one is computed again."""
     plain = run(pool, Case.named(f"deep-pp2-{words}-fp32-micro4-dropout"))

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from tests.layouts.workers import Pool, WorkerFailed
 
+pytestmark = pytest.mark.wide
+
 HERE = __name__
 
 
@@ -59,14 +61,12 @@ def test_a_failure_comes_with_its_rank_and_traceback(pool: Pool) -> None:
     assert len(pool.run(f"{HERE}:ranks", 3, {"add": 0})) == 3
 
 
-@pytest.mark.wide
 def test_a_dead_worker_is_replaced(pool: Pool) -> None:
     with pytest.raises(WorkerFailed, match="rank 1: the process ended"):
         pool.run(f"{HERE}:die_on", 2, {"rank": 1})
     assert len(pool.run(f"{HERE}:ranks", 2, {"add": 0})) == 2
 
 
-@pytest.mark.wide
 def test_a_hung_worker_is_killed_and_replaced(pool: Pool) -> None:
     with pytest.raises(WorkerFailed, match=r"rank 0: gave no answer and was killed[\s\S]*hang_on"):
         pool.run(f"{HERE}:hang_on", 2, {"rank": 0}, timeout_s=5)

@@ -222,6 +222,7 @@ def test_a_lost_job_starts_again_and_knows_which_start_it_is() -> None:
     assert heard == [(76, 1, 2), (76, 1, 3)]
 
 
+@pytest.mark.wide
 def test_each_start_has_a_store_and_a_token_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     body = 'print(os.environ["LMTRAIN_RUN_TOKEN"], flush=True)\nsys.exit(76)'
     assert launch(child(body), 1, max_restarts=1).exit_code == 76

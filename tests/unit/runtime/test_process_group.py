@@ -237,6 +237,7 @@ for how in (DataError("refused"), SystemExit(76), KeyError("failed")):
 """
 
 
+@pytest.mark.wide
 def test_a_process_whose_group_is_alive_ends_at_once() -> None:
     """Threads of gloo now and then abort one that Python takes down, and NCCL may wait for a peer that is gone."""
     end = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=300)
