@@ -19,7 +19,7 @@ _COUNTS = ("every_steps", "from_step", "since_step")
 
 @dataclass(frozen=True, kw_only=True)
 class AverageFacts:
-    """How the average in a checkpoint was made, as `state["ema"]` records it."""
+    """The decay and the steps of the average in a checkpoint, as `state["ema"]` records them."""
 
     decay: float
     every_steps: int

@@ -33,7 +33,7 @@ class MergeParent:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeRecord:
-    """How a merged checkpoint was made, as `state["merged"]` records it."""
+    """The mean, the moments and the parents of a merged checkpoint, as `state["merged"]` records them."""
 
     mean: str
     moments: str  # newest: the optimizer's state of the newest parent was kept; none: it was left out

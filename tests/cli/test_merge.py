@@ -47,7 +47,7 @@ def test_the_result_is_used_like_any_checkpoint(run: Path, merged: Path, tmp_pat
 
 @pytest.mark.wide
 def test_a_run_goes_on_from_it(toy: Toy, run: Path, merged: Path, tmp_path: Path) -> None:
-    """With the moments and the count of updates of the newest, so that Adam's bias correction goes on."""
+    """The run takes the newest checkpoint's moments and count of updates, so that Adam's bias correction goes on."""
     settings = toy.settings(tmp_path / "next", **LONGER)
     lmtrain("pretrain", *settings, f"checkpoint.resume={merged}")
     steps = [row["step"] for row in read_metrics(tmp_path / "next" / "metrics.jsonl") if row["event"] == "step"]

@@ -28,7 +28,7 @@ def test_memory_is_bounded(tmp_path: Path, before: str, to: str) -> None:
 
 @pytest.mark.slow
 def test_memory_of_a_merge_is_bounded(tmp_path: Path) -> None:
-    """Of three checkpoints at two layouts."""
+    """The merge is of three checkpoints at two layouts."""
     model, run = model_of_bytes(400 * MIB), tmp_path / "checkpoints"
     layouts = ((1, "tp=1"), (2, "tp=4,pp=2"), (3, "tp=1"))
     sources = [write(run, model, layout, step) for step, layout in layouts]

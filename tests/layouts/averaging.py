@@ -37,7 +37,7 @@ OPTIMIZERS: dict[str, OptimSettings] = {
 
 
 def averaged(name: str, optimizer: str) -> dict[str, Any]:
-    """Where the average differs from the loop's, what a measurement of it leaves behind, and the measured losses."""
+    """Return the differences of the average from the loop's, what a measurement leaves behind, and the losses."""
     case, settings = Case.named(name), OPTIMIZERS[optimizer]
     with (
         replaced(kernel_support, "FUSED_DEVICES", {device().type} if case.summed else set()),

@@ -102,7 +102,7 @@ def _go_on(run: Run, stop: int) -> list[float]:
 
 
 def _digest(run: Run) -> str:
-    """Of the averages of the weights that this rank holds, without padding."""
+    """Return the SHA-256 of the averages of the weights that this rank holds, without padding."""
     pieces = run_state.average_pieces(run.model, run.average)
     return sha256(b"".join(piece.block.cpu().contiguous().numpy().tobytes() for piece in pieces)).hexdigest()
 

@@ -106,7 +106,7 @@ def goes_on(pool: Pool, unbroken: Unbroken, folder: Path, model: str, a: str, b:
 
 
 def names(case: Case) -> set[str]:
-    """Of every weight, stored under one name where two are tied, of what AdamW keeps of each, and of its average."""
+    """Return the names of a checkpoint's tensors: each weight, tied ones once, with AdamW's moments and the average."""
     seconds = {tie.second for tie in case.model_settings.ties()}
     weights = case.model_settings.weights().keys() - seconds
     return {f"{slot}.{name}" for slot in ("model", "optim.exp_avg", "optim.exp_avg_sq", "ema") for name in weights}

@@ -55,6 +55,16 @@ def small_blocks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def small_parts(small_blocks: None) -> Iterator[None]:
+    """Segments of 64 KiB and parts of 10 as well, so that a reshard or merge of a small model has many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reshard_tensors, "SEGMENT_BYTES", 64 << 10)
+        patch.setattr(write_target_files, "PART_BYTES", 10 << 10)
+        patch.setattr(write_target_files, "MIN_PART_BYTES", 10 << 10)
+        yield
+
+
+@pytest.fixture(scope="module")
 def make_checkpoint(arrays: Arrays) -> Callable[[Path], Path]:
     """Two processes hold the left and the right columns of `wide`; the rest is with the second."""
 

@@ -76,7 +76,7 @@ def settings(run_dir: str, init_from: str | None = None) -> dict[str, Any]:
 
 @pytest.mark.wide
 def test_checkpoints_without_a_common_ancestor_are_refused_unless_forced(tmp_path: Path) -> None:
-    """Each of these states is of another run."""
+    """Checkpoints of other seeds, folders, models and first weights are strangers."""
     alone: dict[str, Any] = {"seed": 1, "settings": settings("runs/a")}
     strangers: list[dict[str, Any]] = [
         {"seed": 2, "settings": settings("runs/a")},

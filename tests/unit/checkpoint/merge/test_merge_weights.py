@@ -13,7 +13,7 @@ MEANS = ("uniform", "linear", "ema:0.9", "ema:0.5", "decay:linear", "decay:sqrt"
 
 
 def factors(shares: list[float]) -> list[float]:
-    """How much each change between two checkpoints counts, the first being that from nothing to the oldest."""
+    """Return the factor of each change between two checkpoints; the first change is that from nothing to the oldest."""
     return [math.fsum(shares[j:]) for j in range(len(shares))]
 
 

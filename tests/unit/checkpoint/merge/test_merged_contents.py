@@ -15,7 +15,6 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.merge import merged_contents
 from lmtrain.checkpoint.merge.merge_weights import merge_weights
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.checkpoint.reshard import reshard_tensors, write_target_files
 from lmtrain.errors import CheckpointError, OutputError, StorageError, UsageError
 from lmtrain.runfolder.lineage import file_sha256
 from lmtrain.runtime.files.safe_files import folder_lock
@@ -28,12 +27,9 @@ MIXED = ("tp=2,pp=2", "dp=2,tp=2", "dp_replicate=2,dp_shard=2,zero=3", "pp=3,dp_
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small(small_blocks: None) -> Iterator[None]:
-    """Blocks of 4 KiB, segments of 64 and parts of 10, and sums of 1000 numbers: small models then have many."""
+def _small(small_parts: None) -> Iterator[None]:
+    """Sums of 1000 numbers at a time, so that a part of a small model has several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reshard_tensors, "SEGMENT_BYTES", 64 << 10)
-        patch.setattr(write_target_files, "PART_BYTES", 10 << 10)
-        patch.setattr(write_target_files, "MIN_PART_BYTES", 10 << 10)
         patch.setattr(merged_contents, "_CHUNK", 1000)
         yield
 

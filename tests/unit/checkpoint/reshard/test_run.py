@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pytest
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, full_box, intersect
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.checkpoint.reshard import reshard_tensors, write_target_files
 from lmtrain.checkpoint.reshard.reshard_tensors import list_segments
 from lmtrain.checkpoint.reshard.write_target_files import Limits, files_of_layout
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
@@ -40,16 +39,7 @@ from tests.unit.checkpoint.layouts import (
 
 PAIRS = [(a, b) for a, b in product(LAYOUTS, LAYOUTS) if a != b]
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small(small_blocks: None) -> Iterator[None]:
-    """Blocks of 4 KiB, segments of 64 and parts of 10: small models then have many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reshard_tensors, "SEGMENT_BYTES", 64 << 10)
-        patch.setattr(write_target_files, "PART_BYTES", 10 << 10)
-        patch.setattr(write_target_files, "MIN_PART_BYTES", 10 << 10)
-        yield
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +48,7 @@ def tied() -> Arrays:
 
 
 @pytest.fixture(scope="module")
-def written(tied: Arrays, tmp_path_factory: pytest.TempPathFactory, _small: None) -> Path:
+def written(tied: Arrays, tmp_path_factory: pytest.TempPathFactory, small_parts: None) -> Path:
     """A checkpoint to be read, not to be changed."""
     return write(tmp_path_factory.mktemp("written"), MODELS["tied"], "dp=2,tp=2", tied)
 
