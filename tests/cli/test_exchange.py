@@ -180,6 +180,7 @@ def killed(command: tuple[object, ...], fault: str) -> int:
     return process.returncode
 
 
+@pytest.mark.wide
 def test_two_exports_to_one_folder_do_not_disturb_each_other(models: Path, tmp_path: Path) -> None:
     """An export neither waits for the other nor removes what the other writes."""
     command = ("export", models / "llama", "--to", "megatron", "--output", tmp_path / "out")

@@ -14,10 +14,11 @@ from lmtrain.placement.memory_estimate import ActivationSizes
 from tests.layouts.cases import MODELS, RECOMPUTE, WORD_MODELS, Case
 from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool
+from tests.marks import slow
 
 pytestmark = pytest.mark.wide
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+WITH_WORDS = (*WORD_MODELS, "onekey")
 LAYOUTS: list[dict[str, Any]] = [{}, {"tp": 2}, {"tp": 2, "sequence": True}]
 Measured = Callable[[str, int, str], dict[str, dict[str, int]]]  # bytes by kind, by the case's name
 
@@ -54,7 +55,13 @@ def wrong(found: dict[str, dict[str, int]]) -> Iterator[str]:
             yield f"{name} keeps {held}, and is said to keep {said}"
 
 
-CASES = [*product(MODELS, (1, 2), PRECISIONS), *product((*WORD_MODELS, "onekey"), (1, 2), ("fp32", "bf16"))]
+CASES = [
+    *product(MODELS, (1, 2), ("fp32", "bf16")),
+    *product(WITH_WORDS, (1,), ("fp32",)),
+    *product(WITH_WORDS, (2,), ("bf16",)),
+    *slow(*product(MODELS, (1, 2), ("fp16",))),
+    *slow(*product(WITH_WORDS, (1,), ("bf16",)), *product(WITH_WORDS, (2,), ("fp32",))),
+]
 
 
 @pytest.mark.parametrize(("model", "tp", "precision"), CASES)
