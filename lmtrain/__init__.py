@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from lmtrain.api.evaluate import evaluate
     from lmtrain.api.metrics import Metrics, metrics
     from lmtrain.api.model import Model, load
-    from lmtrain.api.plugins import add_plugin
-    from lmtrain.api.settings import settings
+    from lmtrain.api.settings import add_plugin, settings
     from lmtrain.api.tokenizer import Tokenizer
     from lmtrain.errors import LmtrainError
 else:  # because: type checkers would take any name for one that `__getattr__` knows
     _MODULES = {
         "Dataset": "lmtrain.api.dataset", "LmtrainError": "lmtrain.errors", "Metrics": "lmtrain.api.metrics",
-        "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer", "add_plugin": "lmtrain.api.plugins",
+        "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer", "add_plugin": "lmtrain.api.settings",
         "evaluate": "lmtrain.api.evaluate", "load": "lmtrain.api.model", "metrics": "lmtrain.api.metrics",
         "open_dataset": "lmtrain.api.dataset", "settings": "lmtrain.api.settings",
     }  # fmt: skip

@@ -1,4 +1,6 @@
-"""`lmtrain.settings`: the settings that a run would have, checked as `lmtrain pretrain` checks them. Torch-free."""
+"""`lmtrain.settings`: the settings that a run would have, checked as `lmtrain pretrain` checks them;
+`lmtrain.add_plugin`: the kinds of another package. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import os
 from pathlib import Path
 
 from lmtrain.cli.pretrain.settings_from_run import compose_run
+from lmtrain.config import settings_base
 from lmtrain.train.run_config import RunConfig
 
 
@@ -23,3 +26,10 @@ def settings(
         overrides, from_run=None if from_run is None else Path(from_run), name=config_name,
         config_dir=None if config_dir is None else Path(config_dir), report=None,
     )  # fmt: skip
+
+
+def add_plugin(package: str) -> None:
+    """Make the kinds of a package known, as the option --plugin does: its models to `lmtrain.load`, its tasks to
+    `lmtrain.evaluate`, all of them to `lmtrain.settings`. Raise UsageError if the package cannot be imported.
+    """
+    settings_base.add_plugin(package)

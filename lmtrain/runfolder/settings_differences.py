@@ -1,12 +1,20 @@
-"""Nested settings, or other plain data, flattened to dotted keys, and the keys whose values differ. Torch-free.
+"""Nested settings flattened to dotted keys, the keys whose values differ, and the values of a run's settings over its
+steps. Torch-free.
 
-Used to compare runs, checkpoints or the ranks of a run, and to show settings in a table.
+Used to compare runs, checkpoints or the ranks of a run, when a run resumes, and by the commands that show a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from lmtrain.runfolder.file_names import METRICS
+from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.metrics_rows import read_metrics
+
+History = list[tuple[int, Any]]  # per setting: (first step of a value, value), in order
 
 
 def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -31,3 +39,49 @@ def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for leaves in flat_trees for key in leaves)
     values_by_key = {key: [leaves.get(key) for leaves in flat_trees] for key in keys}
     return {key: values for key, values in values_by_key.items() if any(value != values[0] for value in values)}
+
+
+def compare_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the settings that were changed, as dotted key -> [value before, value after]. Both arguments map dotted
+    keys to values.
+
+    A key that `before` lacks and the keys of the group `run` are left out.
+    """
+    # because: a setting that the older version did not have yet has not been changed
+    return {
+        key: [before[key], value] for key, value in after.items()
+        if key in before and before[key] != value and not key.startswith("run.")
+    }  # fmt: skip
+
+
+def settings_history(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
+    """Return the values of each setting over a run, each with the first step at which it held. `starts` are the run's
+    start rows in the order of writing.
+    """
+    valid_starts: list[tuple[int, dict[str, Any]]] = []
+    for row in starts:
+        if isinstance(settings := row.get("settings"), dict):
+            # because: a later start that resumes from an earlier step discards the steps beyond it, and their settings
+            earlier = [start for start in valid_starts if start[0] < row["step"]]
+            valid_starts = [*earlier, (row["step"], dict(flatten(settings)))]
+    history: dict[str, History] = {}
+    before: dict[str, Any] = {}
+    for step, settings in valid_starts:
+        for key in {**{key: 0 for key in settings if key not in history}, **compare_settings(before, settings)}:
+            history.setdefault(key, []).append((step + 1, settings[key]))
+        before = settings
+    return history
+
+
+def read_settings_history(run: Path) -> dict[str, History]:
+    """Return the settings history of a run folder. If no start row holds settings, it has only the settings in
+    config.json, from step 1 on.
+    """
+    rows = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
+    starts = [row for row in rows if row["event"] == "start"]
+    return settings_history(starts) or settings_history([{"step": 0, "settings": read_settings(run)}])
+
+
+def changed_histories(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
+    """Return the settings that had more than one value during a run, in the form of `settings_history`."""
+    return {key: values for key, values in settings_history(starts).items() if len(values) > 1}

@@ -29,7 +29,7 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, step_from_name
 from lmtrain.runfolder.folder_reader import read_run_state, read_settings
 from lmtrain.runfolder.lineage import MERGED, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
-from lmtrain.runfolder.settings_history import History, changed_histories
+from lmtrain.runfolder.settings_differences import History, changed_histories
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
 _CURVE_WIDTH = 40  # characters

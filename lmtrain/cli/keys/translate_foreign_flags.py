@@ -7,11 +7,10 @@ module converts their values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmtrain.cli.keys.decoder_flags import DECODER_SWITCHES, bias_of_switches, decoder_overrides
 from lmtrain.config.compose import group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
 from lmtrain.config.overrides import shell_quoted
@@ -21,10 +20,19 @@ from lmtrain.train.run_config import RunConfig
 
 PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
 _SWITCHES = {
-    **DECODER_SWITCHES,
+    "swiglu": "model.activation=silu model.gated=true", "squared_relu": "model.activation=relu2",
+    "disable_bias_linear": "model.bias=none", "add_qkv_bias": "model.bias=all",
+    "untie_embeddings_and_output_weights": "model.tied=false",
+    "use_rotary_position_embeddings": "model.positions=rotary",
+    "qk_layernorm": "model.qk_norm=head", "use_qk_norm": "model.qk_norm=head",
+    "apply_layernorm_1p": "model.norm_weight=from_zero", "use_parallel_residual": "model.parallel_block=two_norms",
+    "use_rope_scaling": "model.rotary_scaling=llama3 model.rotary_factor=8 model.rotary_original_len=8192",
     "use_distributed_optimizer": "parallel.zero=1", "recompute_activations": "recompute=attention",
     "gradient_checkpointing": "recompute=full", "checkpoint_activations": "recompute=full",
     "use_cpu": "compute.device=cpu", "no_cuda": "compute.device=cpu", "cpu": "compute.device=cpu",
+}  # fmt: skip
+_POSITIONS = {
+    "yarn": "model.positions=rotary model.rotary_scaling=yarn", "none": "model.positions=rotary model.layer_pattern=F"
 }  # fmt: skip
 # options in another unit: the setting, and the setting to multiply with or to divide by
 _CONVERSIONS = {
@@ -77,7 +85,7 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
             continue  # because: a feature that is off there is off here by default
         elif override := (
             (_switch_override(last, groups) if value.lower() in ("", *_TRUE) else "")
-            or decoder_overrides(last, values)
+            or _decoder_overrides(last, values)
         ):
             _add_overrides(result, override)
         elif override := _combined_override(last, values):
@@ -93,7 +101,7 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
         if option == "--eval_iters" and "train.micro_batch" in result.settings:
             factor_key = "train.micro_batch"
         _add_converted(result, option, value, key, operator, factor_key)
-    if bias := bias_of_switches([option.lstrip("-").replace("-", "_") for option in options]):
+    if bias := _bias_of_switches([option.lstrip("-").replace("-", "_") for option in options]):
         result.settings["model.bias"] = bias
     if result.settings.get("checkpoint.resume") == result.settings.get("run.dir"):
         result.settings.pop("checkpoint.resume", None)  # because: a run resumes from its own checkpoints by default
@@ -187,6 +195,32 @@ def _switch_override(name: str, groups: Mapping[str, Sequence[str]]) -> str:
     """
     chosen = (f"{group}={name}" for group, choices in groups.items() if name in choices)
     return _SWITCHES.get(name) or next(chosen, "")
+
+
+def _decoder_overrides(name: str, values: Sequence[str]) -> str:
+    """Return the overrides, with a blank between two, for an option whose value is another number or word here; empty
+    for other options.
+    """
+    value = " ".join(values)
+    if name == "position_embedding_type":
+        return _POSITIONS.get(value, "")
+    numbers = [int(word) for word in value.strip("()").replace(",", " ").split() if word.isdecimal()]
+    number = numbers[0] if numbers else 0
+    match name:
+        case "window_size" if len(numbers) == 2:
+            return f"model.window={number + 1}"  # because: Megatron-LM's number leaves the token itself out
+        case "window_attn_skip_freq" if len(numbers) == 1 and number > 1:
+            return f"model.layer_pattern={'w' * (number - 1)}f"
+        case "no_rope_freq" if len(numbers) == 1 and number > 1:
+            return f"model.layer_pattern={'f' * (number - 1)}F"
+        case "rotary_seq_len_interpolation_factor":
+            return f"model.rotary_scaling=linear model.rotary_factor={value}"
+    return ""
+
+
+def _bias_of_switches(names: Collection[str]) -> str | None:
+    """Return the value of model.bias for Megatron-LM's switches `names`, None if one of them alone says it."""
+    return "qkv" if {"add_qkv_bias", "disable_bias_linear"} <= set(names) else None
 
 
 def _combined_override(name: str, values: Sequence[str]) -> str:

@@ -44,8 +44,7 @@ from lmtrain.page.svg_line_charts import Charts, draw_figure, figure_element, fo
 from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
 from lmtrain.runfolder.lineage import Parent, read_lineage
-from lmtrain.runfolder.settings_differences import differences, flatten
-from lmtrain.runfolder.settings_history import changed_histories
+from lmtrain.runfolder.settings_differences import changed_histories, differences, flatten
 from lmtrain.runtime.files.safe_files import atomic_file, storage_errors
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 

@@ -14,7 +14,7 @@ from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import SettingsError, UsageError
-from lmtrain.runfolder.settings_history import read_settings_history
+from lmtrain.runfolder.settings_differences import read_settings_history
 from lmtrain.train.run_config import RunConfig
 
 _ABSENT = object()

@@ -15,7 +15,7 @@ from lmtrain.checkpoint.find_and_prune import BEST_SUFFIX, load_manifest
 from lmtrain.errors import CheckpointError
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent, file_sha256, parse_lineage, read_lineage
-from lmtrain.runfolder.settings_history import compare_settings
+from lmtrain.runfolder.settings_differences import compare_settings
 from lmtrain.train.run_config import RunConfig
 
 # settings that name the parent itself, or become known only with the data

@@ -43,8 +43,7 @@ from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkp
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.folder_reader import read_settings
 from lmtrain.runfolder.lineage import Parent
-from lmtrain.runfolder.settings_differences import flatten
-from lmtrain.runfolder.settings_history import compare_settings
+from lmtrain.runfolder.settings_differences import compare_settings, flatten
 from lmtrain.runtime.files.safe_files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.machine.install_command import install_command

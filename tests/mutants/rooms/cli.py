@@ -309,8 +309,8 @@ MUTANTS = [
     ),
     Mutant(
         name="megatrons_window_lacks_the_token_itself",
-        file="lmtrain/cli/keys/decoder_flags.py",
-        function="decoder_overrides",
+        file="lmtrain/cli/keys/translate_foreign_flags.py",
+        function="_decoder_overrides",
         old='return f"model.window={number + 1}"',
         new='return f"model.window={number}"',
         breaks="A line of Megatron-LM's is answered with a window that is one token shorter.",

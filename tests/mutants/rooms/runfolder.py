@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         name="settings_of_a_start_that_was_done_again_stay",
-        file="lmtrain/runfolder/settings_history.py",
+        file="lmtrain/runfolder/settings_differences.py",
         function="settings_history",
         old='if start[0] < row["step"]',
         new='if start[0] <= row["step"]',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtrain.runfolder.settings_history import changed_histories, settings_history
+from lmtrain.runfolder.settings_differences import changed_histories, settings_history
 
 
 def _start(step: int, **settings: Any) -> dict[str, Any]:
