@@ -37,6 +37,7 @@ ALLOWED = {
     "lmtrain.cli.screen.console.render": "called by rich",
     "lmtrain.cli.pretrain.settings_from_run.prepare_ranks": "called by the server that forks ranks, by its name",
     "lmtrain.observe.watch.companion_process_main.main_of_fork": "called by the server that forks ranks, by its name",
+    "lmtrain.observe.sinks.weights_and_biases.main_of_child": "called by the child process, by its name",
     "lmtrain.parallel.weights.fsdp_sharding.allocate": "called by FSDP",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}

@@ -1,31 +1,38 @@
 """Weights & Biases sink: sends each row to a child process that uses the wandb package, and waits for the answer.
 
 Called through queued_sink.py. The package starts threads and processes, asks for passwords and can exit the program;
-all of that happens in wandb_process.py, which shares no memory with the run and does not block its steps.
+all of that happens in the child process, which runs `main_of_child`, and neither reaches the run nor delays its steps.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lmtrain.observe.measure.tensorboard_measures import EDGES, Histogram
 from lmtrain.observe.sinks.queued_sink import row_scalars
 from lmtrain.runtime.files.safe_files import json_bytes
 
 _ROOT = Path(__file__).parents[3]
-_CODE = "import sys; sys.path.append(sys.argv[1]); from lmtrain.observe.sinks.wandb_process import main; main()"
+_CODE = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from lmtrain.observe.sinks.weights_and_biases import main_of_child; main_of_child()"
+)
 FOLDER = "wandb"  # inside the run folder, where the package writes
 _ID, _OUTPUT = "run_id", "output.txt"
 _UPLOAD_S = 20.0  # seconds for uploading the rest; after that the process is left to finish alone
+_CHILD_UPLOAD_S = 600.0  # seconds for uploading in that process after its input has ended
 
 
 @dataclass(frozen=True)
@@ -112,3 +119,47 @@ def wandb_run_id(folder: Path) -> str:
     if not path.exists():
         path.write_text(secrets.token_hex(4))
     return path.read_text()
+
+
+def main_of_child() -> None:
+    """Execute each JSON line of standard input with the wandb package, and answer it with an empty line.
+
+    The first line opens the run, later lines log to it. At the end of its input the process finishes the run, with a
+    limit of 600 seconds for uploading the rest.
+    """
+    # because: a node that is shut down signals all processes, and this one's last rows come after the signal
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # because: the package's own output must not be taken for answers
+    try:
+        _serve(sys.stdin.buffer, answers)
+    except Exception as error:
+        answers.write(json_bytes(f"{type(error).__name__}: {error}") + b"\n")
+        sys.stdout.flush()
+        os._exit(1)  # because: the package's exit handler would wait for the part that has just failed
+
+
+def _serve(requests: BinaryIO, answers: Any) -> None:
+    package, exit_code = importlib.import_module("wandb"), 1  # because: it takes seconds, and the run does not wait
+    run_settings = json.loads(requests.readline())
+    pid = run_settings.pop("pid")
+    run = package.init(
+        **run_settings, resume="allow", settings=package.Settings(console="off", x_stats_pid=pid)
+    )
+    answers.write(b"\n")
+    for line in requests:
+        request = json.loads(line)
+        if "exit_code" in request:
+            exit_code = request["exit_code"]
+        else:
+            histograms = {
+                name: package.Histogram(np_histogram=(counts, request["edges"]))
+                for name, counts in request.get("histograms", {}).items()
+            }
+            run.log(request.get("values", histograms), step=request["step"])
+        answers.write(b"\n")
+    end = threading.Timer(_CHILD_UPLOAD_S, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    run.finish(exit_code)
