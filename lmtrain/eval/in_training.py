@@ -16,8 +16,7 @@ import numpy as np
 from lmtrain.batch import Batch
 from lmtrain.errors import OutOfMemoryError
 from lmtrain.eval.run_task import score
-from lmtrain.eval.scored_model import Subject
-from lmtrain.eval.scoring import Scorable
+from lmtrain.eval.scoring import Scorable, Subject
 from lmtrain.eval.task import Answers, Prepared, Task, choose_window, sum_columns
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer

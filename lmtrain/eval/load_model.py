@@ -15,7 +15,7 @@ import torch
 from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.model_on_disk import ModelSource, check_causal, checkpoint_source
 from lmtrain.config.settings_builder import build_settings
-from lmtrain.eval.scored_model import Subject, check_vocabulary
+from lmtrain.eval.scoring import Subject, check_vocabulary
 from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh

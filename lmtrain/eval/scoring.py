@@ -1,7 +1,7 @@
 """Scoring for all evaluations: the negative log-likelihood of each target, and whether the target was the argmax.
 
 Called by the runner with requests from a task. Works with any model that scores batches, on any number of ranks; knows
-no texts, tokenizers or protocols.
+no texts or protocols. Imports no task, so that a model is loaded quickly.
 
 Requests of similar length are batched one per row, padded on the right, where a causal model cannot see the padding. If
 that would pad too much, short requests are packed behind one another in a row, as documents that do not see each other.
@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
+from lmtrain.errors import DataError, NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.windows import MaskedRequest, Request
+from lmtrain.layout import ONE_PROCESS
 from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.tokenizer.base import Tokenizer
 
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests are not padded to long ones
 MAX_SHARED_TARGETS = 10_000_000  # targets remembered; because: these take 90 MB
@@ -61,6 +63,29 @@ class Scorable(Protocol):
         """Return the logits at the positions that are True in `keep_BT`, [kept, V], or without it at all positions, [B,
         T, V]. Columns that are no tokens, if there are any, are -inf.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The model under evaluation with its properties."""
+
+    model: Scorable
+    tokenizer: Tokenizer
+    seq_len: int
+    vocab_size: int
+    dtype: str
+    layout: str = ONE_PROCESS
+    causal: bool = True  # False: predicts masked tokens from both sides
+    pairs: bool = False  # can classify whether one segment follows another
+
+
+def check_vocabulary(subject: Subject) -> None:
+    """Raise DataError if the model's tokenizer has more tokens than the model's vocabulary."""
+    if subject.tokenizer.vocab_size > subject.vocab_size:
+        raise DataError(
+            f"The tokenizer has {subject.tokenizer.vocab_size} tokens, but the model only {subject.vocab_size}. "
+            "Evaluate a checkpoint with the tokenizer that it was trained with."
+        )
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from torch import nn
 
 from lmtrain.kernels.kernel_support import uses_fused_kernels
 from lmtrain.layout import Layout
+from lmtrain.models.block_stack import Stack
 from lmtrain.models.init import allocate_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
-from lmtrain.parallel.blocks.attention_masks import apply_block_masks
 from lmtrain.parallel.blocks.dropout import DropoutSeeds, apply_rank_dropout
 from lmtrain.parallel.blocks.recompute import apply_compile, apply_recompute, compile_loss
 from lmtrain.parallel.device_and_precision_settings import (
@@ -35,6 +35,7 @@ from lmtrain.parallel.tensor_parallel import apply_tensor_parallel, count_hits, 
 from lmtrain.parallel.weight_shards import draw_initial_values
 from lmtrain.parallel.weights.master_weights import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.parallel.weights.reduce_and_clip_gradients import TiedSums, tied_copies
+from lmtrain.placement.attention_memory import uses_block_masks
 from lmtrain.placement.layers_and_shards_of_ranks import Stage, placements_of_rank, stages_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.machine.gpus import has_kernel_compiler
@@ -134,6 +135,21 @@ def _objective(settings: ModelSettings, mesh: Mesh, *, sequence_parallel: bool) 
     if isinstance(objective, MaskedLM) and sequence_parallel:
         objective.num_shards, objective.shard_index = mesh.tp.size, mesh.tp.index
     return objective
+
+
+def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
+    """Make the model build block masks for flex_attention instead of dense masks, in place. Return a line for the log,
+    or None if the model keeps dense masks: without a GPU, with dropout, or with very narrow heads.
+
+    A model that is no Stack builds its own masks. `on_gpu` means a GPU with a compiler for its kernels.
+    """
+    if not (isinstance(model, Stack) and uses_block_masks(model.settings, on_gpu=on_gpu)):
+        return None
+    # because: the import takes a second, and a CPU has no kernel for flex_attention's backward
+    from lmtrain.models.layers.block_masks import build_block_mask
+
+    model.build_mask = build_block_mask
+    return "masks: block masks for flex_attention, if masks are needed"
 
 
 def _log_lines(stage: Stage, num_stages: int, lines: list[str | None]) -> list[str]:

@@ -7,6 +7,7 @@ holds the logits of all positions at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import RanksDifferError
+from lmtrain.models.block_stack import Stack
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.blocks.attention_masks import use_dense_masks
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
 from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
@@ -155,7 +156,7 @@ class Inference:
             with heads_take_whole_sequences(model):
                 return compute_result(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
 
-        with use_dense_masks(self.stages.values()):
+        with _use_dense_masks(self.stages.values()):
             return self.runner.forward(compute, [self.hidden_shape(batch) for batch in device_batches])
 
     def set_training_mode(self, training: bool) -> None:
@@ -167,6 +168,24 @@ class Inference:
         """Return the shape of the hidden states that this rank sends to the next stage."""
         rows, length = batch.tokens_BT.shape
         return rows, length // self.mesh.tp.size if self.sequence_parallel else length, self.settings.shape.width
+
+
+@contextmanager
+def _use_dense_masks(models: Iterable[LanguageModel]) -> Iterator[None]:
+    """Make the models build dense attention masks instead of block masks within the context, so that texts may have any
+    length.
+
+    because: flex_attention would be compiled for each length, and the compiler caches eight; uncompiled, as in an
+    evaluation during training, it creates a matrix of all scores for every head
+    """
+    built = [(model, model.build_mask) for model in models if isinstance(model, Stack) and "build_mask" in vars(model)]
+    for model, _ in built:
+        del model.build_mask  # the class attribute builds dense masks
+    try:
+        yield
+    finally:
+        for model, build_mask in built:
+            model.build_mask = build_mask
 
 
 def _scored_labels(batch: Batch) -> Tensor:

@@ -18,12 +18,11 @@ ATTENTION = ("flash", "efficient", "cudnn", "math")  # torch's kernels for it
 
 @dataclass(frozen=True)
 class Switch:
-    """`name` of `module` becomes `off`, or of the module that has imported it from there."""
+    """`name` of `module` becomes `off`."""
 
     module: str
     name: str
     off: Callable[[], Any]
-    taken_to: str | None = None
 
     @property
     def file(self) -> Path:
@@ -40,10 +39,7 @@ SWITCHES = {
     # the kernels of lmtrain/kernels; their twins run in their place
     "kernels": Switch("lmtrain.kernels.kernel_support", "FUSED_DEVICES", set),
     # masks of blocks, for flex_attention; masks of all positions in their place
-    "block_masks": Switch(
-        "lmtrain.parallel.blocks.attention_masks", "apply_block_masks", lambda: lambda *_, **__: None,
-        "lmtrain.parallel.build_parallel",
-    ),
+    "block_masks": Switch("lmtrain.parallel.build_parallel", "apply_block_masks", lambda: lambda *_, **__: None),
 }
 
 
@@ -56,7 +52,7 @@ def turn_off(names: list[str]) -> None:
         switch = SWITCHES[name]
         if not switch.is_there:
             raise SystemExit(f"{switch.module} has no {switch.name}: this tree has no switch {name}.")
-        setattr(importlib.import_module(switch.taken_to or switch.module), switch.name, switch.off())
+        setattr(importlib.import_module(switch.module), switch.name, switch.off())
 
 
 def only_attention(kind: str) -> None:

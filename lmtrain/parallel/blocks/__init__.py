@@ -1,1 +1,1 @@
-"""The transformations of a block: recompute, compile, dropout dropout_seeds, masks."""
+"""The transformations of a block: recompute, compilation and dropout."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lmtrain.eval.run_task import Outcome, run
-from lmtrain.eval.scored_model import Subject
+from lmtrain.eval.scoring import Subject
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings

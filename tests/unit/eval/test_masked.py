@@ -21,7 +21,7 @@ from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval import scoring
 from lmtrain.eval.run_task import Outcome, run
-from lmtrain.eval.scored_model import Subject
+from lmtrain.eval.scoring import Subject
 from lmtrain.eval.task import TaskOptions, all_tasks, check_kind, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
