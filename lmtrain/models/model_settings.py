@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from lmtrain.config.settings_base import Choice, Problem
 from lmtrain.errors import SettingsError
@@ -22,6 +22,10 @@ from lmtrain.spec import Cut, Cuts, LanguageModel, LayerKind, ModelShape, Split,
 
 Shape = tuple[int, ...]
 NORM_PARTS = ("weight", "bias")  # of a layer norm
+POSITIONS = "embedding.position.weight"  # a table of learned positions
+_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "z_loss")  # they change no weight's shape and no output
+# sizes for which null means a default that other models state explicitly
+_SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,29 @@ def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
         name: (num_rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
         for name, shape in settings.weights().items()
     }
+
+
+def differing_keys(model: ModelSettings, other: ModelSettings) -> list[str]:
+    """Compare two models for which the same weights may serve: return the keys of `other`, without those that have no
+    effect in it, whose values differ in `model` and change the model's outputs; settings that only training reads, such
+    as dropout, may differ.
+    """
+    values, other_values = with_explicit_sizes(model), with_explicit_sizes(other)
+    ignored = {*_IGNORED_KEYS, *(problem.key for problem in other.unused())}
+    if POSITIONS not in other.weights():
+        ignored |= {"seq_len", "num_positions"}  # because: rotary positions have no table that limits the length
+    elif "num_positions" in other_values:
+        ignored.add("seq_len")  # because: a table of as many rows serves every length up to theirs
+    return [key for key in other_values if key not in ignored and values.get(key) != other_values[key]]
+
+
+def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
+    """Return the model's settings as plain data; sizes given as null, such as num_kv_heads, are replaced by the number
+    they stand for. num_positions stays null in a model without a table of positions.
+    """
+    values, shape, table = model.to_dict(), model.shape, model.weights().get(POSITIONS)
+    explicit = {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
+    return values | explicit | ({"num_positions": table[0]} if "num_positions" in values and table else {})
 
 
 def checked_vocab_size(vocab_size: int | None, num_tokens: int) -> int:

@@ -7,17 +7,16 @@ Called by the command line with a Run, on every process of the run. Everything t
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train.in_loop.save_and_stop_requests import open_requests
 from lmtrain.train.in_loop.validate_and_evaluate import Evaluation, due_measurements, is_due, measure, measure_pending
-from lmtrain.train.record.source_rows import count_sources
 from lmtrain.train.record.trace_and_profile_steps import open_tracer, profile_steps
 from lmtrain.train.record.write_records import record, record_start, report_occasional, report_save, report_step, save
 from lmtrain.train.run_state import Run
 from lmtrain.train.step import train_step
-from lmtrain.train.summary import Summary
 
 
 def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, before: Summary | None = None) -> Summary:
@@ -47,9 +46,8 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, bef
             lr = config.learning_rate(batches.step)
             result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)
             loss = result.loss
-            progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)
+            progress.count(batches, result, run.inputs.data.parts)
             run.average.update(progress.step)
-            count_sources(run, batches, result)
             now = time.monotonic()
             run.throughput.step_done(progress.step, now, batches.num_tokens)
             run.durations.end_step(run.loader.data_wait_s)
@@ -83,3 +81,22 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, bef
     seconds, went_on = time.monotonic() - began, run.inputs.resume_from is not None
     summary = Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)
     return summary.joined_to(before)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of `train`, for the summary that the command line shows."""
+    step: int
+    loss: float | None  # loss of the last step of this attempt
+    valid_loss: float | None
+    seconds: float  # duration of this attempt, all its stages together
+    tokens: int
+    stopped_by: str | None  # the cause if the run ended early
+    epochs: float  # passes over the training data
+    was_resumed: bool  # True if earlier attempts did some of the steps
+
+    def joined_to(self, before: Summary | None) -> Summary:
+        """Return this summary of a stage as that of the whole start; `before` is that of the stages before it."""
+        if before is None:
+            return self
+        return replace(self, epochs=before.epochs + self.epochs, was_resumed=before.was_resumed)

@@ -19,7 +19,7 @@ from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, join_few, settings_error
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.model_settings import POSITIONS, ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.device_and_precision_settings import (
@@ -357,7 +357,7 @@ def _stage_tree(
 
 def _num_position_rows(config: RunConfig) -> int | None:
     """Return the number of rows of the model's table of learned positions, None if it has none."""
-    table = config.model.weights().get("embedding.position.weight")
+    table = config.model.weights().get(POSITIONS)
     return None if table is None else table[0]
 
 

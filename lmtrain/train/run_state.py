@@ -6,6 +6,7 @@ pure functions of the seed, the step and the micro-batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from zlib import crc32
 
 import torch
 
+from lmtrain.batch import StepBatches
 from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.data.assemble_training_data import TrainingPart
+from lmtrain.data.data_settings import REST
 from lmtrain.data.loader import Loader
-from lmtrain.data.sources import tokens_of_order
+from lmtrain.data.sources import shown_sources, tokens_of_order
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import current_phase
@@ -37,6 +41,7 @@ from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
 from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
 from lmtrain.train.before.resume_checks import average_notes, check_same_run, set_aside_damaged
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.step import StepResult
 from lmtrain.train.step_durations import Durations
 
 
@@ -60,14 +65,42 @@ class Progress:
         """Return whether no step and no measurement is left to do."""
         return self.step == total_steps and not self.pending
 
-    def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
-        """Add a finished step with its samples and tokens; `skipped` is True if the step changed no weight because of
-        an fp16 overflow.
+    def count(self, batches: StepBatches, result: StepResult, parts: Sequence[TrainingPart]) -> None:
+        """Add a finished step: its samples and tokens, the tokens of each source, and, for a blend, the losses of the
+        samples and the number of their labels since the last row. `parts` are the datasets that the run trains on.
         """
         self.step += 1
-        self.samples += num_samples
-        self.tokens += num_tokens
-        self.skipped += skipped
+        self.samples += batches.num_samples
+        self.tokens += batches.num_tokens
+        self.skipped += result.skipped
+        for part in () if batches.by_source else parts:  # because: a single dataset has all tokens
+            self.source_tokens[part.key] = self.source_tokens.get(part.key, 0) + batches.num_tokens
+        for counts in batches.by_source:
+            part = parts[counts.number]
+            self.source_tokens[part.key] = self.source_tokens.get(part.key, 0) + counts.tokens
+            loss, labels = self.source_losses.get(part.name, (0.0, 0))
+            loss += math.fsum(result.sample_losses[row] for row in counts.rows_S.tolist())
+            self.source_losses[part.name] = (loss, labels + counts.labels)
+
+    def take_source_values(self, parts: Sequence[TrainingPart]) -> dict[str, Any]:
+        """Return the entry `sources` of a "step" row, with the loss, tokens and epochs of each source that is shown,
+        and begin the sums of the losses anew; {} for a single dataset. A source without a label since the last row has
+        no loss. `parts` are the datasets that the run trains on.
+        """
+        if len(parts) < 2:
+            return {}
+        values: dict[str, dict[str, Any]] = {}
+        for name, indices in shown_sources(parts).items():
+            group = [parts[index] for index in indices]
+            sums = [self.source_losses.get(part.name, (0.0, 0)) for part in group]
+            labels = sum(count for _, count in sums)
+            contents = {part.key: part.num_tokens for part in group}  # because: equal contents have one count
+            tokens = sum(self.source_tokens.get(key, 0) for key in contents)
+            values[name] = {"loss": math.fsum(loss for loss, _ in sums) / labels} if labels else {}
+            values[name] |= {"tokens": tokens, "epochs": tokens / max(sum(contents.values()), 1), "labels": labels}
+            values[name] |= {"sources": len(group)} if name == REST else {}
+        self.source_losses = {}
+        return {"sources": values}
 
 
 def held_pieces(

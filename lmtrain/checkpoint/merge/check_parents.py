@@ -14,8 +14,7 @@ from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, UsageError, join_few
-from lmtrain.models.compare_settings import differing_keys, with_explicit_sizes
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.model_settings import ModelSettings, differing_keys, with_explicit_sizes
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runfolder.lineage import file_sha256, parse_lineage
 

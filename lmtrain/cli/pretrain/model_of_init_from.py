@@ -23,7 +23,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import CONFIG, IMPORTED
 from lmtrain.runfolder.folder_reader import read_settings
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.before.first_weights import ForeignWeights
+from lmtrain.train.before.starting_point import ForeignWeights
 from lmtrain.train.run_config import RunConfig
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import Attempt
     from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.train.before.preflight import Inputs
-    from lmtrain.train.summary import Summary
+    from lmtrain.train.loop import Summary
 
 
 def pretrain(

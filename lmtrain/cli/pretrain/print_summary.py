@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from lmtrain.cli.pretrain.dataset_from_text import TextPreview
     from lmtrain.runtime.processes.process_environment import ProcessEnv
+    from lmtrain.train.loop import Summary
     from lmtrain.train.run_config import RunConfig
-    from lmtrain.train.summary import Summary
 
 
 EXAMPLES = (

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from lmtrain.train.before.preflight import Inputs
-    from lmtrain.train.summary import Summary
+    from lmtrain.train.loop import Summary
 
 # because: the message of a peer that leaves may arrive after its connections have closed
 _STOP_MESSAGE_WAIT_S = 1.0

@@ -18,8 +18,7 @@ from lmtrain.cli.inspect.merge_view import read_merge
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError, join_few, shorten
-from lmtrain.models.compare_settings import with_explicit_sizes
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.model_settings import ModelSettings, with_explicit_sizes
 from lmtrain.observe.history.read_metrics_columns import (
     Record,
     RecordDifference,

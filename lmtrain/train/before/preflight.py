@@ -49,14 +49,6 @@ from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.machine.install_command import install_command
 from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.before.find_lineage import find_lineage, recorded_parent
-from lmtrain.train.before.first_weights import (
-    ForeignWeights,
-    ReadForeign,
-    find_first_weights,
-    no_foreign_weights,
-    tokenizer_of_first_weights,
-)
 from lmtrain.train.before.resume_checks import (
     average_notes,
     check_resume_checkpoint,
@@ -65,6 +57,15 @@ from lmtrain.train.before.resume_checks import (
     open_resume_checkpoint,
     split_rule_of,
     tokens_at_checkpoint,
+)
+from lmtrain.train.before.starting_point import (
+    ForeignWeights,
+    ReadForeign,
+    find_first_weights,
+    find_lineage,
+    no_foreign_weights,
+    recorded_parent,
+    tokenizer_of_first_weights,
 )
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import TrainSettings

@@ -59,7 +59,6 @@ from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.layouts.dry_run_estimates import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, layout_words, merge_rows, rank_rows
-from lmtrain.train.record.source_rows import take_source_values
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Progress, Run, checkpoint_state, held_pieces
 from lmtrain.train.step import StepResult
@@ -367,7 +366,8 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
             "batch_digest": batch_digest(batches) if run.metrics is not None else None,
             "tokens_per_s": rates.tokens_per_s, "flops_per_s": rates.flops_per_s, "mfu": rates.mfu,
             "data_wait_s": run.loader.data_wait_s, "memory_bytes": memory, "memory_rank": rank,
-            "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **take_source_values(run), **_optional_step_values(run),
+            "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **progress.take_source_values(run.inputs.data.parts),
+            **_optional_step_values(run),
         },
     )  # fmt: skip
     run.view.show_step(row)

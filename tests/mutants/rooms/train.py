@@ -39,9 +39,9 @@ MUTANTS = [
     ),
     Mutant(
         name="losses_by_source_are_never_begun_anew",
-        file="lmtrain/train/record/source_rows.py",
-        function="take_source_values",
-        old="    progress.source_losses = {}\n",
+        file="lmtrain/train/run_state.py",
+        function="Progress.take_source_values",
+        old="        self.source_losses = {}\n",
         new="",
         breaks="The loss of a source is the mean since the start of the run, so that its curve lags far behind.",
         only_for="runs on blends",
@@ -212,7 +212,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_weights_of_other_angles_are_taken",
-        file="lmtrain/models/compare_settings.py",
+        file="lmtrain/models/model_settings.py",
         function="",
         old='"init_std", "vocab_multiple", "z_loss")',
         new='"init_std", "vocab_multiple", "z_loss", "rotary_base")',
@@ -222,7 +222,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_weights_fit_one_length_alone",
-        file="lmtrain/models/compare_settings.py",
+        file="lmtrain/models/model_settings.py",
         function="differing_keys",
         old='elif "num_positions" in other_values:',
         new='elif "num_positions" not in other_values:',
@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         name="another_checkpoint_in_the_parents_place_is_taken",
-        file="lmtrain/train/before/find_lineage.py",
+        file="lmtrain/train/before/starting_point.py",
         function="recorded_parent",
         old="digest is not None and digest != parent.manifest_sha256",
         new="digest is None",
@@ -492,7 +492,7 @@ MUTANTS = [
             "            result = train_step("
             "run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)\n"
             "            loss = result.loss\n"
-            "            progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)\n"
+            "            progress.count(batches, result, run.inputs.data.parts)\n"
             "            run.average.update(progress.step)\n"
         ),
         new=(
@@ -500,7 +500,7 @@ MUTANTS = [
             "            result = train_step("
             "run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)\n"
             "            loss = result.loss\n"
-            "            progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)\n"
+            "            progress.count(batches, result, run.inputs.data.parts)\n"
         ),
         breaks="The average lags a step behind the weights that are saved with it, and counts the first weights twice.",
         only_for="runs with checkpoint.ema",

@@ -10,7 +10,7 @@ import pytest
 from lmtrain.config.compose import compose
 from lmtrain.errors import SettingsError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.train.before.first_weights import ForeignWeights, find_first_weights
+from lmtrain.train.before.starting_point import ForeignWeights, find_first_weights
 from lmtrain.train.run_config import RunConfig
 from tests.unit.exchange.models import bert, gpt2, llama, tokenizer_for
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 
 from lmtrain.batch import SourceCounts, StepBatches
+from lmtrain.data.assemble_training_data import TrainingPart
 from lmtrain.data.sources import MAX_SHOWN
-from lmtrain.train.record.source_rows import count_sources, take_source_values
-from lmtrain.train.run_state import Progress, Run
+from lmtrain.train.run_state import Progress
 from lmtrain.train.step import StepResult
 
 
-def run_of(num_sources: int) -> Run:
+def parts_of(num_sources: int) -> Sequence[TrainingPart]:
     parts = [
         SimpleNamespace(name=f"s{i}", key=f"key{i}", share=Fraction(num_sources - i), num_tokens=100)
         for i in range(num_sources)
     ]
-    return cast(Run, SimpleNamespace(progress=Progress(), inputs=SimpleNamespace(data=SimpleNamespace(parts=parts))))
+    return cast(Sequence[TrainingPart], parts)
 
 
 def step_of(losses: list[float], *by_source: tuple[int, list[int], int, int]) -> tuple[StepBatches, StepResult]:
@@ -31,30 +32,26 @@ def step_of(losses: list[float], *by_source: tuple[int, list[int], int, int]) ->
     return batches, StepResult(0.0, 0.0, False, sample_losses=losses)
 
 
-def values_of(run: Run) -> dict[str, Any]:
-    return dict(take_source_values(run)["sources"])
-
-
 def test_sums_run_over_the_steps_since_the_last_row() -> None:
-    run = run_of(2)
-    count_sources(run, *step_of([1.0, 10.0, 3.0, 20.0], (0, [0, 2], 4, 16), (1, [1, 3], 5, 8)))
-    count_sources(run, *step_of([7.0, 5.0, 0.0, 0.0], (0, [0, 1], 4, 16)))
-    assert values_of(run) == {
+    progress, parts = Progress(), parts_of(2)
+    progress.count(*step_of([1.0, 10.0, 3.0, 20.0], (0, [0, 2], 4, 16), (1, [1, 3], 5, 8)), parts)
+    progress.count(*step_of([7.0, 5.0, 0.0, 0.0], (0, [0, 1], 4, 16)), parts)
+    assert progress.take_source_values(parts)["sources"] == {
         "s0": {"loss": 16 / 8, "labels": 8, "tokens": 32, "epochs": 0.32},
         "s1": {"loss": 30 / 5, "labels": 5, "tokens": 8, "epochs": 0.08},
     }
-    count_sources(run, *step_of([3.0], (1, [0], 2, 8)))
-    row = values_of(run)
+    progress.count(*step_of([3.0], (1, [0], 2, 8)), parts)
+    row = progress.take_source_values(parts)["sources"]
     assert row["s0"] == {"labels": 0, "tokens": 32, "epochs": 0.32}, "no sample, no loss"
     assert row["s1"]["loss"] == 1.5
-    assert run.progress.source_tokens == {"key0": 32, "key1": 16}
+    assert progress.source_tokens == {"key0": 32, "key1": 16}
 
 
 def test_the_rest_of_many_is_one() -> None:
-    run = run_of(1000)
+    progress, parts = Progress(), parts_of(1000)
     last = [(d, [d], 2, 8) for d in range(1000)]
-    count_sources(run, *step_of([float(d) for d in range(1000)], *last))
-    row = values_of(run)
+    progress.count(*step_of([float(d) for d in range(1000)], *last), parts)
+    row = progress.take_source_values(parts)["sources"]
     assert list(row) == [*(f"s{i}" for i in range(MAX_SHOWN)), "rest"]
     assert row["rest"]["sources"] == 1000 - MAX_SHOWN
     assert row["rest"]["tokens"] == 8 * (1000 - MAX_SHOWN)
@@ -63,7 +60,7 @@ def test_the_rest_of_many_is_one() -> None:
 
 
 def test_a_single_dataset_has_tokens_but_no_values() -> None:
-    run = run_of(1)
-    count_sources(run, *step_of([]))
-    assert run.progress.source_tokens == {"key0": 32}
-    assert take_source_values(run) == {}
+    progress, parts = Progress(), parts_of(1)
+    progress.count(*step_of([]), parts)
+    assert progress.source_tokens == {"key0": 32}
+    assert progress.take_source_values(parts) == {}

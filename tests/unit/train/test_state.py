@@ -32,7 +32,7 @@ def go_on(
     while progress.step < stop:
         batches = step_of(progress.step, Layout(), 1, 0)
         done = train_step(model, optimizer, batches, OPTIM.lr, OPTIM.clip_norm)
-        progress.count(batches.num_samples, batches.num_tokens, skipped=done.skipped)
+        progress.count(batches, done, ())
         rows.append((done.loss, done.skipped, model.loss_scale.value))
     return rows
 
