@@ -13,7 +13,7 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import clear_leftovers, latest_checkpoint
 from lmtrain.errors import OutputError
-from lmtrain.exchange.huggingface.check_import import check_import
+from lmtrain.exchange.huggingface.compare_with_transformers import check_import
 from lmtrain.exchange.huggingface.import_and_export import check_settings, import_hf
 from lmtrain.exchange.megatron.import_and_export import import_megatron
 from lmtrain.exchange.source_format import Program, identify_source

@@ -113,7 +113,7 @@ def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
 def _read_model(path: Path, program: Program, dropout: object) -> ModelSettings:
     """Return the settings of the model in another program's folder; `dropout`, unless it is None, overrides its own."""
     if program == "hf":
-        from lmtrain.exchange.huggingface.source_model import read_hf_model
+        from lmtrain.exchange.huggingface.config_json import read_hf_model
 
         return read_hf_model(path, dropout)[1]
     from lmtrain.exchange.megatron.source_model import read_megatron_model

@@ -1,16 +1,20 @@
-"""Convert between our model settings and Hugging Face's config.json.
+"""Convert between our model settings and Hugging Face's config.json, and read the model that a folder describes without
+opening a weight. Torch-free.
 
-Called by export and import alike; torch-free. Nothing is nearly equal: a model that no Hugging Face architecture
-computes, or a config.json that asks for what our models lack, is refused with every setting that stands in the way.
+Called by export and import, and by a run that starts from such a folder. Nothing is nearly equal: a model that no
+Hugging Face architecture computes, or a config.json that asks for what our models lack, is refused with every setting
+that stands in the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, join_few, shorten
+from lmtrain.exchange.exchanged_settings import build_imported_settings
 from lmtrain.exchange.huggingface.config_keys import (
     ignored_reason,
     is_known_key,
@@ -18,9 +22,10 @@ from lmtrain.exchange.huggingface.config_keys import (
     uncomputed_problem,
 )
 from lmtrain.exchange.huggingface.family import Config, Family, families
-from lmtrain.exchange.imported_model_settings import build_imported_settings
+from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files.safe_files import open_fd, parse_json, read_json, read_range
 
 # because: messages show a value; those of the second kind are lists, which no message shows
 _LONGEST_VALUE, _LONGEST_LIST = 1000, 100_000  # characters
@@ -29,6 +34,8 @@ _ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
 # because: transformers 4.57 reports a wrong tokenizer for a vocabulary above 100,000 beside a config.json without a
 # version, or with one before 5; our files hold what both 4 and 5 read
 _FORMAT_VERSION = "5.0.0"
+MAX_HEADER_BYTES = 32 << 20  # of a safetensors file
+_PAIR_HEAD = "cls.seq_relationship.weight"
 
 
 def hf_family(settings: ModelSettings, original: object = None) -> str:
@@ -190,6 +197,39 @@ def settings_from_config(
             "Choose a model with such settings: an import must compute exactly the same."
         )
     return name, build_imported_settings(values, where, "Check the file.")
+
+
+def read_hf_model(folder: Path, dropout: object = None) -> tuple[str, ModelSettings]:
+    """Return the family (model_type) and the settings of the model in the Hugging Face folder `folder`; `dropout`, if
+    given, overrides that of its config.json. Raise CheckpointError if lmtrain does not compute the model.
+    """
+    config = read_json(folder / "config.json")
+    is_bert = isinstance(config, dict) and "bert" in str(config.get("model_type"))
+    pair_head = is_bert and _PAIR_HEAD in tensor_names(folder)
+    return settings_from_config(config, folder / "config.json", pair_head=pair_head, dropout=dropout)
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """Return the names of the tensors in a Hugging Face folder, from its index or the header of its only file."""
+    if (folder / WEIGHTS_INDEX).is_file():
+        places = read_json(folder / WEIGHTS_INDEX)
+        weight_map = places.get("weight_map") if isinstance(places, dict) else None
+        return set(weight_map) if isinstance(weight_map, dict) else set()
+    path = folder / WEIGHTS
+    with open_fd(path) as (fd, _):
+        num_bytes = check_header_size(path, int.from_bytes(read_range(fd, 0, 8), "little"))
+        header = parse_json(read_range(fd, 8, num_bytes), path, MAX_HEADER_BYTES)
+    return set(header) if isinstance(header, dict) else set()
+
+
+def check_header_size(path: Path, num_bytes: int) -> int:
+    """Return the size that a safetensors file claims for its header. Raise CheckpointError if it is impossible."""
+    if num_bytes > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{path} is damaged: it states a header of {num_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed. "
+            "Get the file again."
+        )
+    return num_bytes
 
 
 def _dropout(c: Config, family: Family[Any], problems: list[str]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
-from lmtrain.exchange.decoder_words import shortest_pattern
+from lmtrain.exchange.exchanged_settings import shortest_pattern
 from lmtrain.exchange.huggingface.family import Config, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.gpt_settings import LAYER_LETTERS, GPTSettings

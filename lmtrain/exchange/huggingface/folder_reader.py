@@ -18,10 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, MissingInputError, join_few, shorten
-from lmtrain.exchange.huggingface.config_json import settings_from_config
+from lmtrain.exchange.huggingface.config_json import check_header_size, settings_from_config
 from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.original_files import path_in_folder
-from lmtrain.exchange.huggingface.source_model import check_header_size
 from lmtrain.exchange.huggingface.weight_names import WeightMapping
 from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source
 from lmtrain.models.model_settings import ModelSettings

@@ -8,24 +8,21 @@ folder takes its name, its model's scores of random tokens are compared with the
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lmtrain.batch import Batch
 from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.exchange.huggingface.compare_token_ids import compare_ids, quiet_transformers
+from lmtrain.exchange.huggingface.compare_with_transformers import compare_ids, compare_scores
 from lmtrain.exchange.huggingface.config_json import begin_and_end_ids, hf_config, hf_family, restored_config
 from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
@@ -59,19 +56,12 @@ from lmtrain.exchange.stream_tensors_to_disk import (
     write_tensors,
 )
 from lmtrain.layout import Piece
-from lmtrain.models.bert_settings import BertSettings
-from lmtrain.models.block_stack import Stack
-from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import new_folder
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.units import format_bytes
 
 _TORCH_TYPES = {code: kind for kind, code in DTYPES.values()}  # by the type's name in safetensors
 SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost
-# because: kernels add in other orders; of the largest score this is some eight times fp32's rounding in a long sum
-TOLERANCE = 1e-5
-_LENGTH, _LONGEST = 64, 512  # tokens in a random row whose scores are compared
 
 
 @dataclass(frozen=True)
@@ -218,128 +208,6 @@ def _read_parts(reader: CheckpointReader, target: HFTensor) -> Iterator[Tensor]:
     for block in target.rows.rows:
         for rows in row_ranges(len(block), 4 * math.prod(shape[1:])):
             yield reader.read(name, (block.start + rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:]))
-
-
-def compare_scores(
-    folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool
-) -> dict[str, Any]:
-    """Compare the logits of random tokens: of lmtrain's model with the weights that `source` returns by name, of
-    lmtrain's model with the exported folder's, and of transformers' model, if it is installed and memory suffices.
-    Raise CheckpointError if they differ by more than rounding, or with `exact` if the first two differ. Return the
-    facts that the command prints.
-    """
-    opened = HFFolder(folder)
-    family = families()[opened.family]
-    settings, batch = family.in_fp32(settings), random_batch(settings)
-    expected = model_scores(settings, source, batch)
-    exported = model_scores(settings, opened.weight_reader(settings), batch)
-    rounding = largest_difference(expected, exported)
-    if exact and rounding:
-        raise CheckpointError(
-            f"The export {folder} does not hold the weights of its source: logits differ by {rounding:g}. Try again."
-        )
-    facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
-    answer = None if memory_problem(settings) else transformers_scores(folder, settings, batch, family.load_options)
-    if answer is None:
-        return facts | {"compared_with": "lmtrain"}
-    version, scores = answer
-    difference = largest_difference(exported, scores)
-    allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in exported))
-    if not difference <= allowed:
-        raise CheckpointError(
-            f"transformers {version} computes logits that differ from lmtrain's by {difference:g}; at most {allowed:g} "
-            "can be rounding. The export was removed. Please report this with the model's settings."
-        )
-    return facts | {
-        "compared_with": f"transformers {version}", "largest_difference": largest_difference(expected, scores)
-    }  # fmt: skip
-
-
-def memory_problem(settings: ModelSettings) -> str:
-    """Return why this machine has no room for the model in transformers, which loads it whole; empty if it has."""
-    need, memory = 4 * settings.num_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need < memory // 2:
-        return ""
-    return f"transformers would need {format_bytes(need)}, more than half of the memory ({format_bytes(memory)})"
-
-
-def random_batch(settings: ModelSettings) -> Batch:
-    """Return a batch of two rows of random tokens, longer than the model's sliding window if possible. For an encoder
-    the rows are sentence pairs, and the second is padded.
-    """
-    shape = settings.shape
-    length = min(shape.seq_len, max(_LENGTH, min(2 * (shape.window or 0), _LONGEST)))
-    tokens = torch.randint(shape.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
-    if shape.causal:
-        return Batch(tokens, tokens)
-    at = torch.arange(length)
-    ends = torch.tensor([[length], [-(-3 * length // 4)]])
-    return Batch(tokens, tokens, segments_BT=(at >= length // 3).long().expand(2, -1), not_padding_BT=at < ends)
-
-
-@torch.no_grad()
-def model_scores(
-    settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch, dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
-    """Return the logits of lmtrain's model, computed in `dtype`: [tokens without padding, vocabulary], and those of a
-    pair head if it has one. `weight` returns a weight, without rows of padding, by its name; one layer at a time is in
-    memory.
-    """
-    with torch.device("meta"):
-        model = cast(Stack, settings.build()).eval()
-    first = {tie.second: tie.first for tie in settings.ties()}
-
-    def run(path: str, *inputs: Any) -> Tensor:
-        part = model.get_submodule(path).to(dtype).to_empty(device="cpu")
-        for name, parameter in part.named_parameters(prefix=path):
-            value = weight(first.get(name, name))
-            parameter.zero_()[: len(value)] = value
-        result: Tensor = part(*inputs)
-        part.to_empty(device="meta")
-        return result
-
-    x_BTD, contexts = run("embedding", batch), model.block_contexts(batch)
-    for layer in model.blocks:
-        x_BTD = run(f"blocks.{layer}", x_BTD, contexts[layer])
-    if model.norm is not None:
-        x_BTD = run("norm", x_BTD)
-    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.not_padding_BT is None else batch.not_padding_BT
-    result = [model.finish_logits(run("head", x_BTD[real]))[:, : settings.shape.vocab_size]]
-    pair: nn.Module | None = getattr(model, "pair", None)
-    return result if pair is None else [*result, run("pair", x_BTD)]
-
-
-def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(left, right, strict=True))
-
-
-@torch.no_grad()
-def transformers_scores(
-    folder: Path, settings: ModelSettings, batch: Batch, options: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[str, list[Tensor]] | None:
-    """Return (version of transformers, logits of the model that it loads from the folder with the arguments `options`),
-    with logits as `model_scores` returns them. Return None if transformers is not installed.
-    """
-    try:
-        import transformers  # because: optional
-    except ImportError:
-        return None
-    encoder = isinstance(settings, BertSettings)
-    masked = isinstance(settings, BertSettings) and not settings.pair_head
-    name = "AutoModelForMaskedLM" if masked else "AutoModelForPreTraining" if encoder else "AutoModelForCausalLM"
-    with quiet_transformers(transformers):
-        model = getattr(transformers, name).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, **options
-        ).eval()
-        inputs = {"input_ids": batch.tokens_BT}
-        if encoder:
-            inputs |= {"attention_mask": batch.not_padding_BT.long(), "token_type_ids": batch.segments_BT}
-        output = model(**inputs)
-    if not encoder:
-        return transformers.__version__, [output.logits.flatten(0, 1)]
-    if masked:
-        return transformers.__version__, [output.logits[batch.not_padding_BT]]
-    return transformers.__version__, [output.prediction_logits[batch.not_padding_BT], output.seq_relationship_logits]
 
 
 class HFWeights:

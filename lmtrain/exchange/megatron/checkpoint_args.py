@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, SettingsError, shorten
-from lmtrain.exchange.imported_model_settings import build_imported_settings
+from lmtrain.exchange.exchanged_settings import build_imported_settings
 from lmtrain.exchange.megatron.decoder_arguments import (
     GetArgument,
     decoder_arguments,

@@ -250,7 +250,7 @@ MUTANTS = [
     ),
     Mutant(
         name="other_logits_are_imported",
-        file="lmtrain/exchange/huggingface/check_import.py",
+        file="lmtrain/exchange/huggingface/compare_with_transformers.py",
         function="_compare_with_transformers",
         old="if not difference <= allowed:",
         new="if difference != difference:",

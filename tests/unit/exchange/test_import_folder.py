@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtrain.errors import CheckpointError, OutputError
-from lmtrain.exchange.huggingface import check_import
+from lmtrain.exchange.huggingface import compare_with_transformers
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.exchange.import_folder import import_folder
 from lmtrain.exchange.megatron.import_and_export import export_megatron
@@ -57,9 +57,9 @@ def test_a_model_with_other_logits_is_refused_and_nothing_stays(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No folder is known that both programs accept and compute otherwise, so here no rounding is allowed."""
-    monkeypatch.setattr(check_import, "TOLERANCE", 0.0)
+    monkeypatch.setattr(compare_with_transformers, "TOLERANCE", 0.0)
     assert import_folder(exported, tmp_path / "rounded")["largest_difference"] > 0
-    monkeypatch.setattr(check_import, "_ROUNDINGS", 0)
+    monkeypatch.setattr(compare_with_transformers, "_ROUNDINGS", 0)
     with pytest.raises(CheckpointError, match=r"computes other logits than transformers .*Nothing was imported"):
         import_folder(exported, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
@@ -106,7 +106,7 @@ def test_what_a_folder_is_known_by(tmp_path: Path) -> None:
 
 def test_folders_are_looked_at_without_torch() -> None:
     code = (
-        "import sys; import lmtrain.exchange.huggingface.source_model, lmtrain.exchange.megatron.source_model; "
+        "import sys; import lmtrain.exchange.huggingface.config_json, lmtrain.exchange.megatron.source_model; "
         "assert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lmtrain.exchange.decoder_words import word_rules
+from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.decoder_words import word_rules
+from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     llama_like_names,

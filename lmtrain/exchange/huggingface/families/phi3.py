@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.decoder_words import word_rules
+from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
     activation_setting,

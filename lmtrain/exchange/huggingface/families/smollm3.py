@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
-from lmtrain.exchange.decoder_words import word_rules
+from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     all_but_each,
     flag_setting,

@@ -11,13 +11,8 @@ from safetensors.torch import load_file
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.import_and_export import (
-    compare_scores,
-    export_hf,
-    import_hf,
-    model_scores,
-    random_batch,
-)
+from lmtrain.exchange.huggingface.compare_with_transformers import compare_scores, model_scores, random_batch
+from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
 from lmtrain.models.model_settings import ModelSettings
 from tests.marks import wide
 from tests.unit.exchange.models import as_imported, bert, gpt2, llama, random_weights, same_weights, save, tokenizer_for

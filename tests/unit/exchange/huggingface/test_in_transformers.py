@@ -16,17 +16,16 @@ from tokenizers import decoders, models, pre_tokenizers
 from lmtrain.errors import CheckpointError
 from lmtrain.eval.generate import Sampling, generate_tokens
 from lmtrain.eval.load_model import load_for_eval
-from lmtrain.exchange.huggingface.compare_token_ids import compare_ids as compare_ids_of_export
-from lmtrain.exchange.huggingface.config_keys import NOT_COMPUTED
-from lmtrain.exchange.huggingface.folder_reader import HFFolder
-from lmtrain.exchange.huggingface.import_and_export import (
-    export_hf,
-    import_hf,
+from lmtrain.exchange.huggingface.compare_with_transformers import compare_ids as compare_ids_of_export
+from lmtrain.exchange.huggingface.compare_with_transformers import (
     largest_difference,
     model_scores,
     random_batch,
     transformers_scores,
 )
+from lmtrain.exchange.huggingface.config_keys import NOT_COMPUTED
+from lmtrain.exchange.huggingface.folder_reader import HFFolder
+from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
 from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.exchange.huggingface.compare_token_ids import quiet_transformers
+from lmtrain.exchange.huggingface.compare_with_transformers import quiet_transformers
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.exchange.huggingface.family import families
 from tests.unit.exchange.huggingface.families.drawing import Config, Draw, configs

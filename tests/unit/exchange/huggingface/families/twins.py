@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.config.settings_base import Settings
 from lmtrain.errors import SettingsError
-from lmtrain.exchange.huggingface.compare_token_ids import quiet_transformers
+from lmtrain.exchange.huggingface.compare_with_transformers import quiet_transformers
 from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.models.gpt_settings import GPTSettings

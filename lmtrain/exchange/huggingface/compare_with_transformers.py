@@ -1,0 +1,251 @@
+"""Compare lmtrain's model and tokenizer with those that transformers reads from the same Hugging Face folder.
+
+Called before an import writes anything, and before an exported folder takes its name. The comparison of logits finds
+what no rule knows of: a setting in config.json that changes what is computed and that lmtrain does not read.
+transformers is optional, and only then imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+from lmtrain.errors import CheckpointError, shorten
+from lmtrain.exchange.huggingface.config_json import ignored_keys
+from lmtrain.exchange.huggingface.family import families
+from lmtrain.exchange.huggingface.folder_reader import HFFolder
+from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.block_stack import Stack
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files.safe_files import read_json
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.units import format_bytes
+
+# because: kernels add in other orders; of the largest score this is some eight times fp32's rounding in a long sum
+TOLERANCE = 1e-5
+_LENGTH, _LONGEST = 64, 512  # tokens in a random row whose scores are compared
+_ROUNDINGS = 4  # because: the other program's sums are rounded too, in another order
+# Texts whose ids depend on the rules around a vocabulary: case, accents, spaces, bytes, spellings of special tokens.
+_TEXTS = (
+    "The cat", " the  Cat ", "", "\n\n a\tb", "na\u00efve caf\u00e9 e\u0301", "\u65e5\u672c\u8a9e 12345", "I'LL don't",
+    "\U0001f600\x00\u200d", "<s>a</s> [MASK] <|endoftext|>",
+)  # fmt: skip
+
+
+def check_import(folder: Path, dropout: object) -> dict[str, Any]:
+    """Return the facts about an import of the Hugging Face folder `folder`: the numbers of its tensors that are read,
+    the tensors and keys that are not, each with the reason, and the comparison of logits with transformers. `dropout`,
+    if given, overrides that of config.json. Raise CheckpointError if the logits differ by more than rounding.
+    """
+    source = HFFolder(folder, dropout)
+    source.check_weights()
+    left_out = source.left_out()
+    return {
+        "tensors_read": source.num_tensors - len(left_out), "left_out": left_out,
+        "ignored": ignored_keys(read_json(folder / "config.json")),
+    } | _compare_with_transformers(source)  # fmt: skip
+
+
+def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
+    """Return the facts of a comparison of logits on random tokens, by lmtrain's model and by transformers', both with
+    the folder's weights; if transformers cannot be asked, the reason. Raise CheckpointError if they differ.
+    """
+    family = families()[source.family]
+    settings = family.in_fp32(source.settings)
+    if problem := memory_problem(settings):
+        return {"compared_with": f"nothing: {problem}"}
+    batch = random_batch(settings)
+    try:
+        answer = transformers_scores(source.path, settings, batch, family.load_options)
+    except Exception as error:  # because: any of its parts may refuse a folder, each in its own way
+        return {"compared_with": f"nothing: transformers does not load the folder ({shorten(error)})"}
+    if answer is None:
+        return {"compared_with": "nothing: transformers is not installed"}
+    version, expected = answer
+    scores = model_scores(settings, source.weight_reader(settings), batch)
+    difference = largest_difference(scores, expected)
+    allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in expected))
+    if difference > allowed:  # because: deep models, and those with outliers, round more; this costs another pass
+        exact = model_scores(settings, source.weight_reader(settings), batch, torch.float64)
+        allowed = max(allowed, _ROUNDINGS * largest_difference(scores, exact))
+    if not difference <= allowed:
+        raise CheckpointError(
+            f"{source.path} is a model of which lmtrain computes other logits than transformers {version}: they differ "
+            f"by {difference:g}, and at most {allowed:g} can be rounding. Nothing was imported. Please report this "
+            "with the model's config.json."
+        )
+    return {
+        "compared_with": f"transformers {version}", "tokens_compared": batch.tokens_BT.numel(),
+        "largest_difference": difference, "allowed_difference": allowed,
+    }  # fmt: skip
+
+
+def compare_scores(
+    folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool
+) -> dict[str, Any]:
+    """Compare the logits of random tokens: of lmtrain's model with the weights that `source` returns by name, of
+    lmtrain's model with the exported folder's, and of transformers' model, if it is installed and memory suffices.
+    Raise CheckpointError if they differ by more than rounding, or with `exact` if the first two differ. Return the
+    facts that the command prints.
+    """
+    opened = HFFolder(folder)
+    family = families()[opened.family]
+    settings, batch = family.in_fp32(settings), random_batch(settings)
+    expected = model_scores(settings, source, batch)
+    exported = model_scores(settings, opened.weight_reader(settings), batch)
+    rounding = largest_difference(expected, exported)
+    if exact and rounding:
+        raise CheckpointError(
+            f"The export {folder} does not hold the weights of its source: logits differ by {rounding:g}. Try again."
+        )
+    facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
+    answer = None if memory_problem(settings) else transformers_scores(folder, settings, batch, family.load_options)
+    if answer is None:
+        return facts | {"compared_with": "lmtrain"}
+    version, scores = answer
+    difference = largest_difference(exported, scores)
+    allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in exported))
+    if not difference <= allowed:
+        raise CheckpointError(
+            f"transformers {version} computes logits that differ from lmtrain's by {difference:g}; at most {allowed:g} "
+            "can be rounding. The export was removed. Please report this with the model's settings."
+        )
+    return facts | {
+        "compared_with": f"transformers {version}", "largest_difference": largest_difference(expected, scores)
+    }  # fmt: skip
+
+
+def memory_problem(settings: ModelSettings) -> str:
+    """Return why this machine has no room for the model in transformers, which loads it whole; empty if it has."""
+    need, memory = 4 * settings.num_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need < memory // 2:
+        return ""
+    return f"transformers would need {format_bytes(need)}, more than half of the memory ({format_bytes(memory)})"
+
+
+def random_batch(settings: ModelSettings) -> Batch:
+    """Return a batch of two rows of random tokens, longer than the model's sliding window if possible. For an encoder
+    the rows are sentence pairs, and the second is padded.
+    """
+    shape = settings.shape
+    length = min(shape.seq_len, max(_LENGTH, min(2 * (shape.window or 0), _LONGEST)))
+    tokens = torch.randint(shape.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+    if shape.causal:
+        return Batch(tokens, tokens)
+    at = torch.arange(length)
+    ends = torch.tensor([[length], [-(-3 * length // 4)]])
+    return Batch(tokens, tokens, segments_BT=(at >= length // 3).long().expand(2, -1), not_padding_BT=at < ends)
+
+
+@torch.no_grad()
+def model_scores(
+    settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Return the logits of lmtrain's model, computed in `dtype`: [tokens without padding, vocabulary], and those of a
+    pair head if it has one. `weight` returns a weight, without rows of padding, by its name; one layer at a time is in
+    memory.
+    """
+    with torch.device("meta"):
+        model = cast(Stack, settings.build()).eval()
+    first = {tie.second: tie.first for tie in settings.ties()}
+
+    def run(path: str, *inputs: Any) -> Tensor:
+        part = model.get_submodule(path).to(dtype).to_empty(device="cpu")
+        for name, parameter in part.named_parameters(prefix=path):
+            value = weight(first.get(name, name))
+            parameter.zero_()[: len(value)] = value
+        result: Tensor = part(*inputs)
+        part.to_empty(device="meta")
+        return result
+
+    x_BTD, contexts = run("embedding", batch), model.block_contexts(batch)
+    for layer in model.blocks:
+        x_BTD = run(f"blocks.{layer}", x_BTD, contexts[layer])
+    if model.norm is not None:
+        x_BTD = run("norm", x_BTD)
+    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.not_padding_BT is None else batch.not_padding_BT
+    result = [model.finish_logits(run("head", x_BTD[real]))[:, : settings.shape.vocab_size]]
+    pair: nn.Module | None = getattr(model, "pair", None)
+    return result if pair is None else [*result, run("pair", x_BTD)]
+
+
+def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(left, right, strict=True))
+
+
+@torch.no_grad()
+def transformers_scores(
+    folder: Path, settings: ModelSettings, batch: Batch, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[str, list[Tensor]] | None:
+    """Return (version of transformers, logits of the model that it loads from the folder with the arguments `options`),
+    with logits as `model_scores` returns them. Return None if transformers is not installed.
+    """
+    try:
+        import transformers  # because: optional
+    except ImportError:
+        return None
+    encoder = isinstance(settings, BertSettings)
+    masked = isinstance(settings, BertSettings) and not settings.pair_head
+    name = "AutoModelForMaskedLM" if masked else "AutoModelForPreTraining" if encoder else "AutoModelForCausalLM"
+    with quiet_transformers(transformers):
+        model = getattr(transformers, name).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, **options
+        ).eval()
+        inputs = {"input_ids": batch.tokens_BT}
+        if encoder:
+            inputs |= {"attention_mask": batch.not_padding_BT.long(), "token_type_ids": batch.segments_BT}
+        output = model(**inputs)
+    if not encoder:
+        return transformers.__version__, [output.logits.flatten(0, 1)]
+    if masked:
+        return transformers.__version__, [output.logits[batch.not_padding_BT]]
+    return transformers.__version__, [output.prediction_logits[batch.not_padding_BT], output.seq_relationship_logits]
+
+
+@contextmanager
+def quiet_transformers(transformers: Any) -> Iterator[None]:
+    """Context manager: switch the progress bars and warnings of transformers off, and on again afterwards."""
+    bars, logger = transformers.utils.logging, transformers.utils.logging.get_logger("transformers")
+    bars_before, level_before = bars.is_progress_bar_enabled(), logger.level
+    bars.disable_progress_bar()
+    bars.set_verbosity_error()
+    try:
+        yield
+    finally:
+        if bars_before:
+            bars.enable_progress_bar()
+        logger.setLevel(level_before)
+
+
+def compare_ids(folder: Path, tokenizer: Tokenizer, family: str) -> dict[str, Any]:
+    """Compare the ids of a few difficult texts: of `tokenizer`, and of the one that transformers reads from the
+    exported folder of a model of `family`, if it is installed and can. Raise CheckpointError if they differ. Return the
+    facts that the command prints: the number of texts, or why there was nothing to compare.
+    """
+    try:
+        import transformers  # because: optional
+    except ImportError:
+        return {}
+    with quiet_transformers(transformers):
+        try:
+            kind: Any = getattr(transformers, tokenizer_class_to_load(family, tokenizer))
+            theirs = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # because: a class that came with the model may ask for anything
+            return {"texts_compared": f"none: transformers does not load the tokenizer ({shorten(error)})"}
+        ids = [theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] for text in _TEXTS]
+    for text, found in zip(_TEXTS, ids, strict=True):
+        if found != (expected := tokenizer.encode(text)):
+            raise CheckpointError(
+                f"transformers gives {text!r} the ids {found[:8]}, and lmtrain gives it {expected[:8]}. The export is "
+                "not kept; please report this with the tokenizer.json."
+            )
+    return {"texts_compared": len(_TEXTS)}
