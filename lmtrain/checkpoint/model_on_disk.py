@@ -20,7 +20,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.end_tokens import FILES, end_ids
+from lmtrain.tokenizer.vocabularies import END_ID_FILES, end_ids
 
 # The prefix of the names under which a checkpoint keeps the small files of the Hugging Face folder that it came from.
 ORIGINAL_PREFIX = "huggingface."
@@ -92,7 +92,7 @@ def checkpoint_source(path: Path, weights: WeightSet = "model") -> ModelSource:
 
 def _read_tokenizer(contents: Contents) -> Tokenizer:
     """Return the tokenizer of a checkpoint, with the ends of generated texts that an imported model came with."""
-    names = [name for name in FILES if ORIGINAL_PREFIX + name in contents.manifest.files]
+    names = [name for name in END_ID_FILES if ORIGINAL_PREFIX + name in contents.manifest.files]
     files = {name: contents.read_file(ORIGINAL_PREFIX + name) for name in names}
     return Tokenizer.from_bytes(contents.read_file("tokenizer.json")).with_end_ids(end_ids(files))
 

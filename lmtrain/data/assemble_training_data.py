@@ -10,11 +10,9 @@ import hashlib
 import json
 import math
 import resource
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +24,19 @@ from lmtrain.data.data_settings import (
     MaskedSettings,
     source_names,
 )
-from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, ShuffledOrder, mix
+from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, mix
+from lmtrain.data.dataset_builder import ALL_SHARES, DataRequirements, DatasetBuilder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, integer_shares
-from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskingTokenizer, MaskVocabulary
-from lmtrain.data.samples.megatron_sample_order import MegatronDataset, SequentialOrder, blend_sizes, split_sequences
-from lmtrain.data.samples.packing import PackedDataset
-from lmtrain.data.store.document_boundaries import DocumentMap, index_folder, record_path, split_documents, split_tokens
-from lmtrain.data.store.index_cache import IndexCache
+from lmtrain.data.samples.megatron_sample_order import blend_sizes
+from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.stream_history import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
+from lmtrain.data.training_data import TrainingData, TrainingPart, ValidationSource
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
 from lmtrain.observe.terminal_safe_text import warn
 
-_EXACT_SAMPLES = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
 _FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third
 _OTHER_FILES = 48  # files that Python, torch and the run's own records hold open
-
-# Rules for applying data.split. "tokens": the validation share is held out, counted in tokens. "read" (older): the
-# same, counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
-# A resumed run keeps the rule it began with.
-TOKEN_SHARES, READ_SHARES, ALL_SHARES = SHARES = "tokens", "read", "all"
 _WARN_FACTOR = 2  # times the requested share of validation, above which a warning is given
 
 
@@ -61,126 +51,6 @@ class OpenDatasets:
     def datasets(self) -> list[IndexedDataset]:
         """The datasets of `train`, then those of `valid`."""
         return self.train + self.valid
-
-
-@dataclass(frozen=True)
-class DataRequirements:
-    """The requirements of a run on its data, beyond the data settings: sample length, seed, number of samples."""
-
-    seq_len: int
-    vocab_size: int
-    seed: int
-    num_samples: int  # samples of the whole run, or of a stage
-    validate: bool
-    tokenizer: MaskingTokenizer | None = None  # for masked samples only
-    shares: str = TOKEN_SHARES  # an entry of SHARES
-    first_position: int = 0  # samples that the run has read before the stage for which the data is built
-    history: DataHistory = NOTHING_READ  # what the run has read before; of a stage that is resumed, its own
-
-
-@dataclass(frozen=True)
-class TrainingPart:
-    """A dataset's contribution to the training samples."""
-
-    indexed: IndexedDataset
-    documents: range
-    dataset: Dataset
-    share: Fraction  # share of the blend's samples; 1 for a single dataset
-    name: str  # the name of its loss
-    num_tokens: int  # tokens of the documents that are trained on
-
-    @property
-    def key(self) -> str:
-        """The key of its tokens in a checkpoint: a digest of its content."""
-        return self.indexed.content_digest
-
-
-@dataclass(frozen=True)
-class ValidationSource:
-    """A dataset of the blend that validation reads."""
-
-    name: str  # the name of its loss
-    share: Fraction  # its part of the samples, in proportion to the other datasets
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """The training samples with their order, the validation samples by domain, and facts about both."""
-
-    train: Dataset
-    order: SampleOrder
-    valid: Mapping[str, Dataset]  # by domain; "" is a single unnamed domain, empty: no validation
-    parts: list[TrainingPart]
-    sample_identity: dict[str, Any]  # facts that decide which tokens the sample at each position has
-    first_sample: int
-    num_samples: int  # number of samples that the run reads
-    pads: bool = False  # True if samples can be shorter than seq_len
-    validation_note: str | None = None  # sentence: which part of the training datasets validation takes
-    warning: str | None = None  # warning if validation takes far more than the requested share
-    datasets: tuple[IndexedDataset, ...] = ()  # every dataset that training and validation read
-    first_position: int = 0  # samples that the run has read before these
-    history: DataHistory = NOTHING_READ  # the streams that are read, and where each of them begins
-    valid_sources: tuple[ValidationSource, ...] = ()  # the datasets of a blend to validate on, in its order
-
-    @property
-    def content_sha256(self) -> str | None:
-        """Content hash of the only training dataset, or a hash over the hashes of all of them; None if any has no .json
-        sidecar.
-        """
-        hashes = [part.indexed.info.content_sha256 for part in self.parts if part.indexed.info]
-        if len(hashes) < len(self.parts):
-            return None
-        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-    def contributions(self, seq_len: int) -> list[dict[str, Any]]:
-        """Return one dict per training dataset: its size, and how many of its samples, tokens and epochs the run reads.
-        `seq_len` is the number of tokens in a sample.
-        """
-        counts = self.samples_per_dataset(self.num_samples)
-        tokens = self._tokens_per_dataset(counts) if self.pads else [count * seq_len for count in counts]
-        return [
-            {
-                "dataset": str(part.indexed.prefix),
-                "share": float(part.share),
-                "documents": len(part.documents),
-                "samples": part.dataset.num_samples,
-                "run_samples": count,
-                "run_tokens": in_run,
-                "epochs": count / part.dataset.num_samples,
-            }
-            for part, count, in_run in zip(self.parts, counts, tokens, strict=True)
-        ]
-
-    def _tokens_per_dataset(self, run_samples: Sequence[int]) -> list[int]:
-        """Return, per dataset, the number of tokens without padding that the run reads. `run_samples` is the number of
-        samples that it reads of each.
-
-        The first samples of the run are counted exactly; the rest is extrapolated in proportion.
-        """
-        ids = self.order.ids(self.first_position, min(self.num_samples, _EXACT_SAMPLES))
-        train = self.train
-        if isinstance(train, BlendedDataset):
-            counts = {part.number: (len(part.rows_S), part.tokens) for part in train.counts_by_dataset(ids)}
-            exact = [counts.get(number, (0, 0)) for number in range(len(self.parts))]
-        else:
-            exact = [(len(ids), train.counts(ids).tokens)]
-        mean = sum(tokens for _, tokens in exact) / len(ids)
-        return [
-            tokens + round((count - samples) * (tokens / samples if samples else mean))
-            for count, (samples, tokens) in zip(run_samples, exact, strict=True)
-        ]
-
-    def samples_per_dataset(self, num_samples: int) -> list[int]:
-        """Return, per training dataset, how many of the first `num_samples` samples of the run are its own; of a stage,
-        of the samples that it begins with.
-        """
-        if len(self.parts) == 1:
-            return [num_samples]
-        order = self.order.order if isinstance(self.order, OffsetOrder) else self.order
-        assert isinstance(order, (BlendOrder, MegatronBlendOrder, MixtureOrder))
-        start = self.first_position if isinstance(order, MixtureOrder) else self.first_sample
-        before, after = (order.samples_before(start + count) for count in (0, num_samples))
-        return [last - first for first, last in zip(before, after, strict=True)]
 
 
 def open_datasets(settings: DataChoice) -> OpenDatasets:
@@ -209,7 +79,7 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
 
     Raise SettingsError or DataError if the data is too small or the settings do not fit it.
     """
-    builder = _DatasetBuilder(settings, requirements, reads_valid=len(opened.valid) == 0)
+    builder = DatasetBuilder(settings, requirements, reads_valid=len(opened.valid) == 0)
     for indexed in opened.datasets:
         indexed.set_verification(settings.verify, record_path(indexed, builder.index_folder(indexed)), warn)
     least_samples = settings.first_sample + requirements.num_samples
@@ -266,142 +136,8 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
     )  # fmt: skip
 
 
-class _DatasetBuilder:
-    """Builder of sample datasets from document ranges, according to the settings."""
-
-    def __init__(self, settings: DataChoice, requirements: DataRequirements, *, reads_valid: bool) -> None:
-        """Set up the builder. `reads_valid`: whether validation would read a share of the training datasets."""
-        self.settings, self.requirements = settings, requirements
-        self.megatron = settings.order == "megatron"
-        # because: with Megatron-LM's order every share must be cut where Megatron-LM cuts it, even if nothing reads it
-        self.shares = ALL_SHARES if self.megatron else requirements.shares
-        self.split = settings.split[: 3 if self.shares == ALL_SHARES else 2 if reads_valid else 1]
-        self.share = self.split[1] / sum(self.split) if len(self.split) > 1 else 0.0
-        masked = isinstance(settings, MaskedSettings)
-        self.by_sequence = self.megatron and not masked
-        self.is_concatenated = not self.megatron and not masked and settings.packing == "concatenate"
-        # because: concatenated text can be cut within a document, and a blend has other datasets to validate on
-        self.min_documents = 0 if self.is_concatenated or isinstance(settings, BlendSettings) else 1
-
-    @cached_property
-    def vocabulary(self) -> MaskVocabulary:
-        """The tokenizer's vocabulary, for masked samples only."""
-        assert self.requirements.tokenizer is not None, "masked samples need a tokenizer"
-        return MaskVocabulary.of(self.requirements.tokenizer)
-
-    def index_folder(self, indexed: IndexedDataset) -> Path:
-        return index_folder(indexed, self.settings.index_dir)
-
-    def cache(self, indexed: IndexedDataset) -> IndexCache:
-        return IndexCache(self.index_folder(indexed))
-
-    def split_ranges(self, indexed: IndexedDataset) -> Sequence[range]:
-        """Return the document ranges of a dataset for training, for validation and, in some cases, a third one that is
-        not used. For Megatron-LM's concatenated text the ranges are of sequences.
-        """
-        if self.megatron:
-            return split_sequences(len(self.full_range(indexed)), self.split)
-        if self.shares != TOKEN_SHARES or not self.share:
-            return split_documents(indexed.num_documents, self.split)
-        return split_tokens(DocumentMap.of(indexed, self.cache(indexed)), self.share, self.min_documents)
-
-    def full_range(self, indexed: IndexedDataset) -> range:
-        """Return the whole range to split: sequences for Megatron-LM's concatenated text, documents otherwise."""
-        return range(indexed.num_sequences if self.by_sequence else indexed.num_documents)
-
-    def count_tokens(self, indexed: IndexedDataset, documents: range) -> int:
-        """Return the number of tokens in a range of documents (of sequences for Megatron-LM's concatenated text)."""
-        if documents == self.full_range(indexed):
-            return indexed.num_tokens
-        if self.by_sequence:
-            return int(indexed.lengths[documents.start : documents.stop].sum())
-        map_ = DocumentMap.of(indexed, self.cache(indexed))
-        return map_.start(documents.stop) - map_.start(documents.start)
-
-    def build_domains(self, valid: Sequence[IndexedDataset]) -> dict[str, Dataset]:
-        """Return the samples for each domain of data.valid_paths, by domain name: all documents of its dataset in
-        `valid`. Empty if data.valid_paths is not set.
-        """
-        paths = self.settings.valid_paths
-        named = zip(paths, valid if paths else (), strict=True)
-        return {name: self.build_dataset(indexed, self.full_range(indexed), None) for name, indexed in named}
-
-    def training_range(self, indexed: IndexedDataset) -> range:
-        """Return the documents of a dataset to train on: those of `split_ranges`, without the ones that an earlier
-        stage of the run held out. Raise SettingsError if an earlier stage validated on this dataset.
-        """
-        documents, history = self.split_ranges(indexed)[0], self.requirements.history
-        if self.settings.train_on_held_out:
-            return documents
-        content = indexed.content_digest[:KEY_DIGITS]
-        if content in history.validated:
-            raise SettingsError([
-                f"{indexed.prefix} was validated on in an earlier stage of this run, so training on it would make that "
-                "loss meaningless. Leave it out, or add data.train_on_held_out=true."
-            ])
-        stop = min(documents.stop, history.held_out.get(content, documents.stop))
-        held_out_token = history.held_out_tokens.get(content)
-        if held_out_token is not None and not self.is_concatenated:
-            # because: other samples are of whole documents, so the one that was cut is left out
-            start_of = DocumentMap.of(indexed, self.cache(indexed)).start
-            stop = documents.start - 1 + bisect_right(
-                range(documents.start, stop + 1), held_out_token, key=start_of
-            )  # fmt: skip
-        if documents and stop <= documents.start:
-            raise SettingsError([
-                f"All of {indexed.prefix} that this stage would train on was held out for validation by an earlier "
-                "stage of this run. Leave it out, or add data.train_on_held_out=true."
-            ])
-        return range(documents.start, stop)
-
-    def training_tokens(self, indexed: IndexedDataset, documents: range, tokens: range | None = None) -> range | None:
-        """Return the tokens of these documents to train on, None for all: `tokens`, if given, without those at the end
-        of the dataset that an earlier stage of the run held out.
-        """
-        held_out = self.requirements.history.held_out_tokens.get(indexed.content_digest[:KEY_DIGITS])
-        if held_out is None or self.settings.train_on_held_out:
-            return tokens
-        if tokens is not None:
-            return range(tokens.start, min(tokens.stop, held_out))
-        return range(DocumentMap.of(indexed, self.cache(indexed)).start(documents.start), held_out)
-
-    def build_order(self, dataset: Dataset, seed: int | None = None) -> SampleOrder:
-        """Return the order in which training reads a dataset's samples. `seed` is that of its stream, by default the
-        run's.
-        """
-        seed = self.requirements.seed if seed is None else seed
-        if isinstance(dataset, MaskedDataset):
-            return dataset.order(seed)
-        if self.megatron:
-            return SequentialOrder(dataset.num_samples)
-        return ShuffledOrder(dataset.num_samples, seed)
-
-    def build_dataset(
-        self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
-    ) -> Dataset:
-        """Return the samples of these documents of a dataset, of the kind that the data settings choose: masked,
-        Megatron-LM's, concatenated or packed. `num_samples` is for Megatron-LM's order only (None: one epoch); `tokens`
-        restricts concatenated samples to a range of the dataset's tokens.
-
-        A token range is given for documents that are split between training and validation.
-        """
-        settings, seq_len, vocab_size = self.settings, self.requirements.seq_len, self.requirements.vocab_size
-        mask, cache = settings.document_mask, self.cache(indexed)
-        if isinstance(settings, MaskedSettings):
-            return MaskedDataset(
-                indexed, documents, seq_len, self.vocabulary, settings, self.requirements.seed, num_samples, cache
-            )  # fmt: skip
-        if self.megatron:
-            return MegatronDataset(
-                indexed, documents, seq_len, num_samples, self.requirements.seed, mask, vocab_size, cache
-            )  # fmt: skip
-        if settings.packing == "concatenate":
-            return CausalDataset(indexed, documents, seq_len, mask, vocab_size, cache, tokens)
-        return PackedDataset(indexed, documents, seq_len, settings.packing, mask, vocab_size, cache)
-
-
 def _build_blend(
-    settings: BlendSettings, builder: _DatasetBuilder, opened: Sequence[IndexedDataset], run_samples: int
+    settings: BlendSettings, builder: DatasetBuilder, opened: Sequence[IndexedDataset], run_samples: int
 ) -> tuple[Dataset, SampleOrder, list[TrainingPart]]:
     """Return (training samples of all datasets, their order, a TrainingPart per dataset) of a blend. `run_samples` is
     the number of samples of the run, for Megatron-LM's order.
@@ -445,7 +181,7 @@ def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len
 
 
 def _continue_history(
-    builder: _DatasetBuilder, parts: Sequence[TrainingPart], tail: _HeldOutTail | None, valid: Sequence[IndexedDataset]
+    builder: DatasetBuilder, parts: Sequence[TrainingPart], tail: _HeldOutTail | None, valid: Sequence[IndexedDataset]
 ) -> DataHistory:
     """Return the run's history with this stage begun: its streams, and what it holds out for validation."""
     settings, requirements = builder.settings, builder.requirements
@@ -484,7 +220,7 @@ def _restarts(settings: DataChoice) -> list[bool]:
     return [isinstance(settings, DataSettings) and settings.restart]
 
 
-def _trained_before_warning(builder: _DatasetBuilder, opened: OpenDatasets) -> str | None:
+def _trained_before_warning(builder: DatasetBuilder, opened: OpenDatasets) -> str | None:
     """Return a warning if validation reads documents that an earlier stage of the run trained on, else None."""
     history = builder.requirements.history
     if not builder.requirements.validate or not history.states:
@@ -504,7 +240,7 @@ def _trained_before_warning(builder: _DatasetBuilder, opened: OpenDatasets) -> s
     )
 
 
-def _stream_key(builder: _DatasetBuilder, part: TrainingPart, tail: _HeldOutTail | None) -> str:
+def _stream_key(builder: DatasetBuilder, part: TrainingPart, tail: _HeldOutTail | None) -> str:
     """Return the key of a stream: everything that decides which samples it has."""
     settings, documents = builder.settings, part.documents
     kind = settings.packing if not isinstance(settings, MaskedSettings) else hashlib.sha256(
@@ -537,7 +273,7 @@ class _HeldOutTail:
         )
 
 
-def _hold_out_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | None:
+def _hold_out_tail(builder: DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | None:
     """Return where to cut the last tokens off the training documents for validation, if data.split's validation share
     rounds to no document; else None.
 
@@ -547,7 +283,7 @@ def _hold_out_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTa
     documents, held_out = builder.split_ranges(indexed)[:2]
     if opened.valid or held_out or not documents or not builder.share or not builder.is_concatenated:
         return None
-    map_ = DocumentMap.of(indexed, builder.cache(indexed))
+    map_ = builder.document_map(indexed)
     first, last, min_tokens = map_.start(documents.start), map_.start(documents.stop), builder.requirements.seq_len + 1
     cut_token = last - max(round((last - first) * builder.share), min_tokens)
     if cut_token - first < min_tokens:
@@ -559,7 +295,7 @@ def _hold_out_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTa
     return _HeldOutTail(range(first, cut_token), range(cut_token, last))
 
 
-def _describe_held_out(builder: _DatasetBuilder, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
+def _describe_held_out(builder: DatasetBuilder, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
     """Return (note, warning) for the user about the documents of the training datasets that validation takes: how many
     tokens they have, and a warning if these are far more than data.split requests. Each is None if there is nothing to
     report.
@@ -577,7 +313,7 @@ def _describe_held_out(builder: _DatasetBuilder, opened: Sequence[IndexedDataset
     return note, next(filter(None, warnings), None)
 
 
-def _excess_warning(builder: _DatasetBuilder, indexed: IndexedDataset, held_out: int) -> str | None:
+def _excess_warning(builder: DatasetBuilder, indexed: IndexedDataset, held_out: int) -> str | None:
     """Return a warning if `held_out`, the number of a dataset's tokens that validation takes, is more than _WARN_FACTOR
     times the share that data.split requests; else None.
     """
@@ -590,7 +326,7 @@ def _excess_warning(builder: _DatasetBuilder, indexed: IndexedDataset, held_out:
     )
 
 
-def _build_valid_dataset(builder: _DatasetBuilder, opened: OpenDatasets) -> Dataset:
+def _build_valid_dataset(builder: DatasetBuilder, opened: OpenDatasets) -> Dataset:
     """Return the validation samples for a single training dataset: all of data.valid_path if it is set, else the
     dataset's validation documents. Raise SettingsError if there are none.
     """
@@ -603,7 +339,7 @@ def _build_valid_dataset(builder: _DatasetBuilder, opened: OpenDatasets) -> Data
 
 
 def _build_valid_blend(
-    settings: BlendSettings, builder: _DatasetBuilder, opened: OpenDatasets
+    settings: BlendSettings, builder: DatasetBuilder, opened: OpenDatasets
 ) -> tuple[Dataset, tuple[ValidationSource, ...]]:
     """Return validation samples of several datasets, mixed in the blend's proportions until the first dataset runs out:
     of data.valid_datasets if set, else of the training datasets' validation documents. Return also the name and the
@@ -630,7 +366,7 @@ def _build_valid_blend(
     return OrderedDataset(BlendedDataset(sets), order, max(num_samples, 1)), tuple(sources)
 
 
-def _has_sample(builder: _DatasetBuilder, indexed: IndexedDataset, documents: range) -> bool:
+def _has_sample(builder: DatasetBuilder, indexed: IndexedDataset, documents: range) -> bool:
     """Return True if these documents of a dataset have enough tokens for at least one sample."""
     if len(documents) == 0:
         return False
@@ -639,7 +375,7 @@ def _has_sample(builder: _DatasetBuilder, indexed: IndexedDataset, documents: ra
     return tokens > (builder.requirements.seq_len if is_cut else len(documents))
 
 
-def _no_validation_error(builder: _DatasetBuilder, opened: OpenDatasets, alternative: str) -> SettingsError:
+def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternative: str) -> SettingsError:
     """Return the error for training data that has no document left to validate on. `alternative` is a setting that its
     message suggests, such as data.valid_path=PREFIX.
     """

@@ -15,7 +15,7 @@ from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.exchange.source_format import identify_source
 from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, read_bytes, read_json
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.end_tokens import FILES, end_ids
+from lmtrain.tokenizer.vocabularies import END_ID_FILES, end_ids
 
 
 def find_model(path: Path, weights: WeightSet = "model") -> ModelSource:
@@ -53,7 +53,7 @@ def _huggingface_source(path: Path, config: Any) -> ModelSource:
 
     def tokenizer() -> Tokenizer:
         try:
-            files = {name: read_bytes(path / name, MAX_JSON_BYTES) for name in FILES if (path / name).is_file()}
+            files = {name: read_bytes(path / name, MAX_JSON_BYTES) for name in END_ID_FILES if (path / name).is_file()}
             return Tokenizer.load(path).with_end_ids(end_ids(files))
         except MissingInputError as error:
             raise MissingInputError(

@@ -1,13 +1,12 @@
 """The tokenizer: text to ids and back, the special ids, and a fingerprint of everything that decides ids. Torch-free.
 
-Called by preprocessing, evaluation and every module that needs the vocabulary. Wraps `tokenizers.Tokenizer`; on-disk
-forms of a tokenizer are in vocabularies.py. Text is always plain text: `<|endoftext|>` or `[MASK]` written in a
-document is split like any other characters, so that no document can forge a boundary.
+Called by preprocessing, evaluation and every module that needs the vocabulary. Wraps `tokenizers.Tokenizer`; file
+formats, and the checks of loaded tokenizers, are in vocabularies.py. Text is always plain text: `<|endoftext|>` or
+`[MASK]` written in a document is split like any other characters, so that no document can forge a boundary.
 """
 
 from __future__ import annotations
 
-import base64
 import copy
 import hashlib
 import json
@@ -26,12 +25,6 @@ from lmtrain.runtime.files.safe_files import atomic_file, open_fd, read_range
 from lmtrain.tokenizer import vocabularies
 
 MAX_BYTES = 64 << 20  # because: the largest published vocabularies are half as large
-_MAX_ENTRIES = 4_000_000  # entries between commas or on lines: pieces, merges, ...
-_MAX_ID = 2**31 - 1  # because: the widest dtype of ids in datasets is int32
-_MAX_GROWTH = 64  # maximal factor by which replacement rules may lengthen a text
-_MAX_RULES = 256
-_MAX_AFFIX = 100  # characters of a prefix or suffix of pieces
-_MAX_WORD = 1000  # characters; because: WordPiece's time is quadratic in a word's length, and BERT's limit is 100
 _BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 _SPECIAL_NAMES = {
     "eod": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
@@ -42,7 +35,6 @@ _SPECIAL_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 _END_OF_WORD = re.compile(r"\S ")
-_GET_AGAIN = "Get the file again, or give another tokenizer."
 _PART_CHARS = 1 << 18  # characters; because: the library's result takes about fifty times the memory of the text
 
 
@@ -74,131 +66,6 @@ def passes_unchanged(error: BaseException) -> bool:
     """Return True for an exception that is not to be converted, since it does not come from the `tokenizers` library.
     """
     return isinstance(error, (LmtrainError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
-
-
-def check_num_entries(data: bytes, file_name: str) -> None:
-    """Raise DataError if a tokenizer's file, whose content is `data`, has too many entries (pieces, merges) to parse.
-    Each entry becomes Python objects of about 100 bytes.
-    """
-    count = data.count(b"\n") + data.count(b",")
-    if count > _MAX_ENTRIES:
-        raise DataError(
-            f"{file_name} has {count} entries; a tokenizer's file may have at most {_MAX_ENTRIES}. Check the path."
-        )
-
-
-def check_tokenizer(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> int:
-    """Return the vocabulary size of a loaded tokenizer: its highest id + 1. Raise DataError, with `file_name` in the
-    message, if the tokenizer is damaged or could exhaust memory or time.
-    """
-    vocab_size = _check_ids(library_tokenizer, file_name)
-    _check_model(library_tokenizer.model, file_name)
-    _check_rules(library_tokenizer, file_name)
-    _check_template(library_tokenizer, file_name)
-    return vocab_size
-
-
-def _check_ids(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> int:
-    """Return the highest id of the vocabulary + 1. Raise DataError if the vocabulary is empty, an id is too large for
-    the number of tokens, or two tokens have the same id.
-    """
-    ids = library_tokenizer.get_vocab(with_added_tokens=True).values()
-    if not ids:
-        raise DataError(f"{file_name} has no vocabulary, so it is damaged or no tokenizer. {_GET_AGAIN}")
-    # because: a model allocates an embedding row for every id up to the largest
-    limit = min(_MAX_ID, 8 * len(ids) + (1 << 18))
-    if max(ids) > limit:
-        raise DataError(
-            f"{file_name} has the id {max(ids)}; with {len(ids)} tokens, at most {limit} is allowed. {_GET_AGAIN}"
-        )
-    if len(set(ids)) < len(ids):
-        raise DataError(f"{file_name} gives the same id to two tokens. {_GET_AGAIN}")
-    return int(max(ids)) + 1
-
-
-def _check_model(model: Any, file_name: str) -> None:
-    """Raise DataError if a tokenizer's model (BPE, WordPiece, ...) allows words that are so long that they take too
-    much time, or has a prefix or suffix of pieces with more than 100 characters.
-    """
-    longest = getattr(model, "max_input_chars_per_word", 0)
-    if longest > _MAX_WORD:
-        raise DataError(
-            f"{file_name} has max_input_chars_per_word={longest}; at most {_MAX_WORD} is allowed, because longer words "
-            "take too much time. Lower it: BERT's is 100."
-        )
-    for kind in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if len(getattr(model, kind, None) or "") > _MAX_AFFIX:
-            raise DataError(f"{file_name} has a {kind} of more than {_MAX_AFFIX} characters. {_GET_AGAIN}")
-
-
-def _check_rules(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> None:
-    """Raise DataError if the normalizer, pre-tokenizer or decoder has too many rules, or rules that could make a text
-    more than 64 times as long.
-    """
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
-        component = getattr(library_tokenizer, part)
-        rules = [] if component is None else list(_iterate_rules(json.loads(component.__getstate__())))
-        growth = 1.0
-        for rule in rules:
-            growth = min(growth * _growth_factor(rule), 1e9)
-        if growth > _MAX_GROWTH:
-            raise DataError(
-                f"{file_name} has a {part} that makes a text {growth:.0f} times as long; at most {_MAX_GROWTH} times "
-                f"is allowed. It is damaged, or made to fill the memory. {_GET_AGAIN}"
-            )
-        if len(rules) > _MAX_RULES:
-            raise DataError(
-                f"{file_name} has a {part} of {len(rules)} rules; at most {_MAX_RULES} are allowed. {_GET_AGAIN}"
-            )
-
-
-def _check_template(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> None:
-    """Raise DataError if the post-processor has a template that drops or repeats the text, because the text would get
-    other ids.
-
-    Special tokens that a template adds around the text are never used.
-    """
-    if library_tokenizer.post_processor is None:
-        return
-    for rule in _iterate_rules(json.loads(library_tokenizer.post_processor.__getstate__())):
-        texts = [part["Sequence"]["id"] for part in rule.get("single") or () if "Sequence" in part]
-        if rule["type"] == "TemplateProcessing" and texts != ["A"]:
-            raise DataError(
-                f"{file_name} has a post_processor whose template for a single text contains {len(texts)} texts; it "
-                "must contain exactly one, A. Change the template so that it keeps the text, or get the file again."
-            )
-
-
-def _iterate_rules(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield every rule in the JSON of a tokenizer's component (normalizer, pre-tokenizer, ...): the component itself,
-    and all rules nested in it.
-    """
-    if isinstance(component, dict) and "type" in component:
-        yield component
-        for key in ("normalizers", "pretokenizers", "decoders", "processors"):
-            for rule in component.get(key) or ():
-                yield from _iterate_rules(rule)
-
-
-def _growth_factor(rule: dict[str, Any]) -> float:
-    """Return the largest factor by which a rule of a tokenizer.json can lengthen a text."""
-    if rule["type"] == "Replace":
-        pattern, content = rule["pattern"], len(rule["content"])
-        return max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else content)
-    if rule["type"] == "Precompiled":
-        return _longest_replacement(base64.b64decode(rule["precompiled_charsmap"]))
-    return 2.0 if rule["type"] == "ByteLevel" else 1.0
-
-
-def _longest_replacement(charsmap: bytes) -> float:
-    """Return the length in bytes of the longest replacement text in SentencePiece's table of normalizations (charsmap).
-    Return 1.0 if no replacement has more than 64 bytes, as in genuine tables.
-
-    The charsmap is the size of a trie, the trie, then zero-terminated replacement texts.
-    """
-    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
-    # because: the longest expansion of a single character in Unicode (an Arabic greeting) takes 33 bytes
-    return 1.0 if max(map(len, texts)) <= 64 else float(max(map(len, texts)))
 
 
 class Tokenizer:
@@ -270,7 +137,7 @@ class Tokenizer:
     @classmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
         """Build a tokenizer from the content of a tokenizer.json."""
-        check_num_entries(data, "tokenizer.json")
+        vocabularies.check_num_entries(data, "tokenizer.json")
         return cls._build(lambda name: tokenizers.Tokenizer.from_str(data.decode()), "tokenizer.json")
 
     @classmethod
@@ -280,7 +147,7 @@ class Tokenizer:
         """
         with library_errors(f"read {file_name}", "It is damaged or another file."):
             inner = load_library_tokenizer(file_name)
-            vocab_size = check_tokenizer(inner, file_name)
+            vocab_size = vocabularies.check_tokenizer(inner, file_name)
             tokenizer = cls(inner, file_name)
             tokenizer.vocab_size = vocab_size  # because: the property would copy the vocabulary once more
             return tokenizer
@@ -337,7 +204,7 @@ class Tokenizer:
             if passes_unchanged(error):
                 raise
             raise DataError(
-                f"{self.source} cannot tokenize {shorten(text, 40)!r} ({shorten(error)}). {_GET_AGAIN}"
+                f"{self.source} cannot tokenize {shorten(text, 40)!r} ({shorten(error)}). {vocabularies.GET_AGAIN}"
             ) from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -346,7 +213,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of these ids, with special tokens as they are spelled."""
-        with library_errors(f"decode {len(ids)} ids with {self.source}", _GET_AGAIN):
+        with library_errors(f"decode {len(ids)} ids with {self.source}", vocabularies.GET_AGAIN):
             return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
@@ -483,7 +350,7 @@ def _read(path: Path) -> bytes:
         raise MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.") from error
     except OSError as error:
         raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give the file of a tokenizer.") from error
-    check_num_entries(data, str(path))
+    vocabularies.check_num_entries(data, str(path))
     return data
 
 

@@ -1,14 +1,17 @@
-"""Reads vocabularies in GPT-2's and BERT's file formats and builds byte-level BPE and WordPiece tokenizers.
+"""Tokenizers' files: GPT-2's and BERT's vocabularies as tokenizers, checks of loaded tokenizers, ids that end a text.
 
-Called by base.py (loading), train.py and bulk_encoding.py. BPE: bytes become letters, text is split by a pattern
-(no space is prepended), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
-WordPiece: a word is split greedily into the longest pieces of the vocabulary, with `##` before pieces that do not begin
-a word; a word that cannot be split is [UNK].
+Called by base.py (loading), train.py and bulk_encoding.py; `end_ids` by the readers of model folders. BPE: bytes become
+letters, text is split by a pattern (no space is prepended), and pairs merge in the order of their rank; so every text
+has ids and nothing is unknown. WordPiece: a word is split greedily into the longest pieces of the vocabulary, with `##`
+before pieces that do not begin a word; a word that cannot be split is [UNK].
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +26,16 @@ ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each
 _LETTERS_LEFT = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # letters for bytes that are not printable
 LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _LETTERS_LEFT.pop(0) for byte in range(256))  # indexed by byte
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+_MAX_ENTRIES = 4_000_000  # entries between commas or on lines: pieces, merges, ...
+_MAX_ID = 2**31 - 1  # because: the widest dtype of ids in datasets is int32
+_MAX_GROWTH = 64  # maximal factor by which replacement rules may lengthen a text
+_MAX_RULES = 256
+_MAX_AFFIX = 100  # characters of a prefix or suffix of pieces
+_MAX_WORD = 1000  # characters; because: WordPiece's time is quadratic in a word's length, and BERT's limit is 100
+GET_AGAIN = "Get the file again, or give another tokenizer."
+# the files that may name the ids after which generation stops; transformers reads the second only if there is no first.
+END_ID_FILES = ("generation_config.json", "config.json")
 
 CL100K = (  # the pattern of GPT-4 and LLaMA 3
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -186,3 +199,138 @@ def _decode_lines(data: bytes, file_name: str) -> list[str]:
         raise DataError(
             f"{file_name} is not UTF-8 text at byte {error.start}. It is damaged or another kind of file."
         ) from error
+
+
+def check_num_entries(data: bytes, file_name: str) -> None:
+    """Raise DataError if a tokenizer's file, whose content is `data`, has too many entries (pieces, merges) to parse.
+    Each entry becomes Python objects of about 100 bytes.
+    """
+    count = data.count(b"\n") + data.count(b",")
+    if count > _MAX_ENTRIES:
+        raise DataError(
+            f"{file_name} has {count} entries; a tokenizer's file may have at most {_MAX_ENTRIES}. Check the path."
+        )
+
+
+def check_tokenizer(library_tokenizer: Tokenizer, file_name: str) -> int:
+    """Return the vocabulary size of a loaded tokenizer: its highest id + 1. Raise DataError, with `file_name` in the
+    message, if the tokenizer is damaged or could exhaust memory or time.
+    """
+    vocab_size = _check_ids(library_tokenizer, file_name)
+    _check_model(library_tokenizer.model, file_name)
+    _check_rules(library_tokenizer, file_name)
+    _check_template(library_tokenizer, file_name)
+    return vocab_size
+
+
+def _check_ids(library_tokenizer: Tokenizer, file_name: str) -> int:
+    """Return the highest id of the vocabulary + 1. Raise DataError if the vocabulary is empty, an id is too large for
+    the number of tokens, or two tokens have the same id.
+    """
+    ids = library_tokenizer.get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise DataError(f"{file_name} has no vocabulary, so it is damaged or no tokenizer. {GET_AGAIN}")
+    # because: a model allocates an embedding row for every id up to the largest
+    limit = min(_MAX_ID, 8 * len(ids) + (1 << 18))
+    if max(ids) > limit:
+        raise DataError(
+            f"{file_name} has the id {max(ids)}; with {len(ids)} tokens, at most {limit} is allowed. {GET_AGAIN}"
+        )
+    if len(set(ids)) < len(ids):
+        raise DataError(f"{file_name} gives the same id to two tokens. {GET_AGAIN}")
+    return int(max(ids)) + 1
+
+
+def _check_model(model: Any, file_name: str) -> None:
+    """Raise DataError if a tokenizer's model (BPE, WordPiece, ...) allows words that are so long that they take too
+    much time, or has a prefix or suffix of pieces with more than 100 characters.
+    """
+    longest = getattr(model, "max_input_chars_per_word", 0)
+    if longest > _MAX_WORD:
+        raise DataError(
+            f"{file_name} has max_input_chars_per_word={longest}; at most {_MAX_WORD} is allowed, because longer words "
+            "take too much time. Lower it: BERT's is 100."
+        )
+    for kind in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if len(getattr(model, kind, None) or "") > _MAX_AFFIX:
+            raise DataError(f"{file_name} has a {kind} of more than {_MAX_AFFIX} characters. {GET_AGAIN}")
+
+
+def _check_rules(library_tokenizer: Tokenizer, file_name: str) -> None:
+    """Raise DataError if the normalizer, pre-tokenizer or decoder has too many rules, or rules that could make a text
+    more than 64 times as long.
+    """
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        component = getattr(library_tokenizer, part)
+        rules = [] if component is None else list(_iterate_rules(json.loads(component.__getstate__())))
+        growth = 1.0
+        for rule in rules:
+            growth = min(growth * _growth_factor(rule), 1e9)
+        if growth > _MAX_GROWTH:
+            raise DataError(
+                f"{file_name} has a {part} that makes a text {growth:.0f} times as long; at most {_MAX_GROWTH} times "
+                f"is allowed. It is damaged, or made to fill the memory. {GET_AGAIN}"
+            )
+        if len(rules) > _MAX_RULES:
+            raise DataError(
+                f"{file_name} has a {part} of {len(rules)} rules; at most {_MAX_RULES} are allowed. {GET_AGAIN}"
+            )
+
+
+def _check_template(library_tokenizer: Tokenizer, file_name: str) -> None:
+    """Raise DataError if the post-processor has a template that drops or repeats the text, because the text would get
+    other ids.
+
+    Special tokens that a template adds around the text are never used.
+    """
+    if library_tokenizer.post_processor is None:
+        return
+    for rule in _iterate_rules(json.loads(library_tokenizer.post_processor.__getstate__())):
+        texts = [part["Sequence"]["id"] for part in rule.get("single") or () if "Sequence" in part]
+        if rule["type"] == "TemplateProcessing" and texts != ["A"]:
+            raise DataError(
+                f"{file_name} has a post_processor whose template for a single text contains {len(texts)} texts; it "
+                "must contain exactly one, A. Change the template so that it keeps the text, or get the file again."
+            )
+
+
+def _iterate_rules(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield every rule in the JSON of a tokenizer's component (normalizer, pre-tokenizer, ...): the component itself,
+    and all rules nested in it.
+    """
+    if isinstance(component, dict) and "type" in component:
+        yield component
+        for key in ("normalizers", "pretokenizers", "decoders", "processors"):
+            for rule in component.get(key) or ():
+                yield from _iterate_rules(rule)
+
+
+def _growth_factor(rule: dict[str, Any]) -> float:
+    """Return the largest factor by which a rule of a tokenizer.json can lengthen a text."""
+    if rule["type"] == "Replace":
+        pattern, content = rule["pattern"], len(rule["content"])
+        return max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else content)
+    if rule["type"] == "Precompiled":
+        return _longest_replacement(base64.b64decode(rule["precompiled_charsmap"]))
+    return 2.0 if rule["type"] == "ByteLevel" else 1.0
+
+
+def _longest_replacement(charsmap: bytes) -> float:
+    """Return the length in bytes of the longest replacement text in SentencePiece's table of normalizations (charsmap).
+    Return 1.0 if no replacement has more than 64 bytes, as in genuine tables.
+
+    The charsmap is the size of a trie, the trie, then zero-terminated replacement texts.
+    """
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+    # because: the longest expansion of a single character in Unicode (an Arabic greeting) takes 33 bytes
+    return 1.0 if max(map(len, texts)) <= 64 else float(max(map(len, texts)))
+
+
+def end_ids(files: Mapping[str, bytes]) -> frozenset[int]:
+    """Return the ids after which transformers stops to generate, from the files of a Hugging Face folder by name. The
+    result is empty if no file names any.
+    """
+    name = next((name for name in END_ID_FILES if name in files), None)
+    config = parse_json(files[name], Path(name)) if name is not None else None
+    ids = config.get("eos_token_id") if isinstance(config, dict) else None
+    return frozenset(token for token in (ids if isinstance(ids, list) else [ids]) if type(token) is int and token >= 0)

@@ -19,10 +19,9 @@ from lmtrain.batch import StepBatches
 from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.data.assemble_training_data import TrainingPart
 from lmtrain.data.data_settings import REST
 from lmtrain.data.loader import Loader
-from lmtrain.data.sources import shown_sources, tokens_of_order
+from lmtrain.data.training_data import TrainingPart, shown_sources, tokens_of_order
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import current_phase

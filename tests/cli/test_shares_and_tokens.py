@@ -13,7 +13,7 @@ import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, encode_manifest
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.data.assemble_training_data import READ_SHARES
+from lmtrain.data.dataset_builder import READ_SHARES
 from lmtrain.data.samples.packing import Packing
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics

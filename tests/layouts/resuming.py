@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.data.assemble_training_data import TrainingData
 from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
 from lmtrain.data.dataset import ShuffledOrder
+from lmtrain.data.training_data import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.parallel.mesh import build_mesh

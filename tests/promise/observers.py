@@ -31,8 +31,8 @@ from lmtrain.config.compose import compose
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.samples import masked_language_samples, megatron_sample_order, packing
-from lmtrain.data.sources import epoch_warnings
 from lmtrain.data.store import document_boundaries
+from lmtrain.data.training_data import epoch_warnings
 from lmtrain.errors import DataError, LmtrainError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.metrics import read_metrics

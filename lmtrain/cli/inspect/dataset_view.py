@@ -12,8 +12,8 @@ from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
-    from lmtrain.data.assemble_training_data import TrainingData
     from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.data.training_data import TrainingData
     from lmtrain.tokenizer.base import Tokenizer
 
 Rows = list[dict[str, Any]]

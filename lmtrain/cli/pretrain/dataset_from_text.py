@@ -18,7 +18,7 @@ from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_lines_and_json import print_notice, progress
 from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.data.sources import excess_warnings
+from lmtrain.data.training_data import excess_warnings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runfolder.file_names import TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.train.before.preflight import check_machine

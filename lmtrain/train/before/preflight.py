@@ -17,17 +17,11 @@ from typing import Any
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
-from lmtrain.data.assemble_training_data import (
-    TOKEN_SHARES,
-    DataRequirements,
-    OpenDatasets,
-    TrainingData,
-    build_training_data,
-    open_datasets,
-)
-from lmtrain.data.sources import epoch_warnings
+from lmtrain.data.assemble_training_data import OpenDatasets, build_training_data, open_datasets
+from lmtrain.data.dataset_builder import TOKEN_SHARES, DataRequirements
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.stream_history import NOTHING_READ, DataHistory
+from lmtrain.data.training_data import TrainingData, epoch_warnings
 from lmtrain.errors import (
     CheckpointError,
     DataError,

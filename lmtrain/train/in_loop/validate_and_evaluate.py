@@ -20,7 +20,7 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source
-from lmtrain.data.sources import shown_sources
+from lmtrain.data.training_data import shown_sources
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.tensorboard_measures import AVERAGE_KEY, term_measure_names
 from lmtrain.parallel.parallel_model import ParallelModel

@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shares_are_shown_in_the_order_of_the_list",
-        file="lmtrain/data/sources.py",
+        file="lmtrain/data/training_data.py",
         function="shown_sources",
         old="key=lambda index: -float(sources[index].share)",
         new="key=lambda index: index",
@@ -84,8 +84,8 @@ MUTANTS = [
     ),
     Mutant(
         name="megatron_split_counts_documents",
-        file="lmtrain/data/assemble_training_data.py",
-        function="_DatasetBuilder.split_ranges",
+        file="lmtrain/data/dataset_builder.py",
+        function="DatasetBuilder.split_ranges",
         old="split_sequences(len(self.full_range(indexed)), self.split)",
         new="split_sequences(indexed.num_documents, self.split)",
         breaks="Megatron-LM's split is made of as many sequences as there are documents, so that a large part of the "
@@ -307,8 +307,8 @@ MUTANTS = [
     ),
     Mutant(
         name="documents_that_an_earlier_stage_held_out_are_trained_on",
-        file="lmtrain/data/assemble_training_data.py",
-        function="_DatasetBuilder.training_range",
+        file="lmtrain/data/dataset_builder.py",
+        function="DatasetBuilder.training_range",
         old="min(documents.stop, history.held_out.get(content, documents.stop))",
         new="documents.stop",
         breaks="A stage with a smaller share for validation trains on documents that the run has been validated on.",

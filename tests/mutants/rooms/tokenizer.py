@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         name="vocabulary_counted_without_gaps",
-        file="lmtrain/tokenizer/base.py",
+        file="lmtrain/tokenizer/vocabularies.py",
         function="_check_ids",
         old="return int(max(ids)) + 1",
         new="return len(ids)",

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.assemble_training_data import DataRequirements, TrainingData, build_training_data, open_datasets
+from lmtrain.data.assemble_training_data import build_training_data, open_datasets
 from lmtrain.data.data_settings import MaskedSettings
+from lmtrain.data.dataset_builder import DataRequirements
 from lmtrain.data.samples.masked_language_samples import MaskedDataset
 from lmtrain.data.store.indexed_dataset import DatasetWriter
+from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make
 from tests.unit.data.test_training_data import ASKED, SPLIT, Words, load

@@ -8,11 +8,19 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from lmtrain.data.assemble_training_data import DataRequirements, TrainingData, build_training_data, open_datasets
+from lmtrain.data.assemble_training_data import build_training_data, open_datasets
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataSettings, source_names
+from lmtrain.data.dataset_builder import DataRequirements
 from lmtrain.data.loader import Loader
-from lmtrain.data.sources import MAX_SHOWN, epoch_warnings, shown_sources, tokens_at_end, tokens_of_order
+from lmtrain.data.training_data import (
+    MAX_SHOWN,
+    TrainingData,
+    epoch_warnings,
+    shown_sources,
+    tokens_at_end,
+    tokens_of_order,
+)
 from lmtrain.errors import SettingsError
 from tests.unit.data.conftest import Make
 

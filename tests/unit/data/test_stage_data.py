@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.assemble_training_data import DataRequirements, TrainingData, build_training_data, open_datasets
+from lmtrain.data.assemble_training_data import build_training_data, open_datasets
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
+from lmtrain.data.dataset_builder import DataRequirements
 from lmtrain.data.stream_history import DataHistory
+from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import SettingsError
 from tests.unit.data.conftest import Make
 

@@ -10,24 +10,19 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
-from lmtrain.data import assemble_training_data
-from lmtrain.data.assemble_training_data import (
-    ALL_SHARES,
-    READ_SHARES,
-    DataRequirements,
-    TrainingData,
-    build_training_data,
-    open_datasets,
-)
+from lmtrain.data import training_data
+from lmtrain.data.assemble_training_data import build_training_data, open_datasets
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
 from lmtrain.data.dataset import ShuffledOrder
+from lmtrain.data.dataset_builder import ALL_SHARES, READ_SHARES, DataRequirements
 from lmtrain.data.loader import Loader
 from lmtrain.data.samples.blend import integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset, split_sequences
 from lmtrain.data.store.block_checksums import BLOCK_BYTES
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.data.stream_history import DataHistory
+from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import DataError, SettingsError
 from tests.marks import wide
 from tests.unit.data.conftest import Make
@@ -152,7 +147,7 @@ def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
 def test_tokens_of_a_run_are_counted_without_padding(
     paths: list[str], kind: str, blended: bool, counted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assemble_training_data, "_EXACT_SAMPLES", counted)
+    monkeypatch.setattr(training_data, "_EXACT_SAMPLES", counted)
     data = build(settings_of(kind, blended, paths))
     rows, real = data.contributions(8), data.train.counts(data.order.ids(0, data.num_samples)).tokens
     found = sum(row["run_tokens"] for row in rows)

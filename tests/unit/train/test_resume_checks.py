@@ -10,8 +10,8 @@ import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest
 from lmtrain.config.compose import compose
-from lmtrain.data.assemble_training_data import TrainingData
 from lmtrain.data.dataset import ShuffledOrder
+from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import CheckpointError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece

@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.data.assemble_training_data import TrainingData
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.dataset import ShuffledOrder
+from lmtrain.data.training_data import TrainingData
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.schedule_settings import ConstantSettings
