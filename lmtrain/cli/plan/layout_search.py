@@ -20,8 +20,8 @@ import yaml
 
 from lmtrain.cli.keys.settings_reference import config_file
 from lmtrain.cli.pretrain.model_of_init_from import compose_settings
-from lmtrain.config.compose import group_choices
-from lmtrain.config.overrides import parse_overrides
+from lmtrain.config.compose import group_choices, typed_words
+from lmtrain.config.overrides import override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import read_yaml
@@ -73,7 +73,7 @@ class Assumption:
     """An assumption about a setting that was not given: its text, and the runs with alternative values."""
 
     text: str
-    alternatives: Mapping[str, PlannedRun]
+    alternatives: Sequence[PlannedRun] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +98,12 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     plan_words, rest = _split_plan_words(overrides)
     # because: the code below looks for single words, so repeated keys are refused first
     parse_overrides(rest, group_choices(config_dir))
-    gpus = _parse_gpus(plan_words.get("gpus"))
-    experiment = _chosen_value(rest, "experiment")
-    machine = plan_words.get("hardware") or (experiment and _experiment_choice(experiment, "hardware", config_dir))
+    gpus, typed = _parse_gpus(plan_words.get("gpus")), typed_words(rest)
+    experiment = typed.get("experiment") or None
+    machine = plan_words.get("hardware") or _experiment_choice(experiment, "hardware", config_dir)
     hardware = load_hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
     rest = [word for word in rest if word != "parallel=auto"]  # because: a plan chooses the layout anyway
-    if layout_group := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
+    if layout_group := next((word for word in rest if override_key(word) == "parallel"), None):
         raise UsageError(
             f"{layout_group} chooses a whole layout, but a plan searches for layouts. Fix single sizes instead, as in "
             "parallel.tp=8."
@@ -111,26 +111,28 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     sizes = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_parse_layout_word(word.lstrip("+").removeprefix("parallel.")) for word in sizes)
     rest = [word for word in rest if word not in sizes and not word.startswith("hardware.")]
-    keys = {word.lstrip("+~").partition("=")[0] for word in rest}
-    missing = dict(_missing_overrides(rest, keys, hardware, config_dir, plan_words.get("tokens")))
-    composed = compose_settings([*rest, *missing.values()], config_dir=config_dir, name=name)
+    missing = list(_missing_overrides(typed, hardware, config_dir, plan_words.get("tokens")))
+    composed = compose_settings([*rest, *missing], config_dir=config_dir, name=name)
     # because: a layout is planned for one batch and one length, and most of the time is spent in the longest stage
     stage = max(composed.stage_configs, key=lambda stage: stage.num_tokens)
     given = composed.stages[stage.stage_name].train if composed.stages else {}
-    keys |= {f"train.{key}" for key in given}
+    keys = {*typed, *(f"train.{key}" for key in given)}
     config = replace(stage, hardware=hardware)  # whether the machine can run it is checked with everything else
-    batch_multiple = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
-    config, assumed = _assume_batch(config, batch_multiple, "train.global_batch" not in keys and experiment is None)
-    run, vocab = _assume_vocab_size(config)
-    assumed = [*assumed, *vocab]
+    assumed = []
     if stage.stage_name:
         text = f"the plan is for the stage {stage.stage_name}, which has the most tokens"
-        assumed.insert(0, Assumption(text=f"{text}; `lmtrain pretrain --dry-run` shows all stages", alternatives={}))
-    if "precision" in missing:
-        assumed.append(Assumption(
-            text=f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has",
-            alternatives={},
-        ))  # fmt: skip
+        assumed.append(Assumption(text=f"{text}; `lmtrain pretrain --dry-run` shows all stages"))
+    if "train.global_batch" not in keys and experiment is None:
+        config, batch = _assume_batch(config, gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1))
+        assumed.append(batch)
+    run = _run_with_vocab_size(config)
+    if not config.model.shape.vocab_size:
+        vocabs = [replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS]  # type: ignore[call-arg]
+        text = f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens"
+        assumed.append(Assumption(text=text, alternatives=vocabs))
+    if any(override_key(word) == "precision" for word in missing):
+        text = f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has"
+        assumed.append(Assumption(text=text))
     fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
     fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
     has_length = experiment is not None or "train.steps" in keys or bool(stage.stage_name)
@@ -204,102 +206,80 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
     return build_settings(Hardware, values | {"name": name}, "hardware")
 
 
-def _chosen_value(overrides: Sequence[str], key: str) -> str | None:
-    """Return the value of the override KEY=VALUE, or None."""
-    return next((word.partition("=")[2] for word in overrides if word.startswith(f"{key}=")), None)
-
-
-def _experiment_choice(experiment: str, group: str, config_dir: Path | None) -> str | None:
-    """Return the choice that an experiment config makes in a config group, or None if it makes none."""
-    path = config_file("experiment", experiment, config_dir)
+def _experiment_choice(experiment: str | None, group: str, config_dir: Path | None) -> str | None:
+    """Return the choice that an experiment config makes in a config group, or None if it makes none, or if there is no
+    experiment.
+    """
+    path = config_file("experiment", experiment, config_dir) if experiment else None
     tree: Any = read_yaml(path).data if path else {}
     chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
     return next((str(name) for item in chosen for key, name in item.items() if key.endswith(f"/{group}")), None)
 
 
 def _missing_overrides(
-    overrides: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
-) -> Iterator[tuple[str, str]]:
-    """Yield (name, override) for each setting to add to the user's overrides: train.tokens for tokens=, and a value for
-    each required setting that is not given, either assumed or without effect on a plan. `keys` are the keys that the
-    overrides set.
+    typed: Mapping[str, str], hardware: Hardware, config_dir: Path | None, tokens: str | None
+) -> Iterator[str]:
+    """Yield each override to add to the user's: train.tokens for tokens=, and a value for each required setting that is
+    not given, either assumed or without effect on a plan. `typed` is what the user's overrides set, as key -> text.
     """
-    has_experiment = "experiment" in keys
+    has_experiment = "experiment" in typed
     if tokens is not None:
-        yield "tokens", f"train.tokens={tokens}"
-        if "train.steps" not in keys:
-            yield "steps", "train.steps=null"
-    yield from _missing_data_overrides(overrides, keys, config_dir)
-    if "train.micro_batch" in keys and "train.global_batch" not in keys and not has_experiment:
-        micro = next(word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("train.micro_batch="))
-        if micro.isdecimal() and int(micro):
-            yield "batch", f"train.global_batch={micro}"  # until `_assume_batch` knows the sequence length
-    if "schedule.warmup_steps" not in keys:  # because: the warmup does not change the time of a step
-        yield "warmup", "schedule.warmup_steps=0"
-    if "train.micro_batch" not in keys:
-        yield "micro", "train.micro_batch=1"
+        yield f"train.tokens={tokens}"
+        if "train.steps" not in typed:
+            yield "train.steps=null"
+    yield from _missing_data_overrides(typed, config_dir)
+    micro = typed.get("train.micro_batch", "")
+    if micro.isdecimal() and int(micro) and "train.global_batch" not in typed and not has_experiment:
+        yield f"train.global_batch={micro}"  # until `_assume_batch` knows the sequence length
+    if "schedule.warmup_steps" not in typed:  # because: the warmup does not change the time of a step
+        yield "schedule.warmup_steps=0"
+    if "train.micro_batch" not in typed:
+        yield "train.micro_batch=1"
     if has_experiment:  # because: the experiment's layout is one of those searched, and may not fit this batch
         default = ParallelSettings()
-        yield from ((name, f"parallel.{name}={show(getattr(default, name))}") for name in _LAYOUT_KEYS)
-    if not any(key.partition(".")[0] == "precision" for key in keys) and not has_experiment:
-        yield "precision", f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
+        yield from (f"parallel.{name}={show(getattr(default, name))}" for name in _LAYOUT_KEYS)
+    elif not any(key.partition(".")[0] == "precision" for key in typed):
+        yield f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
 
 
-def _missing_data_overrides(
-    overrides: Sequence[str], keys: set[str], config_dir: Path | None
-) -> Iterator[tuple[str, str]]:
-    """Yield (name, override) for required data settings that the user has not given; the values do not affect a plan.
+def _missing_data_overrides(typed: Mapping[str, str], config_dir: Path | None) -> Iterator[str]:
+    """Yield an override for each required data setting that the user has not given; its value does not affect a plan.
     """
-    experiment, model = _chosen_value(overrides, "experiment"), _chosen_value(overrides, "model")
-    kind = _chosen_value(overrides, "data") or (experiment and _experiment_choice(experiment, "data", config_dir))
-    if "data" not in keys:
+    model = typed.get("model")
+    kind = typed.get("data") or _experiment_choice(typed.get("experiment"), "data", config_dir)
+    if "data" not in typed:
         file = config_file("model", model, config_dir) if model else None
         if file and read_yaml(file).data.get("kind") == "bert":
-            yield "data", "data=masked"
-    if not {"data.path", "data.text"} & keys and kind != "blend":
-        yield "path", "data.path=none"
+            yield "data=masked"
+    if not {"data.path", "data.text"} & typed.keys() and kind != "blend":
+        yield "data.path=none"
 
 
-def _assume_batch(config: RunConfig, multiple: int, is_assumed: bool) -> tuple[RunConfig, list[Assumption]]:
-    """Return the config with an assumed global batch of about 4M tokens, and the assumption with smaller and larger
-    alternatives. If `is_assumed` is False, because the user gave the batch, return the config unchanged.
-
-    The batch is a multiple of `multiple` samples.
+def _assume_batch(config: RunConfig, multiple: int) -> tuple[RunConfig, Assumption]:
+    """Return the config with an assumed global batch of about 4M tokens, a multiple of `multiple` samples, and the
+    assumption with smaller and larger alternatives.
     """
-    if not is_assumed:
-        return config, []
 
     def with_batch(samples: float) -> RunConfig:
         return replace(config, train=replace(config.train, global_batch=max(round(samples / multiple), 1) * multiple))
 
     assumed = with_batch(USUAL_TOKENS / config.seq_len)
     batch = assumed.train.global_batch
-    runs = dict[str, PlannedRun]()
+    runs = []
     for factor in (0.25, 4):
         with suppress(LmtrainError):  # because: the given settings may not fit other batches
             if (other := with_batch(batch * factor)).train.global_batch != batch:
-                runs[f"{other.train.global_batch:,}"] = _run_with_vocab_size(other)[0]
+                runs.append(_run_with_vocab_size(other))
     text = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
-    return assumed, [Assumption(text=text, alternatives=runs)]
+    return assumed, Assumption(text=text, alternatives=runs)
 
 
-def _assume_vocab_size(config: RunConfig) -> tuple[PlannedRun, list[Assumption]]:
-    """Return the run to plan with a known vocabulary size. If the settings leave the size to the tokenizer, use GPT-2's
-    or BERT's, and also return that assumption.
+def _run_with_vocab_size(config: RunConfig) -> PlannedRun:
+    """Return the run to plan. If the settings leave the size of the vocabulary to the tokenizer, it is GPT-2's or
+    BERT's.
     """
-    run, is_assumed = _run_with_vocab_size(config)
-    if not is_assumed:
-        return run, []
-    alternatives = {f"{n:,}": replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS}  # type: ignore[call-arg]
-    text = f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens"
-    return run, [Assumption(text=text, alternatives=alternatives)]
-
-
-def _run_with_vocab_size(config: RunConfig) -> tuple[PlannedRun, bool]:
-    """Return the run to plan with a known vocabulary size, and True if the size is an assumed one."""
-    if config.model.shape.vocab_size:
-        return planned_run(config, config.model), False
-    return planned_run(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
+    usual = USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"])
+    return planned_run(config, config.model if config.model.shape.vocab_size else config.model.with_vocab(usual))
 
 
 def _parse_layout_word(word: str) -> tuple[str, Any]:
@@ -551,7 +531,7 @@ def _assumption_ranges(
     range is None without alternatives. `best` holds the best layout, or nothing.
     """
     for assumption in question.assumed:
-        runs = [_in_layout_of(run, best[0].run) for run in assumption.alternatives.values()] if best else []
+        runs = [_in_layout_of(run, best[0].run) for run in assumption.alternatives] if best else []
         layouts = [*best, *price_layouts(runs, question.hardware, cost_model)]
         rates = [layout.tokens_per_step / seconds for layout in layouts for seconds in layout.interval_s]
         yield assumption.text, (min(rates), max(rates)) if runs else None
