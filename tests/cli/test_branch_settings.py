@@ -158,10 +158,10 @@ def test_stages_of_the_run_that_are_typed_stay(changes: dict[str, Any]) -> None:
 
 def test_a_run_that_goes_on_has_typed_stages_behind_its_end() -> None:
     tree = recorded() | {"stages": {"more": {"tokens": "1M"}}}
-    put_before_stages(recorded(), tree, {})
+    put_before_stages(recorded(), tree)
     assert tree["stages"] == {"trunk": {"steps": 100}, "more": {"tokens": "1M"}}
     again = deepcopy(tree)
-    put_before_stages(tree, again, {})
+    put_before_stages(tree, again)
     assert again == tree
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.slurm.slurm_command import SbatchJob, job_script
+from lmtrain.cli.slurm.slurm_command import SbatchJob, SlurmOptions, TaskOptions, job_script
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 
@@ -39,8 +39,9 @@ ENDED_BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=7.0\\nsrun
 
 def job(folder: Path, *, spare_nodes: int = 0, tasks_per_node: int = 2) -> SbatchJob:
     return SbatchJob(
-        about="a run", nodes=2, ranks_per_node=2, tasks_per_node=tasks_per_node, gpus=False, spare_nodes=spare_nodes,
-        takes_all_cpus=tasks_per_node == 1, folder=folder, cwd=folder,
+        about="a run", nodes=2, ranks_per_node=2, tasks_per_node=tasks_per_node,
+        options=SlurmOptions(spare_nodes=spare_nodes), tasks=TaskOptions([], [], takes_all_cpus=tasks_per_node == 1),
+        folder=folder, cwd=folder,
         runs=[(folder, ["run.dir=it's $HOME", 'a="b c"'])],
     )  # fmt: skip
 

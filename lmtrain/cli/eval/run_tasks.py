@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from lmtrain.checkpoint.model_on_disk import ModelSource
 from lmtrain.cli.eval.load_in_layout import open_model_loader
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
+from lmtrain.errors import DataError, MissingInputError, UsageError, join_few
 from lmtrain.eval.report import encode_rows, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
 from lmtrain.eval.task import Result, Task, find_task
@@ -79,6 +79,7 @@ class Session:
         self.console = PlainConsole(stderr=True, quiet=quiet or env.rank > 0)
         self.screen = PlainConsole(highlight=False, quiet=quiet or env.rank > 0 or options.as_json)
         self._inputs: dict[int, Path | TextInput] = {}  # by job number: data is read once for all models
+        self._journal: Journal | None = None  # opened with the first model
 
     @contextmanager
     def open_loader(self) -> Iterator[Callable[[ModelSource, int], LoadedModel]]:
@@ -93,15 +94,20 @@ class Session:
 
             yield load_model
 
-    def open_journal(self) -> AbstractContextManager[Journal]:
-        """Open the journal beside the --output file, from which a killed evaluation continues. The process group must
-        be open.
+    @contextmanager
+    def open_document(self, format_: str, entries: str, **rest: Any) -> Iterator[tuple[dict[str, Any], ExitStack]]:
+        """Context manager: yield a new results document with an empty list `entries`, and a stack that is closed when
+        the document is complete and written. With --json print the document, after a failure too if there are entries.
         """
-        from lmtrain.eval.resume_journal import open_journal
-        from lmtrain.runtime.processes.process_group import broadcast_from_rank0
-
-        output = self.options.output if self._env.rank == 0 else None
-        return open_journal(output, lambda message: print_message(self.console, message), broadcast_from_rank0)
+        document = new_document(format_, **rest, **{entries: []})
+        with ExitStack() as stack:
+            try:
+                yield document, stack
+                document["complete"] = True
+                self.write(document)
+            finally:
+                if document[entries]:
+                    self.print_result(document)
 
     def write(self, document: dict[str, Any]) -> None:
         """Write the results document to --output, on rank 0."""
@@ -124,20 +130,27 @@ class Session:
         if self.options.as_json and self._env.rank == 0:
             print_document(document)
 
-    def evaluate_tasks(self, loaded: LoadedModel, journal: Journal) -> Iterator[Outcome]:
-        """Run all tasks on a model; yield each task's outcome when the task ends."""
+    def evaluate_tasks(self, loaded: LoadedModel, stack: ExitStack) -> Iterator[Outcome]:
+        """Run all tasks on a model; yield each task's outcome when the task ends. The process group must be open. The
+        journal beside the --output file, from which a killed evaluation continues, is open until `stack` is closed.
+        """
         import torch
 
-        from lmtrain.eval.resume_journal import model_identity
+        from lmtrain.eval.resume_journal import model_identity, open_journal
         from lmtrain.eval.scoring import SharedAnswers
+        from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 
+        if self._journal is None:
+            output = self.options.output if self._env.rank == 0 else None
+            journal = open_journal(output, lambda message: print_message(self.console, message), broadcast_from_rank0)
+            self._journal = stack.enter_context(journal)
         subject, facts = loaded.subject, loaded.facts
         weights = facts.get("weights", "model")  # because: both sets of weights lie in one checkpoint
         computed = (weights, subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
-        journal.set_identity(model_identity(Path(facts["checkpoint"]), *computed))
+        self._journal.set_identity(model_identity(Path(facts["checkpoint"]), *computed))
         shared_answers = SharedAnswers() if len(self.jobs) > 1 else None
         for number, (task, _) in enumerate(self.jobs):
-            yield self._evaluate_task(task, self._read_input(number), loaded, journal, shared_answers)
+            yield self._evaluate_task(task, self._read_input(number), loaded, shared_answers)
 
     def _read_input(self, number: int) -> Path | TextInput:
         """Return the data of task `number`: read on first use, then cached for the next model."""
@@ -148,9 +161,8 @@ class Session:
         return self._inputs[number]
 
     def _evaluate_task(
-        self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, journal: Journal,
-        shared_answers: SharedAnswers | None,
-    ) -> Outcome:  # fmt: skip
+        self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, shared_answers: SharedAnswers | None
+    ) -> Outcome:
         """Run one task on a model. Scores that an earlier, killed call stored in the journal are not computed again;
         nor are those that another task has added to `shared_answers`.
         """
@@ -162,8 +174,8 @@ class Session:
         with progress(self.console, f"{task.id}: fed", "tokens", stop_note=stopped) as reporter:
             return run(
                 task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
-                hashes=published_hashes() if task.published else None, batch_size=options.batch_size, cache=journal,
-                shared_answers=shared_answers, progress=reporter,
+                hashes=published_hashes() if task.published else None, batch_size=options.batch_size,
+                cache=self._journal, shared_answers=shared_answers, progress=reporter,
             )  # fmt: skip
 
     def add_baselines(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:
@@ -172,10 +184,9 @@ class Session:
         """
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
+        tokenizer = loaded.subject.tokenizer
         with progress(self.console, "counting for the baselines"):
-            result = add_baselines(
-                outcome.result, outcome.prepared, self.options.baseline, loaded.subject.tokenizer
-            )
+            result = add_baselines(outcome.result, outcome.prepared, self.options.baseline, tokenizer)
         return replace(outcome, result=result)
 
 
@@ -184,37 +195,29 @@ def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
     there, so it is kept if a later task fails.
     """
     options, lines = session.options, list[bytes]()
-    document = new_document("lmtrain evaluation", model={}, results=[])
+    with session.open_document("lmtrain evaluation", "results", model={}) as (document, stack):
 
-    def add(outcome: Outcome, loaded: LoadedModel) -> None:
-        outcome = session.add_baselines(outcome, loaded)
-        if options.samples is not None:
-            prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
-            lines.append(encode_rows(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
-            document["samples"] = session.write_samples(options.samples, lines)
-        document["results"].append(outcome.result.to_dict())
-        session.write(document)
-        session.screen.print(render(outcome.result, loaded.facts, full=options.full))
-
-    with ExitStack() as stack:
-        try:
-            pending: list[Outcome] = []
-            with session.open_loader() as load:
-                loaded = load(source, 0)
-                document["model"] = loaded.facts
-                journal = stack.enter_context(session.open_journal())
-                for outcome in session.evaluate_tasks(loaded, journal):
-                    if options.baseline is None:
-                        add(outcome, loaded)
-                    else:  # because: only rank 0 counts baselines, which may take longer than the peers' timeout
-                        pending.append(outcome)
-            for outcome in pending:
-                add(outcome, loaded)
-            document["complete"] = True
+        def add(outcome: Outcome, loaded: LoadedModel) -> None:
+            outcome = session.add_baselines(outcome, loaded)
+            if options.samples is not None:
+                prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
+                lines.append(encode_rows(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
+                document["samples"] = session.write_samples(options.samples, lines)
+            document["results"].append(outcome.result.to_dict())
             session.write(document)
-        finally:
-            if document["results"]:
-                session.print_result(document)
+            session.screen.print(render(outcome.result, loaded.facts, full=options.full))
+
+        pending: list[Outcome] = []
+        with session.open_loader() as load:
+            loaded = load(source, 0)
+            document["model"] = loaded.facts
+            for outcome in session.evaluate_tasks(loaded, stack):
+                if options.baseline is None:
+                    add(outcome, loaded)
+                else:  # because: only rank 0 counts baselines, which may take longer than the peers' timeout
+                    pending.append(outcome)
+        for outcome in pending:
+            add(outcome, loaded)
     return document
 
 
@@ -256,27 +259,18 @@ def evaluate_steps(sources: Sequence[ModelSource], session: Session) -> None:
     """Evaluate several checkpoints of a run. Print a line for each result, and at the end the tables of the last
     checkpoint and a sparkline of each headline measure over the steps.
     """
-    document = new_document("lmtrain evaluation over steps", run=str(sources[0].path.parent), steps=[])
     results_by_step: list[tuple[int, list[Result]]] = []
-    with ExitStack() as stack:
-        try:
-            with session.open_loader() as load:
-                journal = None
-                for number, source in enumerate(sources):
-                    loaded = load(source, number)
-                    journal = journal or stack.enter_context(session.open_journal())
-                    results_by_step.append((loaded.facts["step"], []))
-                    for outcome in session.evaluate_tasks(loaded, journal):
-                        results_by_step[-1][1].append(outcome.result)
-                        _print_step_result(session.screen, loaded.facts["step"], outcome.result)
-                    results = [result.to_dict() for result in results_by_step[-1][1]]
-                    document["steps"].append({"model": loaded.facts, "results": results})
-                    session.write(document)
-            document["complete"] = True
+    opened = session.open_document("lmtrain evaluation over steps", "steps", run=str(sources[0].path.parent))
+    with opened as (document, stack), session.open_loader() as load:
+        for number, source in enumerate(sources):
+            loaded = load(source, number)
+            results_by_step.append((loaded.facts["step"], []))
+            for outcome in session.evaluate_tasks(loaded, stack):
+                results_by_step[-1][1].append(outcome.result)
+                _print_step_result(session.screen, loaded.facts["step"], outcome.result)
+            results = [result.to_dict() for result in results_by_step[-1][1]]
+            document["steps"].append({"model": loaded.facts, "results": results})
             session.write(document)
-        finally:
-            if document["steps"]:
-                session.print_result(document)
     for row in zip(*(results for _, results in results_by_step), strict=True):
         session.screen.print()
         session.screen.print(render(row[-1], loaded.facts, full=session.options.full))
@@ -334,12 +328,10 @@ def compare_models(sources: Sequence[ModelSource], session: Session) -> None:
     models: list[dict[str, Any]] = []
     with ExitStack() as stack:
         with session.open_loader() as load:
-            journal = None
             for number, source in enumerate(sources):
                 loaded = load(source, number)
-                journal = journal or stack.enter_context(session.open_journal())
                 name = str(loaded.facts["checkpoint"])
-                outcomes = session.evaluate_tasks(loaded, journal)
+                outcomes = session.evaluate_tasks(loaded, stack)
                 sides.append([Side(name, outcome.result, outcome.columns) for outcome in outcomes])
                 models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
                 del loaded  # because: two models need not fit in memory
@@ -408,8 +400,6 @@ def _read_sides(path: Path) -> list[Side]:
         sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
         if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
             raise ValueError("the samples file must have one value for each item of the results")
-    except LmtrainError:
-        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} or its samples file is damaged or was written by another version of lmtrain "

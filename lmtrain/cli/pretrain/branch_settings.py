@@ -170,26 +170,26 @@ class BranchPoint:
         """Return the number of tokens, padding included, that the run has read at the checkpoint."""
         total = 0
         for stage in parent.stage_configs:
-            first, end = min(stage.first_step, self.step), min(stage.end_step, self.step)
-            plan = parent.batch_plan
-            total += (plan.range_of(end)[0] - plan.range_of(first)[0]) * stage.seq_len
+            first, end = (
+                parent.batch_plan.range_of(min(step, self.step))[0] for step in (stage.first_step, stage.end_step)
+            )
+            total += (end - first) * stage.seq_len
         return total
 
     def _restore(self, tree: Tree) -> None:
         """Give the run's own settings back to `tree` where a stage now holds what was typed."""
         for group, keys in STAGE_KEYS.items():
-            base = self.base.get(group)
-            if not isinstance(base, dict) or not isinstance(tree.get(group), dict):
+            base, current = self.base.get(group), tree.get(group)
+            if not isinstance(base, dict) or not isinstance(current, dict):
                 continue
             if group == "data":
-                own = {key: tree[group][key] for key in RUN_DATA if key in tree[group] and key in base}
-                tree[group] = base | {key: value for key, value in own.items() if value is not None}
-            elif not keys:
-                tree[group] = dict(base)
+                kept = {key: current[key] for key in RUN_DATA if key in base and current.get(key) is not None}
+                tree[group] = base | kept
+            elif keys:
+                others = {key: value for key, value in current.items() if key not in keys}
+                tree[group] = others | {key: base[key] for key in keys if key in base}
             else:
-                for key in keys:
-                    tree[group].pop(key, None)
-                    tree[group] |= {key: base[key]} if key in base else {}
+                tree[group] = dict(base)
 
 
 def inherited_settings(stage: Mapping[str, Any]) -> Tree:
@@ -208,13 +208,12 @@ def inherited_settings(stage: Mapping[str, Any]) -> Tree:
     return {group: values for group, values in given.items() if values}
 
 
-def put_before_stages(base: Mapping[str, Any], tree: Tree, typed: Mapping[str, str]) -> dict[str, str]:
+def put_before_stages(base: Mapping[str, Any], tree: Tree) -> None:
     """Put the run as it was planned, whose settings are `base`, before the stages in `tree` that follow it, if it had
-    none itself. Return the typed settings.
+    none itself.
     """
     if not _stages(base) and _stages(tree) and TRUNK not in _stages(tree):
         tree["stages"] = {TRUNK: {"steps": build_settings(RunConfig, base).total_steps}} | tree["stages"]
-    return dict(typed)
 
 
 def _stages(tree: Mapping[str, Any]) -> Mapping[str, Any]:

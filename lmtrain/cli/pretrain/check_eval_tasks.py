@@ -10,17 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmtrain.cli.pretrain.model_of_init_from import import_first_weights, read_foreign_weights
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
 from lmtrain.observe.measure.tensorboard_measures import AVERAGE_PREFIX
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.train.before.preflight import EvaluationTask, Inputs, preflight
+from lmtrain.train.run_config import RunConfig
 
 if TYPE_CHECKING:
     from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.eval.task import Task
     from lmtrain.eval.texts import TextInput
-    from lmtrain.runtime.processes.process_environment import ProcessEnv
-    from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.in_loop.validate_and_evaluate import Evaluation
-    from lmtrain.train.run_config import RunConfig
 
 
 def prepare_inputs(
@@ -32,9 +33,6 @@ def prepare_inputs(
     If checkpoint.init_from names a folder of Hugging Face or Megatron-LM, import it last of all, unless nothing is to
     be trained (`starts_run=False`).
     """
-    from lmtrain.cli.pretrain.model_of_init_from import import_first_weights, read_foreign_weights
-    from lmtrain.train.before.preflight import preflight
-
     checked = preflight(config, env, starts_run=starts_run, read_foreign=read_foreign_weights)
     prepared = [prepare_eval_tasks(stage, inputs) for stage, inputs in checked.stages(config)]
     first, *later = [inputs for inputs, _ in prepared]
@@ -55,7 +53,6 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.eval.run_task import prepare
     from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions
-    from lmtrain.train.before.preflight import EvaluationTask
 
     evaluations = []
     for number, (entry, task) in enumerate(zip(config.eval.tasks, _find_tasks(config), strict=True)):

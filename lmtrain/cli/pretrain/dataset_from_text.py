@@ -14,20 +14,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
 from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_lines_and_json import print_notice, progress
 from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.training_data import excess_warnings
 from lmtrain.errors import DataError, SettingsError
-from lmtrain.runfolder.file_names import TEXT_PREFIX, TEXT_RECORD, TOKENIZER
+from lmtrain.exchange.source_format import lmtrain_kind
+from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
+from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
+from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.preflight import check_machine
+from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from data_tools.preprocess.text_dataset import Report, TextDataset, TextFolder, TextRequest
-    from lmtrain.runtime.processes.process_environment import ProcessEnv
-    from lmtrain.train.run_config import RunConfig
 
 _PREVIEW_BYTES = 4 << 20  # because: a tokenizer is trained on so much text in a second or two
 
@@ -180,8 +183,6 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     from data_tools.preprocess.text_dataset import TextRequest
     from data_tools.read.parse_documents import OptionNames
     from lmtrain.data.samples.masked_language_samples import MaskVocabulary
-    from lmtrain.runtime.processes.process_environment import num_usable_cpus
-    from lmtrain.tokenizer.base import Tokenizer
 
     names = OptionNames(key="data.text_key=KEY", skip=None, split="data.text_split", vocab_size="model.vocab_size")
     request = TextRequest(
@@ -199,10 +200,6 @@ def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
     checkpoint.init_from or checkpoint.resume; that of the run's own checkpoint if it has one already, and None if it
     begins with random weights.
     """
-    from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
-    from lmtrain.exchange.source_format import lmtrain_kind
-    from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED
-
     settings = config.checkpoint
     source = settings.init_from or (settings.resume if settings.resume not in ("auto", "none") else None)
     # because: the checkpoint of the first weights may be gone once the run has one of its own

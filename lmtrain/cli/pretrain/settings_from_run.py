@@ -279,10 +279,10 @@ def _compose_over(
     settings = source.base_settings(overrides, is_branch=is_branch)
 
     def rewrite(tree: dict[str, Any], typed: Mapping[str, str]) -> dict[str, str]:
-        """Give a branch the stages of the run that it leaves, and a stage for what was typed."""
+        """Put the stages of the run that goes on, or that a branch leaves, before those that were typed."""
         if not is_branch:
-            return put_before_stages(settings, tree, typed)
-        step = source.branch_step(tree)
+            put_before_stages(settings, tree)
+        step = source.branch_step(tree) if is_branch else None
         return dict(typed) if step is None else BranchPoint(settings, step).rewrite(tree, typed)
 
     with _config_folder(settings, config_dir) as folder:

@@ -26,6 +26,7 @@ from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.safe_files import atomic_file
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.units import plural
 
 if TYPE_CHECKING:
     from lmtrain.data.data_settings import DataChoice
@@ -294,29 +295,23 @@ def _job_of_runs(
         )
     layout = layout_words(runs[0][0].parallel)
     nodes, ranks_per_node = options.nodes(sizes.pop(), layout)
-    sbatch_options, srun_options, cpus, takes_all_cpus = options.sbatch or [], options.srun or [], None, False
+    tasks = TaskOptions(options.sbatch or [], options.srun or [])
     if starts_ranks := options.tasks == "node" and ranks_per_node > 1:
-        sbatch_options, srun_options, cpus, takes_all_cpus = task_options(sbatch_options, srun_options, ranks_per_node)
+        tasks = task_options(tasks.sbatch_options, tasks.srun_options, ranks_per_node)
     _check_runs(runs, ranks_per_node)
     spare_note = f" and {options.spare_nodes} spare" * (options.spare_nodes > 0)
     runs_note = f"{len(runs)} runs, each of them " * options.array
-    slurm_options = {"time": options.time, "partition": options.partition, "account": options.account}
     per_node = [f"--nproc-per-node={ranks_per_node}"] * starts_ranks
-    image = [f"--container-image={options.container_image}"] * (options.container_image is not None)
+    in_container = options.container_image is not None or options.container_command is not None
     return SbatchJob(
-        about=f"{folder.name}: {runs_note}{layout} on {nodes} node{'s' * (nodes > 1)}{spare_note}. "
-        "Made by `lmtrain slurm`.",
+        about=f"{folder.name}: {runs_note}{layout} on {plural(nodes, 'node')}{spare_note}. Made by `lmtrain slurm`.",
         nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=1 if starts_ranks else ranks_per_node,
-        cpus_per_task=cpus, takes_all_cpus=takes_all_cpus, gpus=options.gpus_per_node is not None,
-        spare_nodes=options.spare_nodes, folder=folder, cwd=Path.cwd(), is_array=options.array,
+        options=options, tasks=tasks, folder=folder, cwd=Path.cwd(),
         runs=[
             (Path(config.run.dir).absolute(), [*own_flags, *per_node, *words])
             for (config, words), own_flags in zip(runs, flags, strict=True)
         ],
-        program=("lmtrain",) if image or options.container_command is not None else (sys.executable, "-m", "lmtrain"),
-        container=shlex.split(options.container_command or ""), srun_options=[*image, *srun_options],
-        sbatch_options=[*(f"--{name}={value}" for name, value in slurm_options.items() if value), *sbatch_options],
-        env=options.env or (), setup=options.setup or (),
+        program=("lmtrain",) if in_container else (sys.executable, "-m", "lmtrain"),
     )  # fmt: skip
 
 
@@ -384,12 +379,12 @@ def _write_script(path: Path, text: str) -> None:
 
 
 class TaskOptions(NamedTuple):
-    """The Slurm options of a job whose tasks start several ranks each."""
+    """The user's options of sbatch and srun for the tasks of a job, and their CPUs if a task starts several ranks."""
 
     sbatch_options: list[str]
     srun_options: list[str]
-    cpus: int | None  # CPUs per task; None if another option sets them
-    takes_all_cpus: bool  # True if the user has given no number, so that tasks use all CPUs of the node
+    cpus: int | None = None  # CPUs per task; None if another option sets them
+    takes_all_cpus: bool = False  # True if the user has given no number, so that tasks use all CPUs of the node
 
 
 def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num_ranks: int) -> TaskOptions:
@@ -448,20 +443,12 @@ class SbatchJob:
     nodes: int
     ranks_per_node: int
     tasks_per_node: int  # ranks_per_node, or 1 if a task starts all ranks of its node
-    gpus: bool
-    cpus_per_task: int | None = None
-    takes_all_cpus: bool = False  # tasks use all CPUs that the job has on a node
-    spare_nodes: int = 0
+    options: SlurmOptions
+    tasks: TaskOptions
     folder: Path  # for the logs and this file
     cwd: Path
     runs: Sequence[tuple[Path, Sequence[str]]]  # run folder, arguments of `lmtrain pretrain`
-    is_array: bool = False
     program: Sequence[str] = ("lmtrain",)
-    container: Sequence[str] = ()  # a command prefix that starts the program in a container
-    srun_options: Sequence[str] = ()
-    sbatch_options: Sequence[str] = ()
-    env: Sequence[str] = ()  # NAME=VALUE
-    setup: Sequence[str] = ()  # lines of bash
 
     @property
     def file(self) -> Path:
@@ -477,7 +464,7 @@ class SbatchJob:
     @property
     def log(self) -> str:
         """The path of the log, with placeholders that Slurm replaces by the job's numbers."""
-        return f"{self.folder}/slurm-{'%A_%a' if self.is_array else '%j'}.out"
+        return f"{self.folder}/slurm-{'%A_%a' if self.options.array else '%j'}.out"
 
 
 def job_script(job: SbatchJob) -> str:
@@ -492,34 +479,40 @@ def _header_lines(job: SbatchJob) -> Iterator[str]:
     yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
     yield "# once, and any other ends it."
     yield f"# Start it with: {job.submit_command('THIS_FILE')}"
+    user = job.options
     options = {
-        "job-name": job.folder.name, "nodes": job.nodes + job.spare_nodes, "ntasks-per-node": job.tasks_per_node,
-        "gpus-per-node": job.ranks_per_node if job.gpus else None, "cpus-per-task": job.cpus_per_task,
-        "array": f"0-{len(job.runs) - 1}" if job.is_array else None, "chdir": job.cwd,
+        "job-name": job.folder.name, "nodes": job.nodes + user.spare_nodes, "ntasks-per-node": job.tasks_per_node,
+        "gpus-per-node": job.ranks_per_node if user.gpus_per_node else None, "cpus-per-task": job.tasks.cpus,
+        "array": f"0-{len(job.runs) - 1}" if user.array else None, "chdir": job.cwd,
         "output": job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1), "open-mode": "append",
     }  # fmt: skip
     given = {name: str(value) for name, value in options.items() if value is not None}
     yield from (f"#SBATCH --{name}={_quote_for_sbatch(value)}" for name, value in given.items())
     yield "#SBATCH --requeue"
-    if job.spare_nodes:
+    if user.spare_nodes:
         yield "# a node that is lost ends the tasks, and not the job"
         yield "#SBATCH --no-kill"
-    yield from (f"#SBATCH {option}" for option in job.sbatch_options)
+    resources = {"time": user.time, "partition": user.partition, "account": user.account}
+    yield from (f"#SBATCH --{name}={value}" for name, value in resources.items() if value)
+    yield from (f"#SBATCH {option}" for option in job.tasks.sbatch_options)
 
 
 def _variable_lines(job: SbatchJob) -> Iterator[str]:
     """Yield the second part of an sbatch file: the user's environment variables and set-up lines, and the shell
     variables that slurm_body.sh reads.
     """
-    variables = [variable.partition("=") for variable in job.env]
+    user = job.options
+    variables = [variable.partition("=") for variable in user.env or ()]
     yield from (f"export {name}={shell_quoted(value)}" for name, _, value in variables)
-    yield from job.setup
+    yield from user.setup or ()
     ranks, tasks = job.nodes * job.ranks_per_node, job.nodes * job.tasks_per_node
-    all_cpus = "yes" if job.takes_all_cpus else "''"
-    yield f"nodes={job.nodes} tasks={tasks} ranks={ranks} spare_nodes={job.spare_nodes} all_cpus={all_cpus}"
-    for name, words in (("lmtrain", job.program), ("container", job.container), ("of_srun", job.srun_options)):
+    all_cpus = "yes" if job.tasks.takes_all_cpus else "''"
+    yield f"nodes={job.nodes} tasks={tasks} ranks={ranks} spare_nodes={user.spare_nodes} all_cpus={all_cpus}"
+    image = [] if user.container_image is None else [f"--container-image={user.container_image}"]
+    container, of_srun = shlex.split(user.container_command or ""), [*image, *job.tasks.srun_options]
+    for name, words in (("lmtrain", job.program), ("container", container), ("of_srun", of_srun)):
         yield f"{name}=({' '.join(map(shell_quoted, words))})"
-    if not job.is_array:
+    if not user.array:
         ((folder, words),) = job.runs
         yield from _run_lines(folder, words, "")
         return
