@@ -63,8 +63,7 @@ class Dataset:
         """Return the text of a document, by the dataset's own tokenizer. An end-of-document token at the end is left
         out.
         """
-        number = self._document_number(index)
-        ids = self._dataset.document(number)
+        ids = self._dataset.document(self._document_number(index))
         if len(ids) and ids[-1] == self.tokenizer.special.get("eod"):
             ids = ids[:-1]
         return self.tokenizer.decode(ids)

@@ -43,8 +43,9 @@ class Metrics(Mapping[str, NDArray[Any]]):
 
     def __init__(self, run: Path, record: Record) -> None:
         """Join the rows of a record; `lmtrain.metrics` calls this."""
-        rows = [*record.rows.get("valid", []), *record.rows.get("eval", [])]
-        measured = [(row["step"], row_measures(row)) for row in rows]
+        measured = [
+            (row["step"], row_measures(row)) for event in ("valid", "eval") for row in record.rows.get(event, [])
+        ]
         steps = np.union1d(record.steps, [step for step, _ in measured])
         self._run, self._problems = run, list(record.problems)
         self._arrays: dict[str, NDArray[Any]] = {"step": steps.astype(np.int64)}
@@ -65,9 +66,6 @@ class Metrics(Mapping[str, NDArray[Any]]):
         if name not in self._arrays:
             raise KeyError(f"{self._run} has recorded no {name}. {spelling_hint(str(name), self._arrays)}")
         return self._arrays[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._arrays
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -147,8 +147,7 @@ class Model:
         num_targets = rows.shape[1] - 1
         if num_targets == 0:
             raise UsageError("loss() needs two ids or more in a row, as it does not predict the first. Give more ids.")
-        requests = [Request(row, num_targets) for row in rows]
-        answers = Scorer(self._model, batch_size=batch_size).score(requests)
+        answers = Scorer(self._model, batch_size=batch_size).score([Request(row, num_targets) for row in rows])
         return float(sum(answer.nll.sum() for answer in answers)) / (len(rows) * num_targets)
 
     def hidden_states(self, ids: Any) -> dict[str, Tensor]:

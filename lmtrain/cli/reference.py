@@ -20,7 +20,7 @@ from typing import Any
 import lmtrain
 from lmtrain import errors
 from lmtrain.cli.keys.settings_reference import settings_page
-from lmtrain.cli.subcommands import parameter_types, value_placeholder
+from lmtrain.cli.subcommands import VerbGroup, build_verb, parameter_types, value_placeholder
 from lmtrain.config.settings_base import show
 from lmtrain.exchange.huggingface.config_keys import IGNORED, NOT_COMPUTED
 from lmtrain.exchange.huggingface.family import Family, families
@@ -85,7 +85,7 @@ def list_commands(root: Any, path: str = "lmtrain") -> dict[str, Any]:
     """
     commands: dict[str, Any] = {}
     for name in root.list_commands(None):
-        command = root.commands[name]
+        command = build_verb(name) if isinstance(root, VerbGroup) else root.commands[name]
         if getattr(command, "hidden", False):
             continue
         full_name = f"{path} {name}"
@@ -245,7 +245,9 @@ def model_families_page() -> str:
     ]
     table = ["| `model_type` | Models | Class of transformers | `config.json` |", "|---|---|---|---|", *rows]
     sections = [part for family in known for part in _family_section(family)]
-    refused = [f"`{key}` ({_harmless(values)})" if values else f"`{key}`" for key, values in NOT_COMPUTED.items()]
+    refused = [
+        f"`{key}` ({' or '.join(map(show, values))})" if values else f"`{key}`" for key, values in NOT_COMPUTED.items()
+    ]
     return "\n".join([
         _FAMILIES_INTRODUCTION, "\n".join(table) + "\n", *sections, _REFUSED, f"{', '.join(refused)}.\n", _IGNORED,
         _reasons(IGNORED),
@@ -275,10 +277,6 @@ def _reasons(keys: Mapping[str, str]) -> str:
     for key, reason in keys.items():
         by_reason.setdefault(reason, []).append(key)
     return "".join(f"* {_code(names)}: {reason}\n" for reason, names in by_reason.items())
-
-
-def _harmless(values: Iterable[object]) -> str:
-    return " or ".join(show(value) for value in values)
 
 
 def _code(names: Iterable[str]) -> str:

@@ -112,6 +112,16 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
         raise UsageError(f"The value of {option} cannot be used: {error}.") from error
 
 
+def parse_numbers(option: str, text: str, way_out: str) -> list[float]:
+    """Parse the value `text` of an option, numbers with commas between them. Raise UsageError, which ends with
+    `way_out`, if it is none.
+    """
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option}={text} is not a list of numbers. {way_out}") from error
+
+
 def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
     """Raise a UsageError if the user typed one of the `unused` parameters, because it would have no effect.
 

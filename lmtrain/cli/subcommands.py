@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -139,38 +139,15 @@ def _simplify_parameter(param: Any, hint: Any) -> Any:
 
 
 class VerbGroup(PlainGroup):
-    """The root command. A verb is imported when it is called, not when all verbs are listed."""
+    """The root command. It lists a stub with the help line of each verb; a verb is imported when it is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = _LazyCommands()
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*HELP]  # because: typer's own method would import the commands
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a stub with the verb's name and help line for listings; None for an unknown verb."""
-        return TyperCommand(cmd_name, help=HELP[cmd_name]) if cmd_name in HELP else None
+        self.commands: Any = {name: TyperCommand(name, help=line) for name, line in HELP.items()}
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
-        name, listed, rest = super().resolve_command(ctx, args)
-        return name, listed and super().get_command(ctx, str(name)), rest
-
-
-class _LazyCommands(Mapping[str, Any]):
-    """Mapping from verb name to command; the verb is imported on access."""
-
-    def __getitem__(self, name: str) -> Any:
-        return build_verb(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in HELP
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(HELP)
-
-    def __len__(self) -> int:
-        return len(HELP)
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, stub and _simplify_help(build_verb(str(name)), ctx), rest
 
 
 @cache  # because: `_simplify_help` changes a command in place

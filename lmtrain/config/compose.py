@@ -112,8 +112,9 @@ def compose_plain(
         problems += [problem] if problem else _read_named_files({root: tree.get(root)}, folders)
     for path, _ in value_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
-            where = value_references.path_text(path)
-            raise SettingsError([f"{where} names code, but settings are plain data. Remove it."])
+            raise SettingsError([
+                f"{value_references.path_text(path)} names code, but settings are plain data. Remove it."
+            ])  # fmt: skip
     plain, unresolved = value_references.resolve_references(tree)
     if problems or unresolved:
         raise SettingsError([*dict.fromkeys(problems + unresolved)])

@@ -140,10 +140,8 @@ def _check_num_files(folders: Sequence[Path], request: CompositionRequest) -> No
             path = next((candidate for folder in folders if (candidate := folder / f"{name}.yaml").is_file()), None)
             with suppress(SettingsError, MissingInputError):  # because: the later real read reports the error
                 for entry in read_entries(name, _read_cached(path))[0] if path and depth < MAX_DEPTH else ():
-                    named_files = [
-                        f"{entry.group}/{candidate}" if entry.group else candidate for candidate in entry.values
-                    ]
-                    counts[name] += sum(count(candidate, depth + 1) for candidate in named_files)
+                    folder = f"{entry.group}/" if entry.group else ""
+                    counts[name] += sum(count(f"{folder}{file_name}", depth + 1) for file_name in entry.values)
         return counts[name]
 
     chosen = [f"{group}/{word.partition('=')[2]}" for group, word in request.chosen.items()]
@@ -211,8 +209,9 @@ def _package_header(file: YamlFile) -> tuple[str | None, list[str]]:
         words = line.split()
         if len(words) == 2 and words[0] == "package":
             return words[1], []
-        problem = f"{file.path} has the line `# @{line.strip()}`, which has no meaning here"
-        return None, [f"{problem}. Write `# @package _global_`."]
+        return None, [
+            f"{file.path} has the line `# @{line.strip()}`, which has no meaning here. Write `# @package _global_`."
+        ]
     return None, []
 
 

@@ -250,8 +250,7 @@ class SettingNames:
         options = union_members(types_by_key(self.root).get(key))
         if float in options and (share := percent_as_fraction(value)):
             return f"{key}={share}"
-        literals = [option for option in options if get_origin(option) is Literal]
-        choices = [str(choice) for option in literals for choice in get_args(option)]
+        choices = [str(choice) for option in options if get_origin(option) is Literal for choice in get_args(option)]
         return f"{key}={closest_value(value, choices) or value if choices else value}"
 
     def _suggested_choice(self, group: str, value: str) -> str:

@@ -99,8 +99,7 @@ def expand_runs(paths: Iterable[Path]) -> list[Path]:
 
     A path without runs is kept, so that the caller can refuse it.
     """
-    runs = [run for path in paths for run in ([*find_runs(path)] or [path])]
-    return [*{run.resolve(): run for run in runs}.values()]
+    return [*{run.resolve(): run for path in paths for run in ([*find_runs(path)] or [path])}.values()]
 
 
 @dataclass

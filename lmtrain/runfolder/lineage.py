@@ -43,8 +43,7 @@ class Parent:
         run's folder stands for its run itself.
         """
         run = run_of_checkpoint(checkpoint)
-        paths = str(run), str(run.resolve()), str(checkpoint.resolve())
-        return cls(kind, *paths, step, manifest_sha256, differences)
+        return cls(kind, str(run), str(run.resolve()), str(checkpoint.resolve()), step, manifest_sha256, differences)
 
     @property
     def folder(self) -> Path:
@@ -58,14 +57,13 @@ class Parent:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Parent:
         """Return the entry that `to_dict` described. Raise ValueError, TypeError or KeyError if `data` is damaged."""
-        texts = [data[key] for key in ("kind", "run", "path", "checkpoint", "manifest_sha256")]
-        if not all(isinstance(text, str) for text in texts) or type(data["step"]) is not int:
+        texts = {key: data[key] for key in ("kind", "run", "path", "checkpoint", "manifest_sha256")}
+        if not all(isinstance(text, str) for text in texts.values()) or type(data["step"]) is not int:
             raise ValueError(f"{data!r} is not the parent of a run")
         differences = data.get("differences", {})
         if not isinstance(differences, dict):
             raise ValueError(f"{differences!r} does not hold differences of settings")
-        kind, run, path, checkpoint, digest = texts
-        return cls(kind, run, path, checkpoint, data["step"], digest, differences)
+        return cls(**texts, step=data["step"], differences=differences)
 
 
 def run_of_checkpoint(checkpoint: Path) -> Path:

@@ -18,7 +18,6 @@ ALLOWED = {
     "data_tools.corpora.download.redirect_request": "called by urllib",
     "lmtrain.cli.runs.runs_command.parse_args": "called by typer",
     "lmtrain.cli.subcommands.get_command": "called by typer",
-    "lmtrain.cli.subcommands.list_commands": "called by typer",
     "lmtrain.cli.subcommands.resolve_command": "called by typer",
     "lmtrain.observe.watch.rank_watchdog_client.send_stop": "passed by the command line to the signal handlers",
     "lmtrain.config.hydra_source.load_config": "called by hydra",

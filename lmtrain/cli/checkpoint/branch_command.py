@@ -35,18 +35,16 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch that decays: the checkpoint from which it begins, its run folder, and the settings to type."""
+    """A branch that decays: the checkpoint from which it begins, the settings to type, and all settings."""
 
     checkpoint: Path
-    folder: Path
     overrides: list[str]
     config: RunConfig
 
     @property
     def command(self) -> str:
         """The command that starts the branch, for a shell."""
-        words = ["lmtrain", "pretrain", "--from-run", str(self.checkpoint), *self.overrides]
-        return " ".join(map(shell_quoted, words))
+        return " ".join(map(shell_quoted, ["lmtrain", "pretrain", "--from-run", str(self.checkpoint), *self.overrides]))
 
 
 def branch(
@@ -166,8 +164,7 @@ def _build_branches(
         words += [f"stages.{name}.schedule={_SHAPES[shape]}", *_settings_there(parent, step, name)]
         typed = {override_key(word) for word in overrides}
         words = [word for word in words if override_key(word) not in typed] + [*overrides]
-        config = compose_run(words, from_run=checkpoint, config_dir=None, name="pretrain")
-        yield Branch(checkpoint, folder, words, config)
+        yield Branch(checkpoint, words, compose_run(words, from_run=checkpoint, config_dir=None, name="pretrain"))
 
 
 def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:

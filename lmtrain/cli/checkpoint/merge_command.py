@@ -171,12 +171,10 @@ def _learning_rate(contents: Contents) -> float | None:
     from lmtrain.config.settings_builder import build_settings
     from lmtrain.train.run_config import RunConfig
 
-    settings, step = contents.manifest.state.get("settings"), max(contents.manifest.step - 1, 0)
-    if not isinstance(settings, dict):
-        return None
+    step = max(contents.manifest.step - 1, 0)
     try:
-        return build_settings(RunConfig, settings).stage_at(step).learning_rate(step)
-    except LmtrainError:  # because: settings of another version change a warning, not the merge
+        return build_settings(RunConfig, contents.manifest.state.get("settings")).stage_at(step).learning_rate(step)
+    except LmtrainError:  # because: settings of another version, or none, change a warning, not the merge
         return None
 
 

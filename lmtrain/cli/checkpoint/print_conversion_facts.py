@@ -47,8 +47,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _describe_settings(values: dict[str, Any]) -> str:
     """Return a model's settings as they are typed, without those at their defaults; --json has all."""
-    cls = kinds(ModelSettings)[values["kind"]]
-    defaults = {field.name: field.default for field in fields(cls)}
+    defaults = {field.name: field.default for field in fields(kinds(ModelSettings)[values["kind"]])}
     text = " ".join(f"{key}={show(value)}" for key, value in values.items() if value != defaults.get(key, MISSING))
     return f"{text}, and defaults"
 

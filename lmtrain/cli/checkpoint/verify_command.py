@@ -31,8 +31,11 @@ def verify(
         results.append(facts)
         if not as_json and not facts["problems"]:
             tensors, files = plural(facts["tensors"], "tensor"), plural(facts["files"], "file")
-            counts = f"{tensors}, {files}, {format_bytes(facts['bytes'])}"
-            print_message(PlainConsole(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
+            print_message(
+                PlainConsole(),
+                f"{facts['checkpoint']}: all is well: step {facts['step']}, {tensors}, {files}, "
+                f"{format_bytes(facts['bytes'])}",
+            )
     if as_json:
         print_json(results)
     raise_problems(results)

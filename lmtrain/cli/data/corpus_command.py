@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.screen.print_lines_and_json import echo, progress
-from lmtrain.cli.shared_options import InputFormat, TextInputs, parse_output_file, parse_size, resolve_text_inputs
+from lmtrain.cli.shared_options import (
+    InputFormat,
+    TextInputs,
+    parse_numbers,
+    parse_output_file,
+    parse_size,
+    resolve_text_inputs,
+)
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, plural
@@ -236,7 +243,8 @@ def split(
     from data_tools.corpus.flow.corpus_step_runner import run_step
     from data_tools.corpus.split_sample_shuffle import SplitStep, split_outputs
 
-    step = SplitStep(_parse_ratios(ratios), seed, by)
+    way_out = "Write the shares of train, valid and test, as in --ratios=0.98,0.01,0.01."
+    step = SplitStep(tuple(parse_numbers("--ratios", ratios, way_out)), seed, by)
     with _options_with_progress(workers, part, key, on_error) as work:
         sources = resolve_text_inputs(inputs, format_)
         _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
@@ -333,16 +341,6 @@ def _options_with_progress(workers: int | None, part: str, key: str, on_error: s
     """
     with _show_documents_done() as report:
         yield _step_options(workers, part, key, on_error, report)
-
-
-def _parse_ratios(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(share) for share in text.split(","))
-    except ValueError as error:
-        raise UsageError(
-            f"--ratios={text} is not a list of numbers. Write the shares of train, valid and test, as in "
-            "--ratios=0.98,0.01,0.01."
-        ) from error
 
 
 def _print(result: Report) -> None:

@@ -20,7 +20,7 @@ from lmtrain.cli.inspect.dataset_view import (
 from lmtrain.cli.keys.shell_completion import complete_override
 from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.print_lines_and_json import echo, print_json, progress
-from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_output_file
+from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_file
 from lmtrain.errors import DataError, UsageError, join_few, spelling_hint
 from lmtrain.units import format_count, plural
 
@@ -109,10 +109,7 @@ def split(
     """Split a dataset at document borders into two or three datasets, each with its documents in the original order."""
     from lmtrain.data.store import dataset_operations
 
-    try:
-        wanted = [float(share) for share in shares.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as --shares=98,2.") from error
+    wanted = parse_numbers("--shares", shares, "Use shares such as --shares=98,2.")
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
         dataset_operations.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _print_written(output, as_json)
@@ -222,7 +219,7 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
     highest = max((bar["documents"] for bar in bars), default=0) or 1
     for bar in bars:
         label = f"{bar['from']}-{bar['to']}" if bar["to"] > bar["from"] else str(bar["from"])
-        echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
+        echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest)}".rstrip())
     return None
 
 
@@ -234,9 +231,10 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     from lmtrain.train.before.preflight import load_stages
 
     began = perf_counter()
-    stages = [inputs.data for inputs in load_stages(_compose(overrides, config_dir), None, None)]
     streams = {
-        key: part for data in stages for key, part in zip(data.history.streams, data.parts, strict=True)
+        key: part
+        for inputs in load_stages(_compose(overrides, config_dir), None, None)
+        for key, part in zip(inputs.data.history.streams, inputs.data.parts, strict=True)
     }  # of stages that read the same samples, each once
     facts = {
         "datasets": len({part.indexed.prefix for part in streams.values()}),
@@ -398,7 +396,7 @@ def _describe_content_check(facts: dict[str, Any]) -> str:
     return f"as its sidecar says{'' if facts['sidecar_has_hash'] else unsigned}"
 
 
-def _bar(share: float, width: int) -> str:
-    """Draw a bar in eighths of a character."""
-    whole, eighths = divmod(round(share * width * 8), 8)
+def _bar(share: float) -> str:
+    """Draw a bar in eighths of a character; a share of 1 is 50 characters wide."""
+    whole, eighths = divmod(round(share * 50 * 8), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[eighths]

@@ -177,8 +177,9 @@ def _print(summary: Summary, split: str) -> None:
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
         f"in {format_seconds(summary.seconds)}"
     )
-    losses = ((summary.rejects, "bad line", "left out"), (summary.filtered, "document", "filtered out"))
-    for counts, what, done in losses:
+    for counts, what, done in (
+        (summary.rejects, "bad line", "left out"), (summary.filtered, "document", "filtered out")
+    ):  # fmt: skip
         if counts:
             parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
             echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
@@ -197,5 +198,4 @@ def _print_lengths(lengths: dict[str, int]) -> None:
     first = next(i for i, count in enumerate(lengths.values()) if count)
     echo("tokens a document:")
     for name, count in list(lengths.items())[first:]:
-        bar = "#" * -(-40 * count // largest)
-        echo(f"{name:>21} {format_count(count):>6} {bar}".rstrip())
+        echo(f"{name:>21} {format_count(count):>6} {'#' * -(-40 * count // largest)}".rstrip())

@@ -15,8 +15,7 @@ from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.merge_view import merge_lines
-from lmtrain.cli.inspect.run_view import describe_model, lineage_lines
-from lmtrain.cli.inspect.stages_of_run import describe_stage, stage_facts
+from lmtrain.cli.inspect.run_view import describe_model, describe_stage, lineage_lines, stage_facts
 from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
 from lmtrain.runfolder.settings_differences import differences
@@ -77,8 +76,9 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
     """Print the data that `checkpoint_facts` returns; settings, files and tensors only with `show_all`."""
     from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
 
-    counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
-    lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
+    lines = [
+        (key, f"{facts[key]:,}" if isinstance(facts[key], int) else "-") for key in ("step", "samples", "tokens")
+    ]
     lines += [("stage", describe_stage(facts["stage"]))] if facts["stage"] else []
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
     lines.append(("parameters", format_count(facts["parameters"])))
@@ -171,8 +171,10 @@ def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
     records = [merge_record(contents.manifest.state, contents.path / MANIFEST) for contents in (a, b)]
     if all(records):
         return states
-    merges = [{"merged": record.summary} if record is not None else {} for record in records]
-    return [state | merge for state, merge in zip(states, merges, strict=True)]
+    return [
+        state | ({} if record is None else {"merged": record.summary})
+        for state, record in zip(states, records, strict=True)
+    ]
 
 
 def print_difference(facts: dict[str, Any]) -> None:

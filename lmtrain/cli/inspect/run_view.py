@@ -1,4 +1,7 @@
-"""`lmtrain inspect RUN`: all facts about a run as plain data, and the most important ones as text."""
+"""The facts about a run and its stages as plain data, and the most important ones as text. Torch-free.
+
+For `lmtrain inspect RUN`; watch, runs and report use parts of them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
 from lmtrain.cli.inspect.merge_view import describe_origin
-from lmtrain.cli.inspect.stages_of_run import describe_stage, stage_facts
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LmtrainError, MissingInputError, shorten
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.errors import LmtrainError, MissingInputError, join_few, shorten
 from lmtrain.observe.measure.tensorboard_measures import AVERAGE_KEY, row_measures, score_by_step
 from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
@@ -29,7 +32,8 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, step_from_name
 from lmtrain.runfolder.folder_reader import read_run_state, read_settings
 from lmtrain.runfolder.lineage import MERGED, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
-from lmtrain.runfolder.settings_differences import History, changed_histories
+from lmtrain.runfolder.settings_differences import changed_histories
+from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
 _CURVE_WIDTH = 40  # characters
@@ -122,7 +126,6 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     Parameters and layout are None if this version cannot read the settings.
     """
     from lmtrain.train.layouts.ranks_and_memory_table import layout_words
-    from lmtrain.train.run_config import read_run_config
 
     try:
         config = read_run_config(path)
@@ -133,6 +136,66 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
         "parameters": config.model.num_parameters,
         "layout": layout_words(config.parallel),
     }
+
+
+def read_stages(settings: Mapping[str, Any]) -> tuple[RunConfig, ...]:
+    """Return the settings of each stage of a run from its recorded `settings`; () if it has no stages, or if this
+    version does not accept its settings.
+    """
+    if not settings.get("stages"):
+        return ()
+    try:
+        return build_settings(RunConfig, dict(settings)).stage_configs
+    except LmtrainError:
+        return ()
+
+
+def stage_facts(settings: Mapping[str, Any], step: int) -> dict[str, Any] | None:
+    """Return the stage of the last of `step` steps as plain data: its name, number, first and last step, counted from
+    1; None if the run has no stages, or none that can be read.
+    """
+    stages = read_stages(settings)
+    if not stages:
+        return None
+    number = next((k for k, stage in enumerate(stages) if step <= stage.end_step), len(stages) - 1)
+    stage = stages[number]
+    return {
+        "name": stage.stage_name, "number": number + 1, "stages": len(stages), "first_step": stage.first_step + 1,
+        "last_step": stage.end_step,
+    }  # fmt: skip
+
+
+def describe_stage(facts: Mapping[str, Any]) -> str:
+    """Return the facts of `stage_facts` in words, as in "decay, 2 of 3, steps 21 to 30"."""
+    return (
+        f"{facts['name']}, {facts['number']} of {facts['stages']}, steps {facts['first_step']:,} to "
+        f"{facts['last_step']:,}"
+    )
+
+
+def stage_table(stages: Sequence[RunConfig]) -> list[dict[str, str]]:
+    """Return a table of stages as rows of column -> text: steps, tokens, batch, length, learning rate, data."""
+    rows = []
+    for stage in stages:
+        sizes = stage.batch_plan.sizes_between(stage.first_step, stage.end_step)
+        batches = dict.fromkeys((sizes[0], sizes[-1]))
+        rates = (stage.learning_rate(step) for step in (stage.first_step, stage.end_step - 1))
+        rows.append({
+            "<stage": stage.stage_name, "steps": f"{stage.first_step + 1:,} to {stage.end_step:,}",
+            "tokens": format_count(stage.num_tokens), "batch": " to ".join(map(str, batches)),
+            "sequence": f"{stage.seq_len:,}", "learning rate": " to ".join(f"{rate:.3g}" for rate in rates),
+            "<data": _data_text(stage.data.to_dict()),
+        })  # fmt: skip
+    return rows
+
+
+def _data_text(data: Mapping[str, Any]) -> str:
+    """Return the datasets of a stage by their paths, with weights if it has several, the largest first."""
+    if data.get("path"):
+        return str(data["path"])
+    parts = sorted(data.get("datasets") or (), key=lambda part: -(part.get("weight") or 0))
+    shown = [f"{part['path']} {part['weight']:g}" if part.get("weight") else str(part["path"]) for part in parts[:8]]
+    return ", ".join([*shown, *([f"{len(parts) - 8:,} more"] if len(parts) > 8 else [])])
 
 
 def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, str]]:
@@ -167,7 +230,8 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
     yield from lineage_lines(facts["lineage"])
     yield from ingredient_lines(facts)
     for key, values in facts["changed"].items():
-        yield "changed", f"{key}: {describe_history(values)}"
+        held = (f"{show(value)} from step {step:,}" for step, value in values)
+        yield "changed", f"{key}: {', '.join(held)}"
     yield "settings", f"digest {facts['settings_digest']}; --all lists them"
 
 
@@ -262,10 +326,9 @@ def lineage_lines(lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
             for key, (there, here) in parent["differences"].items()
         ]
         none_differs = "" if parent["kind"] == MERGED else ": no setting differs"
-        with_changes = f": {', '.join(changes[:_MAX_CHANGES])}" if changes else none_differs
-        more = f" and {len(changes) - _MAX_CHANGES} more" if len(changes) > _MAX_CHANGES else ""
+        differing = f": {join_few(changes, max_shown=_MAX_CHANGES)}" if changes else none_differs
         gone = "" if Path(parent["checkpoint"]).exists() else ", which is gone"
-        yield "descends from", f"{describe_origin(lineage[:number])}{gone}{with_changes}{more}"
+        yield "descends from", f"{describe_origin(lineage[:number])}{gone}{differing}"
 
 
 def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -287,11 +350,6 @@ def describe_model(model: dict[str, Any], parameters: int | None = None) -> str:
     shape += [f"{model['width']} wide"] if "width" in model else []
     length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
     return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
-
-
-def describe_history(values: History) -> str:
-    """Describe the values of a setting and the steps from which they held."""
-    return ", ".join(f"{show(value)} from step {step:,}" for step, value in values)
 
 
 def finite_or_none(value: Any) -> Any:

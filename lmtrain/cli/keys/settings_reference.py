@@ -210,8 +210,7 @@ def _allowed_values(hint: Any) -> tuple[str, ...]:
 
 def settings_class(hint: Any) -> type[Settings] | None:
     """Return the settings class in a type hint, also in `X | None`."""
-    classes = (option for option in (hint, *get_args(hint)) if isinstance(option, type))
-    return next((cls for cls in classes if issubclass(cls, Settings)), None)
+    return next((cls for cls in (hint, *get_args(hint)) if isinstance(cls, type) and issubclass(cls, Settings)), None)
 
 
 def describe_type(hint: Any, unit: str | None = None) -> str:

@@ -7,7 +7,7 @@ module converts their values.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,8 +101,8 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
         if option == "--eval_iters" and "train.micro_batch" in result.settings:
             factor_key = "train.micro_batch"
         _add_converted(result, option, value, key, operator, factor_key)
-    if bias := _bias_of_switches([option.lstrip("-").replace("-", "_") for option in options]):
-        result.settings["model.bias"] = bias
+    if {"add_qkv_bias", "disable_bias_linear"} <= {option.lstrip("-").replace("-", "_") for option in options}:
+        result.settings["model.bias"] = "qkv"  # because: each of the two alone says another value
     if result.settings.get("checkpoint.resume") == result.settings.get("run.dir"):
         result.settings.pop("checkpoint.resume", None)  # because: a run resumes from its own checkpoints by default
     if result.settings.get("schedule") == "constant":
@@ -152,9 +152,8 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
     line = _shell_lines([*command.split(), *kept_words, *settings, *processes])
     unknown = [f"{option} has no counterpart that lmtrain knows." for option in translation.unknown]
     notes = "".join(f"\n  {note}" for note in [*translation.notes, *unknown])
-    listed = shorten(", ".join(options))
     return (
-        f"{listed} are not options of {command}, whose settings are words without dashes."
+        f"{shorten(', '.join(options))} are not options of {command}, whose settings are words without dashes."
         + (f" Left out:{notes}\n" if notes else " ")
         + f"Type:\n  {line}"
     )
@@ -216,11 +215,6 @@ def _decoder_overrides(name: str, values: Sequence[str]) -> str:
         case "rotary_seq_len_interpolation_factor":
             return f"model.rotary_scaling=linear model.rotary_factor={value}"
     return ""
-
-
-def _bias_of_switches(names: Collection[str]) -> str | None:
-    """Return the value of model.bias for Megatron-LM's switches `names`, None if one of them alone says it."""
-    return "qkv" if {"add_qkv_bias", "disable_bias_linear"} <= set(names) else None
 
 
 def _combined_override(name: str, values: Sequence[str]) -> str:

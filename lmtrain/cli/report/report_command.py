@@ -12,8 +12,7 @@ import numpy as np
 import typer
 
 from lmtrain.cli.inspect.merge_view import describe_origin
-from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, settings_facts
-from lmtrain.cli.inspect.stages_of_run import read_stages, stage_table
+from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, read_stages, settings_facts, stage_table
 from lmtrain.cli.report.draw_curves import (
     MAX_EVAL_FIGURES,
     build_charts,

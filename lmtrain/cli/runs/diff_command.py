@@ -180,8 +180,7 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
         yield f"the first weights are not the same{origin}"
     if not explained and weights and weights["tensors"]:
         yield weights["said"]
-    differs_in_data = {"samples_hash", "batch_digest"} & first.keys()
-    if has_settings and not (settings or programs or begun or weights or differs_in_data):
+    if has_settings and not (settings or programs or begun or weights or other_data):
         yield (
             "neither settings, programs, data nor first weights differ: something that is not recorded, such as a bit "
             "that flipped on the way, or sums that are taken in another order (compute.deterministic=true fixes it)"

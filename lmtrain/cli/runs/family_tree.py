@@ -94,9 +94,7 @@ def _in_order(nodes: dict[Path, Row], parents: dict[Path, Parent | None]) -> Ite
             if path not in shown:
                 yield from below(path, depth + 1)
 
-    for folder in nodes:
-        if parents.get(folder) is None:
-            yield from below(folder, 0)
-    for folder in nodes:  # because: folders that were used again may seem to descend from each other
+    roots = [folder for folder in nodes if parents.get(folder) is None]
+    for folder in [*roots, *nodes]:  # because: folders that were used again may seem to descend from each other
         if folder not in shown:
             yield from below(folder, 0)

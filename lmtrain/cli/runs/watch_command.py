@@ -14,8 +14,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, settings_facts
-from lmtrain.cli.inspect.stages_of_run import read_stages
+from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, read_stages, settings_facts
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.print_lines_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few
@@ -187,7 +186,7 @@ def redraw_text(before: list[str], after: list[str]) -> str:
     The cursor is below the lines before and after.
     """
     after = after + [""] * (len(before) - len(after))
-    output, cursor = "", len(before)  # `at`: the line that the cursor is on
+    output, cursor = "", len(before)  # the line that the cursor is on
     for number, line in enumerate(after):
         if number >= len(before):
             output, cursor = f"{output}{_cursor_move(number - cursor)}\r{line}\n", number + 1

@@ -114,8 +114,15 @@ def explain(
 
     For a section, such as `optim`, print the value of each of its keys, and the line or the override that has set it.
     """
-    from lmtrain.cli.settings.explain_setting import ComposedSettings, history_rows, key_facts, value_rows
-    from lmtrain.cli.settings.explain_stage import held_by_stage, split_stage_key, stage_key_facts
+    from lmtrain.cli.settings.explain_setting import (
+        ComposedSettings,
+        held_by_stage,
+        history_rows,
+        key_facts,
+        split_stage_key,
+        stage_key_facts,
+        value_rows,
+    )
 
     if run is not None and overrides:
         raise UsageError(
@@ -134,7 +141,7 @@ def explain(
     if key in keys or (in_stage is not None and in_stage[1] not in GROUPS):
         without_overrides = ComposedSettings.compose([], config_dir, config_name) if overrides else composed
         settings = composed, without_overrides, config_dir
-        facts = stage_key_facts(key, keys, *settings) if in_stage is not None else key_facts(keys[key], *settings)
+        facts = stage_key_facts(in_stage, keys, *settings) if in_stage is not None else key_facts(keys[key], *settings)
         if run is not None:
             facts.pop("stage", None)  # because: it is the value in the settings of this command
             facts["held"] = held_by_stage(key, run) or history_rows(key, run)

@@ -1,4 +1,6 @@
-"""Facts for `lmtrain config explain`: what a setting means, what sets it, and its value in a run. Torch-free."""
+"""Facts for `lmtrain config explain`: what a setting means, what sets it, and its value in a run and in a stage, as of
+stages.decay.optim.lr. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,21 @@ from typing import Any
 
 from lmtrain.cli.keys.settings_reference import Key, config_file, read_config_text
 from lmtrain.cli.pretrain.model_of_init_from import defaults_of_init_from
-from lmtrain.config.compose import compose_plain, conf_dir, group_choices, prepare_composition, typed_words
+from lmtrain.config.compose import (
+    STAGE_CHOICES,
+    compose_plain,
+    conf_dir,
+    group_choices,
+    prepare_composition,
+    typed_words,
+)
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
-from lmtrain.errors import SettingsError, UsageError
-from lmtrain.runfolder.settings_differences import read_settings_history
-from lmtrain.train.run_config import RunConfig
+from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few
+from lmtrain.runfolder.settings_differences import flatten, read_settings_history
+from lmtrain.train.run_config import RunConfig, read_run_config
+from lmtrain.train.stage_settings import GROUPS, stage_may_set
 
 _ABSENT = object()
 _OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
@@ -252,6 +262,69 @@ def _describe_origin(origin: Origin | None) -> str:
         return "the default, which no file repeats"
     if origin.file is None:
         return f"the command line: {origin.text}"
-    inside = origin.file.is_relative_to(conf_dir())
-    path = Path("conf") / origin.file.relative_to(conf_dir()) if inside else origin.file
-    return f"{path}, line {origin.line}"
+    is_ours = origin.file.is_relative_to(conf_dir())
+    return f"{Path('conf') / origin.file.relative_to(conf_dir()) if is_ours else origin.file}, line {origin.line}"
+
+
+def split_stage_key(key: str) -> tuple[str, str] | None:
+    """Return (name of the stage, key within the stage) of a key such as stages.decay.optim.lr; None for others."""
+    field, _, rest = key.partition(".")
+    name, _, inner = rest.partition(".")
+    return (name, inner) if field == "stages" and inner else None
+
+
+def stage_key_facts(
+    stage_key: tuple[str, str], keys: dict[str, list[Key]], run: ComposedSettings,
+    without_overrides: ComposedSettings, config_dir: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return facts about a key of a stage as plain data: those of `key_facts`, and where the stage sets it. Raise
+    UsageError if a stage has no such key. `stage_key` is (name of the stage, key within it), and `keys` are the entries
+    of all settings by name.
+    """
+    name, inner = stage_key
+    key, own = f"stages.{name}.{inner}", keys.get(f"stages.NAME.{inner}")
+    if own is None and inner not in keys and inner not in STAGE_CHOICES:
+        known = [word for word in keys if stage_may_set(word) and word.endswith(f".{inner.rpartition('.')[2]}")]
+        hint = f"Did you mean {join_few([f'stages.{name}.{word}' for word in known])}?" if known else (
+            "`lmtrain config explain stages` lists those of a run."
+        )  # fmt: skip
+        raise UsageError(f"{key} is not a setting. {hint}")
+    if own is None and not stage_may_set(inner):
+        raise UsageError(
+            f"{key} is not a setting of a stage: {inner} cannot differ between the stages of a run. "
+            f"`lmtrain config explain {inner}` explains it."
+        )
+    facts = key_facts(own or keys[inner], run, without_overrides, config_dir) | {"key": key}
+    value = run.lookup(key.split("."))
+    if own is not None:
+        facts.pop("run", None)  # because: it is the value of a key that only stages have
+    else:
+        facts["in_stage"] = f"the key {inner}, while the stage {name} lasts, in place of the run's"
+    facts["stage"] = (
+        {"value": value, "from": run.origin(key)} if value is not None
+        else {"value": None, "from": None, "why": f"not set in the stage {name}" + "; the run's holds" * (own is None)}
+    )  # fmt: skip
+    return facts
+
+
+def held_by_stage(key: str, run: Path) -> list[dict[str, Any]]:
+    """Return a row for each stage of a run: the value of the run's `key`, or of each key of that section, that holds in
+    it. [] if the run has no stages, if all have the run's value, or if its settings cannot be read.
+    """
+    try:
+        config = read_run_config(run)
+        stages = config.stage_configs if config.stages else ()
+    except LmtrainError:
+        return []
+    # because: other settings are the same in all stages
+    values = [(stage, dict(flatten({group: getattr(stage, group).to_dict() for group in GROUPS}))) for stage in stages]
+    names = dict.fromkeys(
+        name for _, stage_values in values for name in stage_values
+        if key in (name, "all") or name.startswith((f"{key}.", f"{key}["))
+    )  # fmt: skip
+    differing = [name for name in names if len({show(stage_values.get(name)) for _, stage_values in values}) > 1]
+    return [
+        {"key": name, "value": stage_values[name], "step": stage.first_step + 1, "stage": stage.stage_name,
+         "from": f"in the stage {stage.stage_name}, from step {stage.first_step + 1:,}"}
+        for name in differing for stage, stage_values in values if name in stage_values
+    ]  # fmt: skip
