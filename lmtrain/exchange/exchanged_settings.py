@@ -7,7 +7,7 @@ Called by both exchanges. Formats spell out what ours leave to defaults; importe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ def drop_default_sizes(settings: ModelSettings) -> ModelSettings:
     return settings
 
 
-def word_rules(s: GPTSettings, free: Sequence[str] = (), **required: object) -> list[tuple[bool, str]]:
+def word_rules(s: GPTSettings, free: Collection[str] = (), **required: object) -> list[tuple[bool, str]]:
     """Return a rule for each setting that changes what a decoder computes and is not in `free`: that it has the value
     in `required`, one of them if that is a tuple, or else its default. A rule is (whether it holds, the message if it
     does not).

@@ -73,12 +73,10 @@ def found(node: ast.FunctionDef | ast.ClassDef) -> bool:
     words = {ast.unparse(d).split("(")[0].rpartition(".")[2] for d in node.decorator_list}
     if words - QUIET - {"dataclass", "no_grad", "runtime_checkable", "setter", "total_ordering"}:
         return True
-    return any(
-        isinstance(line, ast.AnnAssign)
-        and ast.unparse(line.target) in ("kind", "model_type")
-        and line.value is not None
-        for line in (node.body if isinstance(node, ast.ClassDef) else ())
-    )
+    lines = node.body if isinstance(node, ast.ClassDef) else ()
+    stated: list[ast.expr] = [target for line in lines if isinstance(line, ast.Assign) for target in line.targets]
+    stated += [line.target for line in lines if isinstance(line, ast.AnnAssign) and line.value is not None]
+    return any(ast.unparse(target) in ("kind", "model_type") for target in stated)
 
 
 def uses(house: Any) -> dict[str, list[Use]]:

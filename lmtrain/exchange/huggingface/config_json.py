@@ -15,13 +15,8 @@ from typing import Any
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, join_few, shorten
 from lmtrain.exchange.exchanged_settings import build_imported_settings
-from lmtrain.exchange.huggingface.config_keys import (
-    ignored_reason,
-    is_known_key,
-    uncomputed_keys,
-    uncomputed_problem,
-)
-from lmtrain.exchange.huggingface.family import Config, Family, families
+from lmtrain.exchange.huggingface.config_keys import ignored_reason, is_known_key, uncomputed_keys, uncomputed_problem
+from lmtrain.exchange.huggingface.family import Config, Family, families, require_values
 from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
@@ -187,6 +182,7 @@ def settings_from_config(
         for key, value in config.items()
         if value is not None and not is_known_key(key, family)
     ]
+    require_values(completed, problems, family.required)
     values = family.settings(completed, problems)
     if values["kind"] == "bert":
         values |= {"pair_head": pair_head}

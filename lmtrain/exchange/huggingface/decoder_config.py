@@ -6,18 +6,22 @@ Torch-free; called by the families.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
-from lmtrain.exchange.exchanged_settings import shortest_pattern
-from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.exchanged_settings import shortest_pattern, word_rules
+from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_KEYS, ROTARY_WORDS
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.gpt_settings import LAYER_LETTERS, GPTSettings
 from lmtrain.models.model_settings import MAX_LAYERS
 from lmtrain.spec import LayerKind
 
 WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"  # transformers' names of kinds of layers
+# because: attention_dropout would drop attention alone, which is not how a model of ours was trained
+NO_DROPOUT = {"attention_dropout": 0.0}
 # Our activations by each of transformers' names, first the one that is written.
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -27,9 +31,10 @@ ACTIVATION_NAMES = {ours: next(name for name, word in ACTIVATIONS.items() if wor
                     for ours in ACTIVATIONS.values()}  # fmt: skip
 
 
-def layer_rules(s: GPTSettings, *allowed: LayerKind) -> list[Rule]:
-    """Return the rule that all layers are of one kind, among `allowed`."""
+def layer_rules(s: GPTSettings, *, may_have_window: bool = False) -> list[Rule]:
+    """Return the rule that all layers are of one kind: without a window or perhaps with one, and with rotary angles."""
     kinds = set(s.layer_kinds)
+    allowed = [LayerKind(window=window, rotary=True) for window in ((False, True) if may_have_window else (False,))]
     texts = [f"layers {'with' if kind.window else 'without'} a window and {'with' if kind.rotary else 'without'} "
              "rotary angles" for kind in allowed]  # fmt: skip
     key = "window" if s.layer_pattern is None else "layer_pattern"
@@ -45,11 +50,6 @@ def activation_setting(c: Config, key: str, problems: list[str], allowed: Sequen
     if word not in allowed:
         problems.append(f"{key}={shorten(word)} would have to be {', '.join(allowed)}")
     return ACTIVATIONS.get(word, "gelu")
-
-
-def require_values(c: Config, problems: list[str], required: Mapping[str, object]) -> None:
-    """Add a message to `problems` for each key of `required` that has another value in the config.json `c`."""
-    problems += [f"{k}={show(c[k])} would have to be {show(v)}" for k, v in required.items() if c[k] != v]
 
 
 def flag_setting(c: Config, key: str, problems: list[str]) -> bool:
@@ -149,17 +149,18 @@ def check_head_width(c: Config, problems: list[str]) -> None:
         problems.append("head_dim would have to be hidden_size / num_attention_heads, or be removed")
 
 
-def llama_like_names(norms: Mapping[str, tuple[str, ...]], **parts: tuple[str, ...]) -> FamilyNames:
-    """Return the names of weights of a family that calls its linears as LLaMA does. `norms` has our names of the norms
-    of a block and the family's, which differ between such families; `parts` replaces names of linears.
+def llama_like_names(parts: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> FamilyNames:
+    """Return the names of weights of a family that calls them as LLaMA does, but for those in `parts`, which are by our
+    names of the parts of a block.
     """
     blocks = {
+        "attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",),
         "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "attention.out": ("self_attn.o_proj",), "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
         "mlp.down": ("mlp.down_proj",),
     }  # fmt: skip
     others = {"embedding.token": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)}
-    return FamilyNames("model.layers.", {**blocks, **parts, **norms}, others)
+    return FamilyNames("model.layers.", {**blocks, **parts}, others)
 
 
 def size_settings(c: Config) -> dict[str, Any]:
@@ -178,3 +179,24 @@ def size_entries(s: GPTSettings) -> Config:
         "num_hidden_layers": s.num_layers, "num_attention_heads": s.num_heads, "max_position_embeddings": s.seq_len,
         "initializer_range": s.init_std, "tie_word_embeddings": s.tied,
     }  # fmt: skip
+
+
+class RotaryDecoder(Family[GPTSettings]):
+    """A family of decoders with rotary angles and most of LLaMA's keys and names, unless it states others."""
+
+    settings_class = GPTSettings
+    dropouts: ClassVar[tuple[str, ...]] = ("attention_dropout",)
+    rotary_keys: ClassVar[tuple[str, ...]] = ROTARY_KEYS
+    names = llama_like_names()
+    words: ClassVar[Mapping[str, Any]]  # our settings that all models of the family have
+    free: ClassVar[tuple[str, ...]] = ()  # our settings that its keys decide, besides those of most families
+
+    def word_rules(self, s: GPTSettings, **choices: object) -> list[Rule]:
+        """Return the rules about our settings: each of `words` has its value, and each of `choices` one of several."""
+        free = {"tied", "window", "layer_pattern", *ROTARY_WORDS, *self.free} - self.words.keys()
+        return word_rules(s, free, positions="rotary", **self.words, **choices)
+
+    def common_settings(self, c: Config) -> Config:
+        """Return our settings for `words`, sizes and heads."""
+        heads = {"num_kv_heads": c.get("num_key_value_heads"), "head_width": c["head_dim"]}
+        return size_settings(c) | heads | {"positions": "rotary", **self.words}

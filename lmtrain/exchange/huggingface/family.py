@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from lmtrain.config.settings_base import load_modules
+from lmtrain.config.settings_base import load_modules, show
 from lmtrain.exchange.huggingface.weight_names import FamilyNames, WeightMapping, list_mappings
 from lmtrain.models.model_settings import ModelSettings
 
@@ -62,34 +62,34 @@ class Family(ABC, Generic[S]):
         return bool(self.rotary_keys)
 
     @abstractmethod
-    def rules(self, settings: S) -> list[Rule]:
-        """Return the conditions under which this family computes the model of `settings`."""
+    def rules(self, s: S) -> list[Rule]:
+        """Return the conditions under which this family computes the model of the settings `s`."""
 
     @abstractmethod
-    def config(self, settings: S) -> Config:
+    def config(self, s: S) -> Config:
         """Return the entries of config.json that decide what is computed."""
 
     @abstractmethod
-    def settings(self, config: Config, problems: list[str]) -> Config:
+    def settings(self, c: Config, problems: list[str]) -> Config:
         """Return the values of our settings, but dropout, for a config.json completed with `defaults`. Add a message
-        to `problems` for each key with a value that lmtrain does not compute.
+        to `problems` for each key with a value that lmtrain does not compute, but for those in `required`.
         """
 
-    def dtype_problem(self, settings: S, dtype: str) -> str:
+    def dtype_problem(self, s: S, dtype: str) -> str:
         """Return why weights of the type that torch calls `dtype` would change what transformers computes, with a way
         out; empty if they do not.
         """
         return ""
 
-    def in_fp32(self, settings: S) -> S:
+    def in_fp32(self, s: S) -> S:
         """Return the settings of the model that transformers computes if it loads weights of another type in fp32."""
-        return settings
+        return s
 
-    def architecture_of(self, settings: S) -> str:
+    def architecture_of(self, s: S) -> str:
         return self.architecture
 
-    def weight_mappings(self, settings: S) -> Iterator[WeightMapping]:
-        return list_mappings(settings, self.names)
+    def weight_mappings(self, s: S) -> Iterator[WeightMapping]:
+        return list_mappings(s, self.names)
 
 
 @cache
@@ -102,6 +102,11 @@ def families() -> dict[str, Family[Any]]:
         if isinstance(value, type) and issubclass(value, Family) and value.model_type
     }
     return dict(sorted(found.items(), key=lambda item: (item[1].rank, item[0])))
+
+
+def require_values(c: Config, problems: list[str], required: Mapping[str, object]) -> None:
+    """Add a message to `problems` for each key of `required` that has another value in the config.json `c`."""
+    problems += [f"{k}={show(c[k])} would have to be {show(v)}" for k, v in required.items() if c[k] != v]
 
 
 def weight_mappings(settings: ModelSettings, family: str) -> Iterator[WeightMapping]:

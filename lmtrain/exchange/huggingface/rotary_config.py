@@ -23,6 +23,7 @@ ROTARY_DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings")
 DEFAULT_BASE = 10000.0
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 _LARGEST = 1e30
 # Our settings that rotary_config writes: a family that takes all of them names them as free.
 ROTARY_WORDS = tuple(key for key in vars(RotarySettings()) if key not in ("local_rotary_base", "rotary_share"))
@@ -120,7 +121,7 @@ def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> 
     """Return our settings for the scaling of rotary angles in the group `rope`, which the config.json `c` has as `key`.
     Add a message to `problems` as `rotary_settings` does.
     """
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = angle_type(rope)
     if rope.get("type", kind) != kind:
         problems.append(f"{key} has rope_type={shorten(kind)} and type={shorten(rope['type'])}, which must be equal")
     if not isinstance(kind, str) or kind not in _KEYS:
@@ -154,11 +155,30 @@ def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> 
     return _without_usual_attention_factor(values)
 
 
+def angle_type(group: Config) -> Any:
+    """Return the type of the angles of a group of config.json."""
+    return group.get("rope_type", group.get("type", "default"))
+
+
+def check_numbers_of_group(group: Config, kind: object, key: str, c: Config, problems: list[str]) -> None:
+    """Add a message to `problems` for numbers of the angles of some layers that transformers 5 takes otherwise than 4
+    does. The group of these layers, which is called `key` in messages, has angles of the type `kind`.
+    """
+    original = c[ORIGINAL_LENGTH]
+    is_lost = group.get(ORIGINAL_LENGTH) is None and original not in (None, c["max_position_embeddings"])
+    if is_lost and kind in ("llama3", "yarn", "longrope"):
+        problems.append(
+            f"{ORIGINAL_LENGTH}={show(original)} would have to be in {key} too, where transformers 5 reads it"
+        )
+    if group.get("truncate") not in (None, True):
+        problems.append(f"truncate={show(group['truncate'])} of {key} would have to be true: transformers 5 takes that")
+
+
 def _original_length(rope: Config, kind: str, key: str, c: Config, problems: list[str]) -> Config:
     """Return our settings for the length of the original training, and the factor that follows from it. Add a message
     to `problems` where transformers 4 and 5 would take others.
     """
-    name, longest = "original_max_position_embeddings", c["max_position_embeddings"]
+    name, longest = ORIGINAL_LENGTH, c["max_position_embeddings"]
     inside, outside = rope.get(name), c.get(name)
     if inside is not None and outside is not None and inside != outside:
         problems.append(f"{name}={show(outside)} would have to be {show(inside)}, as in {key}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, activation_setting, require_values
+from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, activation_setting
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
@@ -16,7 +16,7 @@ _NOT_READ = "transformers does not read it in a model of this type"
 class Bert(Family[BertSettings]):
     """BERT, with the norms after attention and MLP."""
 
-    model_type: ClassVar[str] = "bert"
+    model_type = "bert"
     architecture = "BertForPreTraining"
     settings_class = BertSettings
     rank = 10
@@ -62,18 +62,17 @@ class Bert(Family[BertSettings]):
         },
     )  # fmt: skip
 
-    def rules(self, settings: BertSettings) -> list[Rule]:
-        head, body, order = settings.head_activation, settings.activation, settings.norm_order
+    def rules(self, s: BertSettings) -> list[Rule]:
+        head, body, order = s.head_activation, s.activation, s.norm_order
         return [
             (head == body, f"model.head_activation={head} would have to be model.activation={body}"),
             (order == self.norm_order, f"model.norm_order={order} would have to be {self.norm_order}"),
         ]
 
-    def architecture_of(self, settings: BertSettings) -> str:
-        return self.architecture if settings.pair_head else self.architecture.replace("ForPreTraining", "ForMaskedLM")
+    def architecture_of(self, s: BertSettings) -> str:
+        return self.architecture if s.pair_head else self.architecture.replace("ForPreTraining", "ForMaskedLM")
 
-    def config(self, settings: BertSettings) -> Config:
-        s = settings
+    def config(self, s: BertSettings) -> Config:
         return {
             "vocab_size": s.vocab_size, "hidden_size": s.width, "num_hidden_layers": s.num_layers,
             "num_attention_heads": s.num_heads, "intermediate_size": s.ffn,
@@ -83,10 +82,8 @@ class Bert(Family[BertSettings]):
             "tie_word_embeddings": True,
         }  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
+    def settings(self, c: Config, problems: list[str]) -> Config:
         activation = activation_setting(c, "hidden_act", problems, _GELUS)
-        require_values(c, problems, self.required)
         return {
             "kind": "bert", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
             "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
@@ -98,7 +95,7 @@ class Bert(Family[BertSettings]):
 class MegatronBert(Bert):
     """Megatron-LM's BERT, with the norms before attention and MLP."""
 
-    model_type: ClassVar[str] = "megatron-bert"
+    model_type = "megatron-bert"
     architecture = "MegatronBertForPreTraining"
     rank = 11
     norm_order = "pre"

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
+    NO_DROPOUT,
+    RotaryDecoder,
     activation_setting,
     all_but_each,
     layer_kinds,
@@ -22,15 +23,13 @@ from lmtrain.exchange.huggingface.decoder_config import (
     layer_types,
     llama_like_names,
     pattern_setting,
-    require_values,
     size_entries,
-    size_settings,
 )
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.family import Config, Rule, require_values
 from lmtrain.exchange.huggingface.rotary_config import (
     ROTARY_DEFAULTS,
     ROTARY_KEYS,
-    ROTARY_WORDS,
+    check_numbers_of_group,
     is_number,
     rotary_entries,
     rotary_settings,
@@ -38,7 +37,6 @@ from lmtrain.exchange.huggingface.rotary_config import (
 )
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.rotary_settings import RotarySettings
-from lmtrain.spec import LayerKind
 
 _TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # torch's names -> ours
 _GELU_NAMES = ACTIVATION_NAMES | {"gelu_tanh": "gelu_pytorch_tanh"}
@@ -51,7 +49,6 @@ _DEFAULTS: Config = {
 }  # fmt: skip
 _INERT = {"cache_implementation": "it is about how texts are generated"}
 _FULL, _LOCAL = "full_attention", "sliding_attention"  # the groups of rope_parameters
-_ORIGINAL = "original_max_position_embeddings"
 
 
 def rounded(value: float, dtype: str) -> float:
@@ -65,50 +62,42 @@ def rounded(value: float, dtype: str) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-class _AnyGemma(Family[GPTSettings]):
+class _AnyGemma(RotaryDecoder):
     """The common part of the three Gemmas, which differ in norms, activations, layers and caps."""
 
-    settings_class = GPTSettings
-    dropouts = ("attention_dropout",)
     tokenizer_class = "GemmaTokenizer"
-    rotary_keys: ClassVar[tuple[str, ...]] = ROTARY_KEYS
+    words = {"norm": "rmsnorm", "norm_weight": "from_zero", "gated": True, "bias": "none"}
+    free: ClassVar[tuple[str, ...]] = ("embedding_scale",)
 
-    def common_rules(self, s: GPTSettings, *free: str, **required: object) -> list[Rule]:
-        """Return the rules that hold for each of them, and those about the settings that are not `free`."""
+    def rules(self, s: GPTSettings) -> list[Rule]:
         exact = math.sqrt(s.width)
         choices = [rounded(exact, dtype) for dtype in _TYPES]
         return [
-            *word_rules(
-                s, free=("tied", "window", "layer_pattern", "embedding_scale", *free), positions="rotary",
-                norm="rmsnorm", norm_weight="from_zero", gated=True, bias="none", **required,
-            ),
+            *self.word_rules(s),
             (rounded(s.embedding_scale, "float32") in choices,
              f"model.embedding_scale={show(s.embedding_scale)} would have to be {exact:g}, the square root of "
              f"model.width, as fp32, bf16 or fp16 rounds it"),
         ]  # fmt: skip
 
-    def common_entries(self, s: GPTSettings) -> Config:
+    def config(self, s: GPTSettings) -> Config:
         return size_entries(s) | {
             "num_key_value_heads": s.kv_heads, "head_dim": s.head, "rms_norm_eps": s.norm_eps, "attention_bias": False,
-            # because: theirs would drop attention alone, which is not how this model was trained
-            "attention_dropout": 0.0,
+            **NO_DROPOUT,
         }  # fmt: skip
 
-    def common_settings(self, c: Config, problems: list[str]) -> Config:
+    def settings(self, c: Config, problems: list[str]) -> Config:
         require_values(c, problems, {"attention_bias": False, "is_causal": True})
         if c["use_bidirectional_attention"]:
             problems.append(
                 f"use_bidirectional_attention={show(c['use_bidirectional_attention'])} would have to be false"
             )
-        return size_settings(c) | {
-            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
-            "norm": "rmsnorm", "norm_weight": "from_zero", "norm_eps": c["rms_norm_eps"], "gated": True, "bias": "none",
-            "embedding_scale": _embedding_scale(c, problems),
+        return self.common_settings(c) | {
+            "norm_eps": c["rms_norm_eps"], "embedding_scale": _embedding_scale(c, problems)
         }  # fmt: skip
 
-    def dtype_problem(self, settings: GPTSettings, dtype: str) -> str:
-        scale = settings.embedding_scale
-        exact = math.sqrt(settings.width)
+    def dtype_problem(self, s: GPTSettings, dtype: str) -> str:
+        scale = s.embedding_scale
+        exact = math.sqrt(s.width)
         if rounded(scale, "float32") == rounded(exact, dtype):
             return ""
         fitting = [ours for name, ours in _TYPES.items() if rounded(exact, name) == rounded(scale, "float32")]
@@ -118,14 +107,14 @@ class _AnyGemma(Family[GPTSettings]):
             f"Use --dtype {' or '.join(fitting)}."
         )
 
-    def in_fp32(self, settings: GPTSettings) -> GPTSettings:
-        return replace(settings, embedding_scale=rounded(math.sqrt(settings.width), "float32"))
+    def in_fp32(self, s: GPTSettings) -> GPTSettings:
+        return replace(s, embedding_scale=rounded(math.sqrt(s.width), "float32"))
 
 
 class Gemma(_AnyGemma):
     """Gemma 1."""
 
-    model_type: ClassVar[str] = "gemma"
+    model_type = "gemma"
     architecture = "GemmaForCausalLM"
     rank = 60
     defaults = _DEFAULTS | {
@@ -136,26 +125,23 @@ class Gemma(_AnyGemma):
     # because: "gelu" stands for the tanh form here, but transformers 4.57 computes the exact one
     rewritten = ("hidden_act",)
     load_options = {"hidden_act": "gelu_pytorch_tanh"}
-    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
+    words = {**_AnyGemma.words, "activation": "gelu_tanh"}
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        return [
-            *self.common_rules(settings, *ROTARY_WORDS, activation="gelu_tanh"),
-            *layer_rules(settings, LayerKind(rotary=True)),
-        ]
+    def rules(self, s: GPTSettings) -> list[Rule]:
+        return [*super().rules(s), *layer_rules(s)]
 
-    def config(self, settings: GPTSettings) -> Config:
-        return self.common_entries(settings) | {"hidden_act": "gelu_pytorch_tanh"} | rotary_entries(settings)
+    def config(self, s: GPTSettings) -> Config:
+        return super().config(s) | {"hidden_act": "gelu_pytorch_tanh"} | rotary_entries(s)
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        activation_setting(config, "hidden_act", problems, ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"))
-        return self.common_settings(config, problems) | rotary_settings(config, problems) | {"activation": "gelu_tanh"}
+    def settings(self, c: Config, problems: list[str]) -> Config:
+        activation_setting(c, "hidden_act", problems, ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"))
+        return super().settings(c, problems) | rotary_settings(c, problems)
 
 
 class Gemma2(_AnyGemma):
     """Gemma 2."""
 
-    model_type: ClassVar[str] = "gemma2"
+    model_type = "gemma2"
     architecture = "Gemma2ForCausalLM"
     rank = 61
     defaults = _DEFAULTS | {
@@ -164,36 +150,31 @@ class Gemma2(_AnyGemma):
     }  # fmt: skip
     inert = _INERT | {"hidden_act": "transformers reads hidden_activation in its place"}
     load_options = {"attn_implementation": "eager"}  # because: the attention that 4.57 takes leaves the cap out
+    words = {**_AnyGemma.words, "norm_order": "sandwich"}
+    free = (*_AnyGemma.free, "activation", "attention_scale", "attention_cap", "logit_cap")
     names = llama_like_names({
         "attention_norm": ("input_layernorm",), "attention_out_norm": ("post_attention_layernorm",),
         "mlp_norm": ("pre_feedforward_layernorm",), "mlp_out_norm": ("post_feedforward_layernorm",),
     })  # fmt: skip
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        return [
-            *self.common_rules(
-                settings, "activation", "attention_scale", "attention_cap", "logit_cap", *ROTARY_WORDS,
-                norm_order="sandwich",
-            ),
-            *_layer_rules(settings),
-        ]  # fmt: skip
+    def rules(self, s: GPTSettings) -> list[Rule]:
+        return [*super().rules(s), *_layer_rules(s)]
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
-        caps = {"attn_logit_softcapping": s.attention_cap}
-        return self.common_entries(s) | _layer_entries(s) | caps | rotary_entries(s)
+    def config(self, s: GPTSettings) -> Config:
+        cap = {"attn_logit_softcapping": s.attention_cap}
+        return super().config(s) | _layer_entries(s) | cap | rotary_entries(s)
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
+    def settings(self, c: Config, problems: list[str]) -> Config:
         # because: layers 1, 3, 5, ... have a window
-        layers = _layer_settings(config, problems, period=2)
-        caps = {"attention_cap": config["attn_logit_softcapping"], "norm_order": "sandwich"}
-        return self.common_settings(config, problems) | rotary_settings(config, problems) | layers | caps
+        layers = _layer_settings(c, problems, period=2)
+        cap = {"attention_cap": c["attn_logit_softcapping"]}
+        return super().settings(c, problems) | rotary_settings(c, problems) | layers | cap
 
 
 class Gemma3(_AnyGemma):
     """Gemma 3, the models of text alone and the language model of the others."""
 
-    model_type: ClassVar[str] = "gemma3_text"
+    model_type = "gemma3_text"
     architecture = "Gemma3ForCausalLM"
     rank = 62
     defaults = _DEFAULTS | {
@@ -208,30 +189,26 @@ class Gemma3(_AnyGemma):
         ".save_pretrained(NEW_FOLDER), copy the tokenizer's files to it, and import NEW_FOLDER.",
     }  # fmt: skip
     rotary_keys = (*ROTARY_KEYS, "rope_local_base_freq")
+    # because: transformers 5 does not read `truncate` in a group of rope_parameters
+    words = {**_AnyGemma.words, "norm_order": "sandwich", "qk_norm": "head", "rotary_rounds": True}
+    free = (*_AnyGemma.free, "activation", "attention_scale", "logit_cap", "local_rotary_base")
     names = llama_like_names({
         "attention_norm": ("input_layernorm",), "attention_out_norm": ("post_attention_layernorm",),
         "mlp_norm": ("pre_feedforward_layernorm",), "mlp_out_norm": ("post_feedforward_layernorm",),
         "attention.q_norm": ("self_attn.q_norm",), "attention.k_norm": ("self_attn.k_norm",),
     })  # fmt: skip
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
-        # because: transformers 5 does not read `truncate` in a group of rope_parameters
-        words = (word for word in ROTARY_WORDS if word != "rotary_rounds")
+    def rules(self, s: GPTSettings) -> list[Rule]:
         scales_windows = s.local_rotary_base is None and any(kind.window for kind in s.layer_kinds)
         return [
-            *self.common_rules(
-                s, "activation", "attention_scale", "logit_cap", "local_rotary_base", *words,
-                norm_order="sandwich", qk_norm="head",
-            ),
+            *super().rules(s),
             *_layer_rules(s),
             (s.rotary_scaling == "none" or not scales_windows,
              f"model.rotary_scaling={s.rotary_scaling} would have to be none in layers with a window, by "
              "model.local_rotary_base"),
         ]  # fmt: skip
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         local = s.rotary_base if s.local_rotary_base is None else s.local_rotary_base
         rotary = rotary_entries(s)
         groups = {_FULL: rotary["rope_parameters"]}
@@ -239,16 +216,15 @@ class Gemma3(_AnyGemma):
             groups |= {_LOCAL: {"rope_type": "default", "rope_theta": local}}
             rotary["rope_local_base_freq"] = local
         rotary["rope_parameters"] = groups
-        return self.common_entries(s) | _layer_entries(s) | rotary
+        return super().config(s) | _layer_entries(s) | rotary
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
+    def settings(self, c: Config, problems: list[str]) -> Config:
         layers = _layer_settings(c, problems, period=c["sliding_window_pattern"])
         rotary = _two_rotary_settings(c, problems)
         if layers["layer_pattern"] is None:  # because: one of the two kinds of layers is not there
             local = rotary.pop("local_rotary_base")
             rotary = rotary if layers["window"] is None else {"rotary_base": local}
-        return self.common_settings(c, problems) | rotary | layers | {"norm_order": "sandwich", "qk_norm": "head"}
+        return super().settings(c, problems) | rotary | layers
 
 
 def _embedding_scale(c: Config, problems: list[str]) -> float:
@@ -341,12 +317,8 @@ def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
     if c["partial_rotary_factor"] not in (None, 1.0):
         problems.append(f"partial_rotary_factor={show(c['partial_rotary_factor'])} would have to be 1")
     key = "rope_scaling" if scaling else f"{_FULL} of rope_parameters"
-    group, length, longest = {**full, **scaling}, c[_ORIGINAL], c["max_position_embeddings"]
-    is_lost = group.get(_ORIGINAL) is None and length not in (None, longest)
-    if is_lost and group.get("rope_type") in ("llama3", "yarn", "longrope"):
-        problems.append(f"{_ORIGINAL}={show(length)} would have to be in {key} too, where transformers 5 reads it")
-    if group.get("truncate") not in (None, True):
-        problems.append(f"truncate={show(group['truncate'])} of {key} would have to be true: transformers 5 takes that")
+    group = {**full, **scaling}
+    check_numbers_of_group(group, group.get("rope_type"), key, c, problems)
     return {
         "rotary_base": _base(c, "rope_theta", full, _FULL, 1e6, problems, has_old_form=bool(scaling)),
         "local_rotary_base": _base(c, "rope_local_base_freq", local, _LOCAL, 1e4, problems, has_old_form=bool(scaling)),

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from lmtrain.exchange.exchanged_settings import word_rules
-from lmtrain.exchange.huggingface.decoder_config import (
-    ACTIVATION_NAMES,
-    activation_setting,
-    require_values,
-)
+from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, activation_setting
 from lmtrain.exchange.huggingface.family import Config, Family, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.gpt_settings import GPTSettings
@@ -20,7 +14,7 @@ _GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 class GPT2(Family[GPTSettings]):
     """GPT-2."""
 
-    model_type: ClassVar[str] = "gpt2"
+    model_type = "gpt2"
     architecture = "GPT2LMHeadModel"
     settings_class = GPTSettings
     rank = 10
@@ -62,16 +56,14 @@ class GPT2(Family[GPTSettings]):
         ("attention.qkv", "attention.out", "mlp.up", "mlp.down"),
     )  # fmt: skip
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
+    def rules(self, s: GPTSettings) -> list[Rule]:
         return [
             *word_rules(s, free=("tied",), activation=("gelu_tanh", "gelu")),
             (s.kv_heads == s.num_heads, f"model.num_kv_heads={s.kv_heads} would have to be {s.num_heads}"),
             (s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"),
         ]
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         return {
             "vocab_size": s.vocab_size, "n_positions": s.position_rows, "n_embd": s.width, "n_layer": s.num_layers,
             "n_head": s.num_heads, "n_inner": s.ffn, "activation_function": ACTIVATION_NAMES[s.activation],
@@ -79,9 +71,7 @@ class GPT2(Family[GPTSettings]):
             "embd_pdrop": s.dropout, "attn_pdrop": s.dropout, "tie_word_embeddings": s.tied,
         }  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         return {
             "kind": "gpt", "num_layers": c["n_layer"], "width": c["n_embd"], "num_heads": c["n_head"],
             "ffn_width": c["n_inner"], "vocab_size": c["vocab_size"], "seq_len": c["n_positions"],

@@ -6,24 +6,19 @@ gelu, which is the form by tanh. An import takes what transformers computes; the
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
+    RotaryDecoder,
     activation_setting,
     check_head_width,
     flag_setting,
     layer_rules,
-    require_values,
     size_entries,
-    size_settings,
 )
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
-from lmtrain.exchange.huggingface.rotary_config import ROTARY_WORDS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import rotary_entries, rotary_settings
 from lmtrain.exchange.huggingface.weight_names import FamilyNames, qkv_rows_by_head
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.spec import LayerKind
 
 _SHARE = 0.25  # of a head that transformers turns if the file has no share
 # Its own keys of rotary angles, and those of other families.
@@ -31,12 +26,11 @@ _ROTARY_NAMES = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rota
 _NOT_READ = "transformers does not read it in a model of this type"
 
 
-class GPTNeoX(Family[GPTSettings]):
+class GPTNeoX(RotaryDecoder):
     """GPT-NeoX-20B and Pythia, with the exact gelu of transformers; they were trained with gelu by tanh."""
 
-    model_type: ClassVar[str] = "gpt_neox"
+    model_type = "gpt_neox"
     architecture = "GPTNeoXForCausalLM"
-    settings_class = GPTSettings
     rank = 75
     defaults = {
         "vocab_size": 50432, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44,
@@ -57,6 +51,8 @@ class GPTNeoX(Family[GPTSettings]):
     tied_names = ("embed_out.weight",)
     tables = (".attention.bias", ".attention.masked_bias", ".inv_freq")
     tokenizer_class = "GPTNeoXTokenizer"
+    words = {"norm": "layernorm", "gated": False}
+    free = ("rotary_share",)
     rotary_keys = ("rotary_emb_base", "rotary_pct", "rope_scaling", "rope_parameters",
                    "original_max_position_embeddings")  # fmt: skip
     names = FamilyNames(
@@ -70,20 +66,17 @@ class GPTNeoX(Family[GPTSettings]):
         row_orders={"attention.qkv": qkv_rows_by_head},
     )  # fmt: skip
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
+    def rules(self, s: GPTSettings) -> list[Rule]:
         return [
-            *word_rules(
-                s, free=("tied", "window", "layer_pattern", "rotary_share", *ROTARY_WORDS), positions="rotary",
-                activation=tuple(ACTIVATION_NAMES), bias=("all", "mlp"), parallel_block=("two_norms", "no"),
+            *self.word_rules(
+                s, activation=tuple(ACTIVATION_NAMES), bias=("all", "mlp"), parallel_block=("two_norms", "no")
             ),
-            *layer_rules(s, LayerKind(rotary=True)),
+            *layer_rules(s),
             (s.kv_heads == s.num_heads, f"model.num_kv_heads={s.kv_heads} would have to be {s.num_heads}"),
             (s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"),
         ]  # fmt: skip
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         rotary = rotary_entries(s, default_share=_SHARE)
         return size_entries(s) | {
             "hidden_act": ACTIVATION_NAMES[s.activation], "layer_norm_eps": s.norm_eps,
@@ -91,16 +84,13 @@ class GPTNeoX(Family[GPTSettings]):
             "attention_dropout": s.dropout, "hidden_dropout": s.dropout,
         } | {_ROTARY_NAMES.get(key, key): value for key, value in rotary.items()}  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         check_head_width(c, problems)
         has_bias = flag_setting(c, "attention_bias", problems)
         is_parallel = flag_setting(c, "use_parallel_residual", problems)
         rotary = {key: c[name] for key, name in _ROTARY_NAMES.items()}
-        return size_settings(c) | rotary_settings({**c, **rotary}, problems, default_share=_SHARE) | {
-            "positions": "rotary", "norm": "layernorm", "norm_eps": c["layer_norm_eps"],
-            "activation": activation_setting(c, "hidden_act", problems), "gated": False,
+        return self.common_settings(c) | rotary_settings({**c, **rotary}, problems, default_share=_SHARE) | {
+            "norm_eps": c["layer_norm_eps"], "activation": activation_setting(c, "hidden_act", problems),
             "bias": "all" if has_bias else "mlp", "norm_bias": None if has_bias else True,
             "parallel_block": "two_norms" if is_parallel else "no",
         }  # fmt: skip

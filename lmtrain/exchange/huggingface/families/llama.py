@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.exchanged_settings import word_rules
-from lmtrain.exchange.huggingface.decoder_config import (
-    layer_rules,
-    llama_like_names,
-    require_values,
-    size_entries,
-    size_settings,
-)
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
-from lmtrain.exchange.huggingface.rotary_config import (
-    ROTARY_DEFAULTS,
-    ROTARY_KEYS,
-    ROTARY_WORDS,
-    rotary_entries,
-    rotary_settings,
-)
+from lmtrain.exchange.huggingface.decoder_config import NO_DROPOUT, RotaryDecoder, layer_rules, size_entries
+from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.spec import LayerKind
 
 # (attention_bias, mlp_bias) by our word for biases; the first is for attention's output, too.
 _BIASES = {"none": (False, False), "all": (True, True), "mlp": (False, True)}
 
 
-class LLaMA(Family[GPTSettings]):
+class LLaMA(RotaryDecoder):
     """LLaMA 1 to 3.2, SmolLM 1 and 2, and others of their form."""
 
-    model_type: ClassVar[str] = "llama"
+    model_type = "llama"
     architecture = "LlamaForCausalLM"
-    settings_class = GPTSettings
     rank = 20
     defaults = {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -47,33 +30,23 @@ class LLaMA(Family[GPTSettings]):
         "sliding_window": "a LLaMA has no window in transformers",
         "pretraining_tp": "it is how transformers computes, with the same result",
     }
-    dropouts = ("attention_dropout",)
     tokenizer_class = "LlamaTokenizer"
-    rotary_keys = ROTARY_KEYS
-    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
+    words = {"norm": "rmsnorm", "activation": "silu", "gated": True}
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
+    def rules(self, s: GPTSettings) -> list[Rule]:
         return [
-            *word_rules(
-                s, free=("tied", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary", norm="rmsnorm",
-                activation="silu", gated=True, bias=tuple(_BIASES),
-            ),
-            *layer_rules(s, LayerKind(rotary=True)),
+            *self.word_rules(s, bias=tuple(_BIASES)),
+            *layer_rules(s),
             (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
         ]  # fmt: skip
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         return size_entries(s) | {
             "num_key_value_heads": s.kv_heads, "head_dim": s.head, "hidden_act": "silu", "rms_norm_eps": s.norm_eps,
-            # because: theirs would drop attention alone, which is not how this model was trained
-            "attention_dropout": 0.0, "attention_bias": s.bias == "all", "mlp_bias": s.bias in ("all", "mlp"),
+            **NO_DROPOUT, "attention_bias": s.bias == "all", "mlp_bias": s.bias in ("all", "mlp"),
         } | rotary_entries(s)  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         biases = (c["attention_bias"], c["mlp_bias"])
         bias = next((word for word, values in _BIASES.items() if values == biases), None)
         if bias is None:
@@ -81,8 +54,4 @@ class LLaMA(Family[GPTSettings]):
                 f"attention_bias={show(biases[0])} and mlp_bias={show(biases[1])} would have to be both false, both "
                 "true, or true for mlp_bias alone"
             )
-        return size_settings(c) | rotary_settings(c, problems) | {
-            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
-            "norm": "rmsnorm", "norm_eps": c["rms_norm_eps"], "activation": "silu", "gated": True,
-            "bias": bias,
-        }  # fmt: skip
+        return self.common_settings(c) | rotary_settings(c, problems) | {"norm_eps": c["rms_norm_eps"], "bias": bias}

@@ -6,50 +6,47 @@ both of each kind of layers from a group in rope_parameters. A file that they wo
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     FULL_LAYER,
+    NO_DROPOUT,
     WINDOW_LAYER,
+    RotaryDecoder,
     all_but_each,
     layer_kinds,
     layer_rules,
     layer_types,
     llama_like_names,
     pattern_setting,
-    require_values,
     size_entries,
-    size_settings,
 )
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.family import Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import (
     DEFAULT_BASE,
     ROTARY_DEFAULTS,
-    ROTARY_KEYS,
-    ROTARY_WORDS,
+    angle_type,
+    check_numbers_of_group,
     rope_scaling,
     rotary_entries,
     rotary_settings,
     scaling_settings,
 )
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.spec import LayerKind
 
 _OLMO1_EPS = 1e-5  # which no key of config.json changes
 _PERIOD = 4  # layers, of which the last has no window if the file does not list them
 _BASE_OF_5 = 500000.0  # that transformers 5 takes where a group has none
-_ORIGINAL = "original_max_position_embeddings"
+_WORDS: dict[str, Any] = {"activation": "silu", "gated": True, "bias": "none"}
 _KEYS_OF_ALL = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}  # of a group, whatever its type of scaling
 
 
-class OLMo2(Family[GPTSettings]):
+class OLMo2(RotaryDecoder):
     """OLMo 2."""
 
-    model_type: ClassVar[str] = "olmo2"
+    model_type = "olmo2"
     architecture = "Olmo2ForCausalLM"
-    settings_class = GPTSettings
     rank = 80
     defaults = {
         "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -59,100 +56,82 @@ class OLMo2(Family[GPTSettings]):
         **ROTARY_DEFAULTS,
     }  # fmt: skip
     required = {"hidden_act": "silu", "is_causal": True, "attention_bias": False}
-    dropouts = ("attention_dropout",)
     tokenizer_class = "GPTNeoXTokenizer"
-    rotary_keys = ROTARY_KEYS
     names = llama_like_names({
         "attention_out_norm": ("post_attention_layernorm",), "mlp_out_norm": ("post_feedforward_layernorm",),
         "attention.q_norm": ("self_attn.q_norm",), "attention.k_norm": ("self_attn.k_norm",),
     })  # fmt: skip
-    # the words of its norms
-    words: ClassVar[dict[str, Any]] = {"norm": "rmsnorm", "norm_order": "branch", "qk_norm": "whole"}
+    words = {**_WORDS, "norm": "rmsnorm", "norm_order": "branch", "qk_norm": "whole"}
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
-        return [
-            *word_rules(
-                s, free=("tied", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary", activation="silu",
-                gated=True, bias="none", norm_bias=False, **self.words,
-            ),
-            *layer_rules(s, LayerKind(rotary=True)),
-            *_scaling_rules(s),
-        ]  # fmt: skip
+    def rules(self, s: GPTSettings) -> list[Rule]:
+        return [*self.word_rules(s, norm_bias=False), *layer_rules(s), *_scaling_rules(s)]
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         entries = _entries_of_all(s) | {"rms_norm_eps": s.norm_eps} | rotary_entries(s)
         if s.rotary_scaling == "linear":
             # because: transformers 4 opens an OLMo with these two keys alone
             entries["rope_scaling"] = {"type": "linear", "factor": s.rotary_factor}
         return entries
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         rotary = rotary_settings(c, problems)
         kind = rotary.get("rotary_scaling", "none")
         if kind not in ("none", "linear"):
             problems.append(f"rotary angles of type {kind} would have to be default or linear, as transformers 4 opens "
                             f"no {self.model_type} with others")  # fmt: skip
-        return _settings_of_all(c) | rotary | {"norm_eps": c["rms_norm_eps"]} | self.words
+        return self.common_settings(c) | rotary | {"norm_eps": c["rms_norm_eps"]}
 
 
 class OLMo(OLMo2):
     """OLMo 1, unless its queries, keys and values are clipped."""
 
-    model_type: ClassVar[str] = "olmo"
+    model_type = "olmo"
     architecture = "OlmoForCausalLM"
     rank = 81
     defaults = {
         **{key: value for key, value in OLMo2.defaults.items() if key != "rms_norm_eps"}, "clip_qkv": None
     }  # fmt: skip
     required = {**OLMo2.required, "clip_qkv": None}
-    names = llama_like_names({})
-    words = {"norm": "layernorm", "norm_weight": "none"}
+    names = llama_like_names()
+    words = {**_WORDS, "norm": "layernorm", "norm_weight": "none"}
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        eps = settings.norm_eps
+    def rules(self, s: GPTSettings) -> list[Rule]:
+        eps = s.norm_eps
         message = f"model.norm_eps={eps:g} would have to be {_OLMO1_EPS:g}"
-        return [*super().rules(settings), (eps == _OLMO1_EPS, message)]
+        return [*super().rules(s), (eps == _OLMO1_EPS, message)]
 
-    def config(self, settings: GPTSettings) -> Config:
-        return {key: value for key, value in super().config(settings).items() if key != "rms_norm_eps"}
+    def config(self, s: GPTSettings) -> Config:
+        return {key: value for key, value in super().config(s).items() if key != "rms_norm_eps"}
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        return super().settings({**config, "rms_norm_eps": _OLMO1_EPS}, problems)
+    def settings(self, c: Config, problems: list[str]) -> Config:
+        return super().settings({**c, "rms_norm_eps": _OLMO1_EPS}, problems)
 
 
 class OLMo3(OLMo2):
     """OLMo 3, with scaled angles in layers without a window or not."""
 
-    model_type: ClassVar[str] = "olmo3"
+    model_type = "olmo3"
     architecture = "Olmo3ForCausalLM"
     rank = 82
     defaults = {**OLMo2.defaults, "sliding_window": 4096, "layer_types": None}
     tokenizer_class = "GPT2Tokenizer"
+    # because: transformers 5 does not read `truncate` in a group of rope_parameters
+    words = {**OLMo2.words, "rotary_rounds": True}
+    free = ("local_rotary_base",)
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
+    def rules(self, s: GPTSettings) -> list[Rule]:
         own, base = s.local_rotary_base, s.rotary_base
         has_windows = any(kind.window for kind in s.layer_kinds)
         is_unscaled = own == base or (own is None and s.rotary_scaling == "none")
         return [
-            *word_rules(
-                s, free=("tied", "window", "layer_pattern", "local_rotary_base", *ROTARY_WORDS), positions="rotary",
-                activation="silu", gated=True, bias="none", norm_bias=False, **self.words,
-            ),
+            *self.word_rules(s, norm_bias=False),
             (all(kind.rotary for kind in s.layer_kinds),
              f"model.layer_pattern={show(s.layer_pattern)} would have to give all layers rotary angles"),
-            # because: transformers 5 does not read `truncate` in a group of rope_parameters
-            (s.rotary_rounds, "model.rotary_rounds=false would have to be true"),
             (not has_windows or is_unscaled,
              f"model.local_rotary_base={show(own)} would have to be {show(base)}, the base of all layers"),
         ]  # fmt: skip
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         base = {"rope_theta": s.rotary_base}
         groups = {FULL_LAYER: rope_scaling(s) | base, WINDOW_LAYER: {"rope_type": "default"} | base}
         return _entries_of_all(s) | {
@@ -161,15 +140,13 @@ class OLMo3(OLMo2):
             "sliding_window": 4096 if s.window is None else s.window,
         } | rotary_entries(s) | {"rope_parameters": groups}  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         num_layers = c["num_hidden_layers"]
         windows = layer_kinds(c["layer_types"], num_layers, problems)
         windows = all_but_each(_PERIOD, num_layers) if windows is None else windows
         if any(windows) and c["sliding_window"] is None:
             problems.append("sliding_window would have to be set, as there are layers with a window")
-        return _settings_of_all(c) | self.words | {
+        return self.common_settings(c) | {
             "norm_eps": c["rms_norm_eps"], "window": c["sliding_window"] if any(windows) else None,
             "layer_pattern": pattern_setting(windows),
         } | _angles_by_layer(c, windows, problems)  # fmt: skip
@@ -180,16 +157,7 @@ def _entries_of_all(s: GPTSettings) -> Config:
     head = {"head_dim": s.head} if s.head * s.num_heads != s.width else {}
     return size_entries(s) | head | {
         "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "attention_bias": False,
-        # because: theirs would drop attention alone, which is not how this model was trained
-        "attention_dropout": 0.0,
-    }  # fmt: skip
-
-
-def _settings_of_all(c: Config) -> Config:
-    """Return our settings for the keys of config.json that all OLMos share."""
-    return size_settings(c) | {
-        "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
-        "activation": "silu", "gated": True, "bias": "none",
+        **NO_DROPOUT,
     }  # fmt: skip
 
 
@@ -219,13 +187,9 @@ def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Con
     if any(share not in (None, 1.0) for share in (x.get("partial_rotary_factor") for x in (c, full, local))):
         problems.append("partial_rotary_factor would have to be 1, over the whole head")
     has_full, has_local = not all(windows), any(windows)
-    key, original = "rope_scaling" if old else f"{FULL_LAYER} of rope_parameters", c[_ORIGINAL]
-    is_outside = full.get(_ORIGINAL) is None and original not in (None, c["max_position_embeddings"])
-    if is_outside and _type_of(full) in ("llama3", "yarn", "longrope"):
-        problems.append(f"{_ORIGINAL}={show(original)} would have to be in {key} too, where transformers 5 reads it")
-    if full.get("truncate") not in (None, True):
-        problems.append(f"truncate={show(full['truncate'])} of {key} would have to be true: transformers 5 takes that")
-    if has_local and (local.keys() - _KEYS_OF_ALL or _type_of(local) != "default"):
+    key = "rope_scaling" if old else f"{FULL_LAYER} of rope_parameters"
+    check_numbers_of_group(full, angle_type(full), key, c, problems)
+    if has_local and (local.keys() - _KEYS_OF_ALL or angle_type(local) != "default"):
         problems.append(f"rotary angles of {WINDOW_LAYER} would have to be of type default, without numbers")
     # because: transformers 5 gives rope_theta to the layers without a window alone
     bases = [full.get("rope_theta") or c["rope_theta"] or _BASE_OF_5] if has_full else []
@@ -240,7 +204,3 @@ def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Con
     is_scaled = scaling.get("rotary_scaling", "none") != "none"
     own_base = {"local_rotary_base": bases[0]} if is_scaled and has_local else {}
     return {"rotary_base": bases[0]} | scaling | own_base
-
-
-def _type_of(group: Config) -> Any:
-    return group.get("rope_type", group.get("type", "default"))

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
+    RotaryDecoder,
     activation_setting,
     layer_rules,
     llama_like_names,
-    require_values,
     size_entries,
-    size_settings,
 )
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
-from lmtrain.exchange.huggingface.rotary_config import (
-    ROTARY_DEFAULTS,
-    ROTARY_KEYS,
-    ROTARY_WORDS,
-    rotary_entries,
-    rotary_settings,
-)
+from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, ROTARY_KEYS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.spec import LayerKind
 
 _SCALING_KEYS = ("short_factor", "long_factor")
 
 
-class Phi3(Family[GPTSettings]):
+class Phi3(RotaryDecoder):
     """Phi-3, Phi-3.5 and Phi-4, with fused linears, longrope angles and partly turned heads."""
 
-    model_type: ClassVar[str] = "phi3"
+    model_type = "phi3"
     architecture = "Phi3ForCausalLM"
-    settings_class = GPTSettings
     rank = 60
     defaults = {
         "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
@@ -51,23 +40,18 @@ class Phi3(Family[GPTSettings]):
     }  # fmt: skip
     dropouts = ("attention_dropout", "resid_pdrop", "embd_pdrop")
     tokenizer_class = "LlamaTokenizer"
+    words = {"norm": "rmsnorm", "gated": True, "bias": "none"}
+    free = ("activation", "rotary_share")
     rotary_keys = (*ROTARY_KEYS, "partial_rotary_factor")
-    names = llama_like_names(
-        {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)},
-        **{"attention.qkv": ("self_attn.qkv_proj",), "mlp.up": ("mlp.gate_up_proj",)},
-    )
+    names = llama_like_names({"attention.qkv": ("self_attn.qkv_proj",), "mlp.up": ("mlp.gate_up_proj",)})
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
+    def rules(self, s: GPTSettings) -> list[Rule]:
         usual = replace(s, rotary_attention_factor=None).angle_factor
         longest = s.rotary_factor * (s.rotary_original_len or 1)
         is_scaled = s.rotary_scaling == "longrope"
         return [
-            *word_rules(
-                s, free=("tied", "activation", "window", "layer_pattern", "rotary_share", *ROTARY_WORDS),
-                positions="rotary", norm="rmsnorm", gated=True, bias="none",
-            ),
-            *layer_rules(s, LayerKind(rotary=True), LayerKind(window=True, rotary=True)),
+            *self.word_rules(s),
+            *layer_rules(s, may_have_window=True),
             (is_scaled or s.rotary_scaling == "none",
              f"model.rotary_scaling={s.rotary_scaling} would have to be none or longrope"),
             (not is_scaled or s.angle_factor == usual,
@@ -79,8 +63,7 @@ class Phi3(Family[GPTSettings]):
              f"model.head_width={s.head} would have to be {s.width}/{s.num_heads} with model.rotary_scaling=longrope"),
         ]  # fmt: skip
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         entries = size_entries(s) | {
             "num_key_value_heads": s.kv_heads, "head_dim": s.head, "hidden_act": ACTIVATION_NAMES[s.activation],
             # because: theirs would leave embeddings as they are, which is not how this model was trained
@@ -94,14 +77,11 @@ class Phi3(Family[GPTSettings]):
             entries["max_position_embeddings"] = int(s.rotary_factor * (s.rotary_original_len or 1))
         return entries
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         rotary = rotary_settings(c, problems, default_share=1.0)
         if (kind := rotary.get("rotary_scaling", "none")) not in ("none", "longrope"):
             problems.append(f"rope_scaling has angles of type {kind}, which would have to be default or longrope")
-        return size_settings(c) | rotary | {
-            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
-            "norm": "rmsnorm", "norm_eps": c["rms_norm_eps"], "window": c["sliding_window"],
-            "activation": activation_setting(c, "hidden_act", problems), "gated": True, "bias": "none",
+        return self.common_settings(c) | rotary | {
+            "norm_eps": c["rms_norm_eps"], "window": c["sliding_window"],
+            "activation": activation_setting(c, "hidden_act", problems),
         }  # fmt: skip

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
-from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
+    NO_DROPOUT,
+    RotaryDecoder,
     all_but_each,
     flag_setting,
     layer_kinds,
     layer_types,
-    llama_like_names,
     pattern_setting,
-    require_values,
     size_entries,
-    size_settings,
 )
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
-from lmtrain.exchange.huggingface.rotary_config import (
-    ROTARY_DEFAULTS,
-    ROTARY_KEYS,
-    ROTARY_WORDS,
-    rotary_entries,
-    rotary_settings,
-)
+from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import MAX_LAYERS
 
 _BASE = 2000000.0  # that transformers takes where the file has none
 
 
-class SmolLM3(Family[GPTSettings]):
+class SmolLM3(RotaryDecoder):
     """SmolLM3."""
 
-    model_type: ClassVar[str] = "smollm3"
+    model_type = "smollm3"
     architecture = "SmolLM3ForCausalLM"
-    settings_class = GPTSettings
     rank = 50
     defaults = {
         "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
@@ -48,40 +37,29 @@ class SmolLM3(Family[GPTSettings]):
         "no_rope_layer_interval": 4, "is_causal": True, **ROTARY_DEFAULTS,
     }  # fmt: skip
     required = {"hidden_act": "silu", "is_causal": True}
-    dropouts = ("attention_dropout",)
     tokenizer_class = "PreTrainedTokenizer"
-    rotary_keys = ROTARY_KEYS
-    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
+    words = {"norm": "rmsnorm", "activation": "silu", "gated": True}
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        return word_rules(
-            settings, free=("tied", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary", norm="rmsnorm",
-            activation="silu", gated=True, bias=("none", "all", "mlp"),
-        )  # fmt: skip
+    def rules(self, s: GPTSettings) -> list[Rule]:
+        return self.word_rules(s, bias=("none", "all", "mlp"))
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         head = {"head_dim": s.head} if s.head * s.num_heads != s.width else {}
         return size_entries(s) | head | {
             "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "rms_norm_eps": s.norm_eps,
-            # because: theirs would drop attention alone, which is not how this model was trained
-            "attention_dropout": 0.0, "attention_bias": s.bias == "all", "mlp_bias": s.bias in ("all", "mlp"),
+            **NO_DROPOUT, "attention_bias": s.bias == "all", "mlp_bias": s.bias in ("all", "mlp"),
             "no_rope_layers": [int(kind.rotary) for kind in s.layer_kinds], "layer_types": layer_types(s),
             "use_sliding_window": any(kind.window for kind in s.layer_kinds), "sliding_window": s.window,
         } | rotary_entries(s)  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         of_attention, of_mlp = (flag_setting(c, key, problems) for key in ("attention_bias", "mlp_bias"))
         if of_attention and not of_mlp:
             problems.append("attention_bias=true would have to be false, or mlp_bias to be true")
         turns = _layers_that_turn(c, problems)
         windows = _layers_with_window(c, turns, problems)
-        return size_settings(c) | rotary_settings(c, problems, default_base=_BASE) | {
-            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
-            "norm": "rmsnorm", "norm_eps": c["rms_norm_eps"], "activation": "silu", "gated": True,
-            "bias": "all" if of_attention else "mlp" if of_mlp else "none",
+        return self.common_settings(c) | rotary_settings(c, problems, default_base=_BASE) | {
+            "norm_eps": c["rms_norm_eps"], "bias": "all" if of_attention else "mlp" if of_mlp else "none",
             "window": c["sliding_window"] if any(windows) else None, "layer_pattern": pattern_setting(windows, turns),
         }  # fmt: skip
 

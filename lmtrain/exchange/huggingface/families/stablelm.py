@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
+    RotaryDecoder,
     check_head_width,
     flag_setting,
     layer_rules,
-    llama_like_names,
-    require_values,
     size_entries,
-    size_settings,
 )
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
-from lmtrain.exchange.huggingface.rotary_config import (
-    ROTARY_DEFAULTS,
-    ROTARY_KEYS,
-    ROTARY_WORDS,
-    rotary_entries,
-    rotary_settings,
-)
+from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, ROTARY_KEYS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.spec import LayerKind
 
 _SHARE = 0.25  # of a head that transformers turns if the file has no share
 
 
-class StableLM(Family[GPTSettings]):
+class StableLM(RotaryDecoder):
     """StableLM 3B and StableLM 2 1.6B, and others without norms of queries and keys."""
 
-    model_type: ClassVar[str] = "stablelm"
+    model_type = "stablelm"
     architecture = "StableLmForCausalLM"
-    settings_class = GPTSettings
     rank = 85
     defaults = {
         "vocab_size": 50304, "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 32,
@@ -44,24 +31,19 @@ class StableLM(Family[GPTSettings]):
     }  # fmt: skip
     # because: its hidden_dropout is that of the MLP alone, and a norm of queries has other weights for each head
     required = {"hidden_act": "silu", "is_causal": True, "qk_layernorm": False, "hidden_dropout": 0}
-    dropouts = ("attention_dropout",)
     tokenizer_class = "GPTNeoXTokenizer"
+    words = {"norm": "layernorm", "activation": "silu", "gated": True}
+    free = ("rotary_share",)
     rotary_keys = (*ROTARY_KEYS, "partial_rotary_factor")
-    names = llama_like_names({"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)})
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        s = settings
+    def rules(self, s: GPTSettings) -> list[Rule]:
         return [
-            *word_rules(
-                s, free=("tied", "window", "layer_pattern", "rotary_share", *ROTARY_WORDS), positions="rotary",
-                activation="silu", gated=True, bias=("none", "qkv"), parallel_block=("no", "one_norm"),
-            ),
-            *layer_rules(s, LayerKind(rotary=True)),
+            *self.word_rules(s, bias=("none", "qkv"), parallel_block=("no", "one_norm")),
+            *layer_rules(s),
             (s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"),
         ]  # fmt: skip
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         return size_entries(s) | {
             "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "layer_norm_eps": s.norm_eps,
             "use_qkv_bias": s.bias == "qkv", "use_parallel_residual": s.parallel_block == "one_norm",
@@ -69,14 +51,11 @@ class StableLM(Family[GPTSettings]):
             "hidden_dropout": 0.0, "attention_dropout": 0.0,
         } | rotary_entries(s, default_share=_SHARE)  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         check_head_width(c, problems)
         has_bias = flag_setting(c, "use_qkv_bias", problems)
         is_parallel = flag_setting(c, "use_parallel_residual", problems)
-        return size_settings(c) | rotary_settings(c, problems, default_share=_SHARE) | {
-            "num_kv_heads": c["num_key_value_heads"], "positions": "rotary", "norm": "layernorm",
-            "norm_eps": c["layer_norm_eps"], "norm_bias": True, "activation": "silu", "gated": True,
+        return self.common_settings(c) | rotary_settings(c, problems, default_share=_SHARE) | {
+            "norm_eps": c["layer_norm_eps"], "norm_bias": True,
             "bias": "qkv" if has_bias else "none", "parallel_block": "one_norm" if is_parallel else "no",
         }  # fmt: skip

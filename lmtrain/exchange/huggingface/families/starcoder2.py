@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from lmtrain.exchange.exchanged_settings import word_rules
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
+    RotaryDecoder,
     activation_setting,
     flag_setting,
     layer_rules,
     llama_like_names,
-    require_values,
     size_entries,
-    size_settings,
 )
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
-from lmtrain.exchange.huggingface.rotary_config import (
-    ROTARY_DEFAULTS,
-    ROTARY_KEYS,
-    ROTARY_WORDS,
-    rotary_entries,
-    rotary_settings,
-)
+from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.spec import LayerKind
 
 
-class Starcoder2(Family[GPTSettings]):
+class Starcoder2(RotaryDecoder):
     """Starcoder2, with layer norms, rotary angles and an MLP without gates."""
 
-    model_type: ClassVar[str] = "starcoder2"
+    model_type = "starcoder2"
     architecture = "Starcoder2ForCausalLM"
-    settings_class = GPTSettings
     rank = 70
     defaults = {
         "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
@@ -48,23 +36,14 @@ class Starcoder2(Family[GPTSettings]):
     )  # fmt: skip
     dropouts = ("attention_dropout", "residual_dropout", "embedding_dropout")
     tokenizer_class = "GPT2Tokenizer"
-    rotary_keys = ROTARY_KEYS
-    names = llama_like_names(
-        {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)},
-        **{"mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",)},
-    )
+    words = {"norm": "layernorm", "gated": False}
+    free = ("activation",)
+    names = llama_like_names({"mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",)})
 
-    def rules(self, settings: GPTSettings) -> list[Rule]:
-        return [
-            *word_rules(
-                settings, free=("tied", "activation", "window", "layer_pattern", *ROTARY_WORDS), positions="rotary",
-                bias=("all", "none"),
-            ),
-            *layer_rules(settings, LayerKind(rotary=True), LayerKind(window=True, rotary=True)),
-        ]  # fmt: skip
+    def rules(self, s: GPTSettings) -> list[Rule]:
+        return [*self.word_rules(s, bias=("all", "none")), *layer_rules(s, may_have_window=True)]
 
-    def config(self, settings: GPTSettings) -> Config:
-        s = settings
+    def config(self, s: GPTSettings) -> Config:
         return size_entries(s) | {
             "num_key_value_heads": s.kv_heads, "head_dim": s.head, "hidden_act": ACTIVATION_NAMES[s.activation],
             "norm_epsilon": s.norm_eps, "use_bias": s.bias == "all", "attention_dropout": s.dropout,
@@ -72,14 +51,11 @@ class Starcoder2(Family[GPTSettings]):
             "sliding_window": s.window if s.layer_kinds[0].window else None,
         } | rotary_entries(s)  # fmt: skip
 
-    def settings(self, config: Config, problems: list[str]) -> Config:
-        c = config
-        require_values(c, problems, self.required)
+    def settings(self, c: Config, problems: list[str]) -> Config:
         has_bias = flag_setting(c, "use_bias", problems)
-        return size_settings(c) | rotary_settings(c, problems) | {
-            "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"], "positions": "rotary",
+        return self.common_settings(c) | rotary_settings(c, problems) | {
             # because: without other biases its norms have one all the same
-            "norm": "layernorm", "norm_bias": None if has_bias else True, "norm_eps": c["norm_epsilon"],
-            "activation": activation_setting(c, "hidden_act", problems), "gated": False,
+            "norm_bias": None if has_bias else True, "norm_eps": c["norm_epsilon"],
+            "activation": activation_setting(c, "hidden_act", problems),
             "bias": "all" if has_bias else "none", "window": c["sliding_window"],
         }  # fmt: skip
