@@ -77,4 +77,4 @@ def _build_qk_norm(s: GPTSettings, num_heads: int) -> nn.Module | None:
         return None
     if s.qk_norm == "head":
         return HeadNorm(s.head, eps=s.norm_eps, weight=s.norm_weight)
-    return WholeNorm(num_heads, s.head, eps=s.norm_eps, weight=s.norm_weight)
+    return WholeNorm(num_heads * s.head, eps=s.norm_eps, weight=s.norm_weight)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from lmtrain.config.settings_base import Check, Problem
+from lmtrain.config.settings_base import Problem
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import (
     Shape,
@@ -204,16 +204,6 @@ class GPTSettings(RotarySettings, TransformerSettings):
         yield from super().problems()
         if self.num_heads >= 1:  # because: another number is reported above, and the default head width divides by it
             yield from self.rotary_problems(self.head)
-        yield from self._word_problems()
-        yield from self._pattern_problems()
-        yield from self.checked(
-            *(self.above_0(key, "Use a number above 0, or null.")
-              for key in ("attention_scale", "attention_cap", "logit_cap")),
-            (self.z_loss < 0, "z_loss", "must be at least 0", "Use 0 or 1e-4."),
-        )  # fmt: skip
-
-    def _word_problems(self) -> Iterator[Problem]:
-        """Yield the problems of words that exclude each other."""
         yield from self.checked(
             (self.parallel_block != "no" and self.norm_order != "pre", "parallel_block",
              f"needs norms before the branches, and norm_order={self.norm_order}", "Use norm_order=pre."),
@@ -222,6 +212,12 @@ class GPTSettings(RotarySettings, TransformerSettings):
             (bool(self.norm_bias) and self.norm_weight == "none", "norm_bias",
              "needs a norm with a weight, and norm_weight=none", "Leave it out."),
         )  # fmt: skip
+        yield from self._pattern_problems()
+        yield from self.checked(
+            *(self.above_0(key, "Use a number above 0, or null.")
+              for key in ("attention_scale", "attention_cap", "logit_cap")),
+            (self.z_loss < 0, "z_loss", "must be at least 0", "Use 0 or 1e-4."),
+        )  # fmt: skip
 
     def _pattern_problems(self) -> Iterator[Problem]:
         """Yield the problems of `layer_pattern` and of what depends on it."""
@@ -229,7 +225,7 @@ class GPTSettings(RotarySettings, TransformerSettings):
         if pattern is None:
             return
         unknown = sorted(set(pattern) - set(LAYER_LETTERS))
-        checks: list[Check] = [
+        yield from self.checked(
             (not pattern or bool(unknown), "layer_pattern", "is not a row of the letters w, f, W and F",
              "Use w for a window, f for all tokens, a capital letter for a layer without rotary angles, or null."),
             (len(pattern) > self.num_layers, "layer_pattern", f"has more letters than num_layers={self.num_layers}",
@@ -238,8 +234,7 @@ class GPTSettings(RotarySettings, TransformerSettings):
              "has layers with a window, and window=null", "Set window to the tokens that such a layer reads."),
             (bool(set(pattern) & set("wf")) and self.positions == "learned", "layer_pattern",
              "has layers with rotary angles, and positions=learned", "Use positions=rotary, or capital letters."),
-        ]  # fmt: skip
-        yield from self.checked(*checks)
+        )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:
         if min(self.width, self.num_heads, self.kv_heads) < 1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.stop_signals import StopRequest
-from lmtrain.train.in_loop.save_and_stop_requests import open_requests
+from lmtrain.train.in_loop.save_and_stop_requests import SAVE, open_requests
 from lmtrain.train.in_loop.validate_and_evaluate import Evaluation, due_measurements, is_due, measure, measure_pending
 from lmtrain.train.record.trace_and_profile_steps import open_tracer, profile_steps
 from lmtrain.train.record.write_records import record, record_start, report_occasional, report_save, report_step, save
@@ -66,7 +66,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, bef
             done = progress.step == end or requests.stopped_by is not None
             if requests.save_requested or (keep and (is_due(progress.step, config.checkpoint.interval_steps) or done)):
                 last_saved = save(run)
-                requests.report_saved()
+                requests.report_done(SAVE)
             if done:
                 break
         if keep and last_saved != progress.step:
@@ -79,8 +79,9 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None, bef
         record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
     epochs = (progress.samples - run.inputs.data.first_position) / run.inputs.data.train.num_samples
     seconds, went_on = time.monotonic() - began, run.inputs.resume_from is not None
-    summary = Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)
-    return summary.joined_to(before)
+    return Summary(
+        progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on
+    ).joined_to(before)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, kinds, problem_if
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
+from lmtrain.data.data_settings import DataChoice, DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, join_few, settings_error
 from lmtrain.models.model_settings import POSITIONS, ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
@@ -28,16 +28,17 @@ from lmtrain.parallel.device_and_precision_settings import (
     PrecisionSettings,
     RecomputeSettings,
 )
-from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems
+from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder_reader import read_settings, read_working_directory
 from lmtrain.train.adjust_conflicting_defaults import adjust_defaults, shorten_warm_up
 from lmtrain.train.settings_rules import (
-    label_problems,
+    RULES,
     length_problems,
     rampup_problems,
+    restart_problems,
     text_dataset_prefix,
-    text_problems,
+    within,
 )
 from lmtrain.train.stage_settings import StageSettings, name_problems
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
@@ -47,7 +48,6 @@ _PATH_KEYS = (
     r"(?:stages\.[^.]+\.)?data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir|text|text_dir)|"
     r"(?:stages\.[^.]+\.)?eval\.tasks\.data|checkpoint\.(?:resume|init_from)"
 )
-MAX_PARAMETERS = 10**15  # because: code enumerates weights before a run begins, and no real run comes near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,73 +86,16 @@ class RunConfig(Settings):
                 "Add hardware=h100 or another machine; `lmtrain config list hardware` lists them.",
             )  # fmt: skip
             parts = {name: part for name, part in parts.items() if name != "parallel"}  # not chosen yet
-        hardware = parts.get("hardware")
-        if hardware is not None and "precision" in parts:
-            kind = parts["precision"].kind
-            yield from problem_if(
-                hardware.peak(kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
-                f"has no figure for precision={kind}",
-                f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
-            )  # fmt: skip
-        if hardware is not None and "compute" in parts:
-            device = parts["compute"].device
-            yield from problem_if(
-                device not in ("auto", hardware.device), "compute.device", device,
-                f"is another kind of device than that of hardware={hardware.name}",
-                f"Use compute.device=auto, or the matching hardware{' (hardware=cpu)' * (device == 'cpu')}.",
-            )  # fmt: skip
-        if {"model", "parallel", "compute"} <= parts.keys():
-            model, compiles = parts["model"], parts["compute"].compile is True
-            yield from layout_problems(
-                model.shape, parts["parallel"], uses_dropout=model.uses_dropout, compiles=compiles
-            )
-        if {"precision", "compute"} <= parts.keys():
-            kind = parts["precision"].kind
-            yield from problem_if(
-                parts["compute"].tf32 and kind != "fp32", "compute.tf32", True,
-                f"only affects fp32 matrix products, and precision={kind} computes none",
-                "Use compute.tf32=false, or precision=fp32.",
-            )  # fmt: skip
-        if "model" in parts:
-            yield from problem_if(
-                parts["model"].num_parameters > MAX_PARAMETERS, "model.width", parts["model"].shape.width,
-                f"and the other sizes make {parts['model'].num_parameters:.1e} parameters; at most "
-                f"{MAX_PARAMETERS:.0e} are allowed",
-                "Use a smaller width, fewer layers, or a smaller seq_len or ffn_width.",
-            )  # fmt: skip
-            for problem in parts["model"].unused():
-                yield replace(problem, key=f"model.{problem.key}")
-        if {"model", "data"} <= parts.keys():
-            yield from label_problems(parts["model"], parts["data"])
-        if {"data", "run"} <= parts.keys() and isinstance(parts["data"], DataSettings):
-            yield from text_problems(parts["data"], parts["run"])
-        if {"model", "eval"} <= parts.keys():
-            yield from problem_if(
-                bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
-                [task.measure_name for task in parts["eval"].tasks],
-                f"score the continuation of a text, and model={parts['model'].kind} sees both sides of a word",
-                "Leave eval.tasks out; validation measures how well masked words are predicted.",
-            )  # fmt: skip
-        if "data" in parts and cls is RunConfig:
-            yield from _restart_problems(parts["data"])
+        for names, rule in RULES:
+            if all(parts.get(name) is not None for name in names):
+                yield from rule(*(parts[name] for name in names))
+        is_whole = cls is RunConfig  # because: `plan_stages` checks the rest of a stage, once all stages are known
+        if is_whole and "data" in parts:
+            yield from restart_problems(parts["data"])
             yield from problem_if(
                 parts["data"].train_on_held_out and not parts.get("stages"), "data.train_on_held_out", True,
                 "has no effect in a run without stages, in which nothing was held out before",
                 "Leave it out, or give it in a stage.",
-            )  # fmt: skip
-        if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
-            yield from parts["data"].problems_without_validation()
-        if {"recompute", "model"} <= parts.keys():
-            for problem in parts["recompute"].problems_in_model(parts["model"].shape.num_layers):
-                yield replace(problem, key=f"recompute.{problem.key}")
-        if {"recompute", "parallel"} <= parts.keys():
-            yield from parts["recompute"].problems_in_layout(parts["parallel"])
-        if {"observe", "parallel"} <= parts.keys():
-            ranks, world_size = parts["observe"].profile_ranks or (0,), parts["parallel"].layout.world_size
-            yield from problem_if(
-                max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
-                f"names a rank that does not exist: the ranks of this run are 0 to {world_size - 1}",
-                "Use observe.profile_ranks=[0].",
             )  # fmt: skip
         if not {"train", "parallel"} <= parts.keys():
             return
@@ -161,16 +104,11 @@ class RunConfig(Settings):
         yield from batch_problems(layout, train.global_batch, train.micro_batch)
         rampup_faults = list(rampup_problems(train, layout))
         yield from rampup_faults
-        if not rampup_faults and "model" in parts and parts.get("stages") == {}:
-            yield from cls._problems_of_length(parts, count_steps(train, parts["model"].shape.seq_len))
-
-    @classmethod
-    def _problems_of_length(cls, parts: Mapping[str, Any], steps: int) -> Iterator[Problem]:
-        """Yield the problems of settings that do not fit a run of `steps` steps."""
-        if "schedule" in parts:
-            for problem in parts["schedule"].problems_in_run(steps):
-                yield replace(problem, key=f"schedule.{problem.key}")
-        yield from length_problems(parts, steps)
+        if is_whole and not rampup_faults and "model" in parts and parts.get("stages") == {}:
+            steps = count_steps(train, parts["model"].shape.seq_len)
+            if "schedule" in parts:
+                yield from within("schedule", parts["schedule"].problems_in_run(steps))
+            yield from length_problems(parts, steps)
 
     @classmethod
     def adjust_defaults(cls, tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
@@ -237,8 +175,7 @@ class RunConfig(Settings):
     @cached_property
     def schedule_span(self) -> ScheduleSpan:
         """The run's schedule over the stages that have none of their own."""
-        stages = [stage for stage in self.stage_configs if isinstance(stage, StageConfig)]
-        return ScheduleSpan(self.schedule, tuple(stage for stage in stages if not stage.has_own_schedule))
+        return ScheduleSpan.of(self.schedule, [each for each in self.stage_configs if isinstance(each, StageConfig)])
 
     def stage_at(self, step: int) -> RunConfig:
         """Return the settings for the step `step`; those of the last stage if the run has ended by then."""
@@ -264,10 +201,6 @@ class StageConfig(RunConfig):
     batch_start: int = 0  # the step at which this batch plan began, in this stage or in one before it
     plan: BatchPlan = field(default_factory=lambda: BatchPlan(1), compare=False)
 
-    @classmethod
-    def _problems_of_length(cls, parts: Mapping[str, Any], steps: int) -> Iterator[Problem]:
-        return iter(())  # because: `plan_stages` checks lengths, once all stages are known
-
     @property
     def _run_config(self) -> RunConfig:
         assert self.whole is not None
@@ -283,8 +216,8 @@ class StageConfig(RunConfig):
 
     @property
     def stop_at_end(self) -> str | None:
-        ends = self._run_config.stages[self.stage_name].stop_after
-        return f"stages.{self.stage_name}.stop_after" if ends else None
+        stops = self._run_config.stages[self.stage_name].stop_after
+        return f"stages.{self.stage_name}.stop_after" if stops else None
 
     @property
     def num_steps(self) -> int:
@@ -397,24 +330,12 @@ def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
     )  # fmt: skip
 
 
-def _restart_problems(data: DataChoice) -> Iterator[Problem]:
-    """Yield a problem if data that a run begins with is said to restart."""
-    key, restarts = "data.restart", getattr(data, "restart", False)
-    if isinstance(data, BlendSettings):
-        key, restarts = "data.datasets.restart", any(part.restart for part in data.datasets)
-    yield from problem_if(
-        restarts is True, key, True,
-        "has no effect where a run begins, as nothing was read before", "Give it in a later stage, or leave it out.",
-    )  # fmt: skip
-
-
 def _problems_of_all_stages(config: RunConfig, stages: Sequence[StageConfig]) -> Iterator[Problem]:
     """Yield the problems of settings that hold for the run as a whole, whose stages are `stages`."""
-    span = ScheduleSpan(config.schedule, tuple(stage for stage in stages if not stage.has_own_schedule))
-    yield from _restart_problems(stages[0].data)
+    span = ScheduleSpan.of(config.schedule, stages)
+    yield from restart_problems(stages[0].data)
     if span.stages:
-        for problem in config.schedule.problems_in_run(span.num_steps):
-            yield replace(problem, key=f"schedule.{problem.key}")
+        yield from within("schedule", config.schedule.problems_in_run(span.num_steps))
     yield from length_problems({f.name: getattr(config, f.name) for f in fields(config)}, stages[-1].end_step)
     yield from problem_if(
         len(stages) > 1 and config.checkpoint.interval_steps is None, "checkpoint.interval_steps", None,
@@ -432,6 +353,11 @@ class ScheduleSpan:
 
     schedule: ScheduleSettings
     stages: tuple[StageConfig, ...]
+
+    @classmethod
+    def of(cls, schedule: ScheduleSettings, stages: Sequence[StageConfig]) -> ScheduleSpan:
+        """Return the run's `schedule` over those of its stages that have none of their own."""
+        return cls(schedule, tuple(stage for stage in stages if not stage.has_own_schedule))
 
     @property
     def num_steps(self) -> int:

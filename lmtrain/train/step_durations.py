@@ -89,13 +89,12 @@ class Durations:
         if measurement.counts:
             self.add(kind, self._clock() - began)
 
-    def load_earlier(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Keep the longest recent duration of each kind from the metrics rows of the run's earlier attempts. It is used
-        until this attempt has a duration of that kind.
+    def load_earlier(self, folder: Path) -> None:
+        """Keep the longest recent duration of each kind from what earlier attempts recorded in `folder`, the run's
+        folder; nothing if it has no metrics yet. It is used until this attempt has a duration of that kind.
         """
-        self._earlier = {
-            kind: max(durations[-_NUM_KEPT:]) for kind, durations in _durations_from_rows(rows).items() if durations
-        }
+        earlier = _durations_from_rows(read_last_rows(folder / METRICS))
+        self._earlier = {kind: max(durations[-_NUM_KEPT:]) for kind, durations in earlier.items() if durations}
 
     @property
     def step_s(self) -> float:
@@ -124,13 +123,6 @@ class Durations:
     def longest(self, kind: str) -> float:
         """Return the longest of the newest durations of this kind, in seconds; else of earlier attempts, else 0."""
         return max(self._newest.get(kind, ()), default=self._earlier.get(kind, 0.0))
-
-
-def load_earlier_durations(folder: Path, durations: Durations) -> None:
-    """Add to `durations` what earlier attempts recorded in `folder`, the run's folder; nothing if it has no metrics
-    yet.
-    """
-    durations.load_earlier(read_last_rows(folder / METRICS))
 
 
 def _durations_from_rows(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:

@@ -28,6 +28,7 @@ from lmtrain.observe.stragglers.find_slow_ranks import (
     MIN_LINK_EXCESS,
     MIN_LINK_EXCESS_S,
     PeerGroup,
+    Straggler,
     link_message,
     links,
     rank_label,
@@ -144,19 +145,15 @@ class StragglerWatch:
         numbers = rows.tolist()
         for watch in self.link_watches:
             watch.add([[_round_trip_s(numbers, self.layout, *self.pairs[pair])] for pair in watch.members])
-        slow_ranks = {("rank", key): slow for peers in self.rank_watches for key, slow in peers.stragglers.items()}
-        slow_links = {("link", key): slow for peers in self.link_watches for key, slow in peers.stragglers.items()}
-        lines = []
-        for key, slow in (slow_ranks | slow_links).items():
-            if key not in self._reported:
-                words = rank_message(self._rank_text(key[1]), slow) if key[0] == "rank" else ""
-                lines.append(words or link_message(" and ".join(map(self._rank_text, self.pairs[key[1]])), slow))
-        for kind, member in sorted(self._reported - slow_ranks.keys() - slow_links.keys()):
-            ends = [member] if kind == "rank" else self.pairs[member]
-            lines.append(
-                f"{' and '.join(map(self._rank_text, ends))} {'keeps' if kind == 'rank' else 'keep'} pace again"
-            )
-        self._reported = slow_ranks.keys() | slow_links.keys()
+        slow = {("rank", rank): slowness for rank, slowness in _slow_members(self.rank_watches).items()}
+        slow |= {("link", pair): slowness for pair, slowness in _slow_members(self.link_watches).items()}
+        lines = [
+            (rank_message if kind == "rank" else link_message)(self._member_text(kind, member), slowness)
+            for (kind, member), slowness in slow.items() if (kind, member) not in self._reported
+        ]  # fmt: skip
+        for kind, member in sorted(self._reported - slow.keys()):
+            lines.append(f"{self._member_text(kind, member)} {'keeps' if kind == 'rank' else 'keep'} pace again")
+        self._reported = set(slow)
         return lines
 
     def facts(self) -> dict[str, Any]:
@@ -166,13 +163,12 @@ class StragglerWatch:
         if self._newest is None:
             return {}
         rows, facts = self._newest, dict[str, Any]()
-        slow = {member: slowness for watch in self.rank_watches for member, slowness in watch.stragglers.items()}
         excess = {m: float(by) for watch in self.rank_watches if len(watch.members) > 1
                   for m, by in zip(watch.members, watch.excess(), strict=True)}  # fmt: skip
         if excess:
             slowest = max(excess, key=lambda rank: excess[rank])
             facts |= {"straggler_slowest": slowest, "straggler_slowest_by": round(excess[slowest], 4)}
-        if slow:
+        if slow := _slow_members(self.rank_watches):
             rank = max(slow, key=lambda rank: slow[rank].by)
             slowness = slow[rank]
             facts |= {
@@ -182,7 +178,7 @@ class StragglerWatch:
                 "straggler_span_s": round(slowness.seconds, 6),
                 "straggler_usual_s": round(slowness.usual_s, 6), "straggler_ranks": sorted(slow),
             }  # fmt: skip
-        if slow_links := {member: slow for watch in self.link_watches for member, slow in watch.stragglers.items()}:
+        if slow_links := _slow_members(self.link_watches):
             member = max(slow_links, key=lambda link: slow_links[link].by)
             facts |= {
                 "straggler_link": list(self.pairs[member]), "straggler_link_s": round(slow_links[member].seconds, 6),
@@ -194,9 +190,11 @@ class StragglerWatch:
             facts |= {"straggler_bubble": round(float(messages), 4)} if self.layout.pp > 1 else {}
         return facts
 
-    def _rank_text(self, rank: int) -> str:
-        """Return a rank as text, with its host and coordinate."""
-        return rank_label(rank, self._host_of(rank), self._coordinate_of(rank))
+    def _member_text(self, kind: str, member: int) -> str:
+        """Return a rank, or the two ranks of a link, with hosts and coordinates as text. `kind` is "rank" or "link".
+        """
+        ranks = [member] if kind == "rank" else self.pairs[member]
+        return " and ".join(rank_label(rank, self._host_of(rank), self._coordinate_of(rank)) for rank in ranks)
 
     def _host_of(self, rank: int) -> str:
         """Return the rank's host, or "" if hosts are unknown."""
@@ -219,6 +217,11 @@ def build_straggler_watch(config: RunConfig, model: ModelSettings, mesh: Mesh, m
     return StragglerWatch(
         mesh.layout, mesh.rank, hosts, stage_work_keys(config, model), memory, on_host=mesh.device_type == "cpu"
     )
+
+
+def _slow_members(watches: Sequence[PeerGroup]) -> dict[int, Straggler]:
+    """Return the slow ranks or links of several groups of equals, by their numbers."""
+    return {member: slowness for watch in watches for member, slowness in watch.stragglers.items()}
 
 
 def stage_work_keys(config: RunConfig, model: ModelSettings) -> list[object]:

@@ -48,25 +48,22 @@ class FromZeroNorm(nn.Module):
 class HeadNorm(nn.Module):
     """An RMSNorm of each head of queries or keys [B, T, heads, K], with one weight [K] for all heads."""
 
-    def __init__(self, head_width: int, *, eps: float, weight: WeightForm) -> None:
+    def __init__(self, width: int, *, eps: float, weight: WeightForm) -> None:
+        """Create a norm with `width` weights: K here, heads x K in a WholeNorm."""
         super().__init__()
         self.eps, self.form = eps, weight
-        self.weight = _norm_weight(head_width, weight)
+        start = torch.zeros(width) if weight == "from_zero" else torch.ones(width)
+        self.weight = None if weight == "none" else nn.Parameter(start)
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
         return scaled(F.rms_norm(x_BTHK, x_BTHK.shape[-1:], eps=self.eps), self.weight, self.form)
 
 
-class WholeNorm(nn.Module):
+class WholeNorm(HeadNorm):
     """An RMSNorm over all heads of queries or keys [B, T, heads, K] together, with a weight for each of their numbers.
 
     A tensor-parallel rank has a part of the heads, and the mean of squares is that of all ranks.
     """
-
-    def __init__(self, num_heads: int, head_width: int, *, eps: float, weight: WeightForm) -> None:
-        super().__init__()
-        self.eps, self.form = eps, weight
-        self.weight = _norm_weight(num_heads * head_width, weight)
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
         x_BTN = x_BTHK.flatten(2)
@@ -78,9 +75,3 @@ def scaled(x: Tensor, weight: Tensor | None, form: WeightForm) -> Tensor:
     if weight is None:
         return x
     return torch.addcmul(x, x, weight) if form == "from_zero" else x * weight
-
-
-def _norm_weight(size: int, form: WeightForm) -> nn.Parameter | None:
-    if form == "none":
-        return None
-    return nn.Parameter(torch.zeros(size) if form == "from_zero" else torch.ones(size))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
-from lmtrain.checkpoint.read_verified_contents import Contents
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.settings_base import show
 from lmtrain.data.assemble_training_data import OpenDatasets, build_training_data, open_datasets
 from lmtrain.data.dataset_builder import TOKEN_SHARES, DataRequirements
@@ -45,7 +45,7 @@ from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, Proc
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.resume_checks import (
     average_notes,
-    check_resume_checkpoint,
+    check_same_run,
     history_of,
     newest_readable,
     open_resume_checkpoint,
@@ -116,11 +116,11 @@ def preflight(
 ) -> Inputs:
     """Check a run's settings, machine, data and checkpoints before torch is imported, and return the tokenizer, data,
     model settings and checkpoint paths that were found. Raise an LmtrainError if the run cannot work. `starts_run` is
-    False for a dry run, which trains nothing. `read_foreign` reads the facts about another program's folder in
-    checkpoint.init_from; it is called for a new run alone.
+    False for a dry run, which trains nothing; then a single process may check a run of many. `read_foreign` reads the
+    facts about another program's folder in checkpoint.init_from; it is called for a new run alone.
 
     Called on every process of a run: one process per node builds a missing data index while the others wait for its
-    lock. `starting` is False if no run begins afterwards; then a single process may check a run of many.
+    lock.
     """
     is_here = check_machine(config, env, starts_run=starts_run)
     resume_from = find_resume_checkpoint(config)
@@ -130,7 +130,8 @@ def preflight(
     model, tokenizer = first.model, first.tokenizer
     check_checkpoint_size(config, model)
     if resumed is not None:
-        check_resume_checkpoint(resumed, first.config or config, model, tokenizer, first.data)
+        check_same_run(resumed.path, resumed.manifest, first.config or config, model, tokenizer, first.data)
+        checked_model(resumed)
     stages = replace(first, later_stages=tuple(later)).stages(config)
     for stage, inputs in stages if is_here and starts_run else ():
         for dataset in inputs.data.datasets if stage.data.verify == "full" else ():
@@ -145,10 +146,10 @@ def preflight(
         *tokens_at_checkpoint(resumed, first.data),
     )
     if is_here and env.rank == 0:
-        import_bytes = foreign.num_bytes_to_write if foreign is not None else 0
         warnings += check_run_folder(
-            config, model, tokenizer, check_lock=not starts_run, import_bytes=import_bytes
-        )
+            config, model, tokenizer, check_lock=not starts_run,
+            import_bytes=0 if foreign is None else foreign.num_bytes_to_write,
+        )  # fmt: skip
     if is_here and not starts_run:
         check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
@@ -161,11 +162,15 @@ def preflight(
 
 
 def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) -> bool:
-    """Check what needs no data: the number of processes, the device, and packages that the settings need. Return True
-    if the run's processes are here, and False if a single process checks a run of many. `starts_run` is False for a dry
-    run.
+    """Check what needs no data: the number of processes, a C++ compiler for compute.compile, the device, and packages
+    that the settings need. Return True if the run's processes are here, and False if a single process checks a run of
+    many, which it may if `starts_run` is False, as it is for a dry run.
     """
-    _check_processes(config, env, starts_run)
+    problems, counts = list(compiler_problems(config)), starts_run or env.launcher != "single"
+    if wrong := list(process_problems(config.parallel.layout, env, config.train)) if counts else []:
+        raise LayoutError("\n".join(wrong + problems))
+    if problems:
+        raise SettingsError(problems)
     is_here = env.world_size == config.parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
     if is_here:
         check_device(config, env)
@@ -258,20 +263,6 @@ def find_model(config: RunConfig) -> ModelSettings:
     return _model_with_vocab(config, opened, _load_tokenizer(last, opened, None))
 
 
-def _check_processes(config: RunConfig, env: ProcessEnv, starts_run: bool) -> None:
-    """Raise LayoutError if the number of started processes differs from the layout's, and SettingsError if
-    compute.compile needs a C++ compiler that is missing. A single process may check a layout of many if `starts_run` is
-    False.
-    """
-    problems = list(compiler_problems(config))
-    counts = starts_run or env.launcher != "single"
-    wrong = list(process_problems(config.parallel.layout, env, config.train)) if counts else []
-    if wrong:
-        raise LayoutError("\n".join(wrong + problems))
-    if problems:
-        raise SettingsError(problems)
-
-
 def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
     """Yield an error message if the number of started processes, `env.world_size`, differs from the number that the
     layout needs. With `train`, the message also names the batch settings that would have to change with the layout.
@@ -280,7 +271,7 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
         required = " x ".join(factors) if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]}"
-        ways = f"Start {_process_count_text(layout.world_size)}"
+        ways = "Start 1 process" if layout.world_size == 1 else f"Start {layout.world_size} processes"
         ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
         axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
         fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
@@ -288,8 +279,8 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
             overrides = [f"parallel.{axis}={fitting}", *_batch_overrides(replace(layout, **{axis: fitting}), train)]
             ways += f" or set {' '.join(overrides)}"
         ways += ", or add --elastic, which takes the nearest layout for them" if train else ""
-        were = "was" if env.world_size == 1 else "were"
-        yield f"{_process_count_text(env.world_size)} {were} started but {required} needs {layout.world_size}. {ways}."
+        started = "1 process was" if env.world_size == 1 else f"{env.world_size} processes were"
+        yield f"{started} started but {required} needs {layout.world_size}. {ways}."
 
 
 def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
@@ -308,17 +299,12 @@ def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[st
 def _layout_warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
     """Yield a warning if a tensor-parallel group would span several nodes, where its all-reduces are slow."""
     if env.local_world_size and env.local_world_size % layout.tp:
-        inside = [size for size in divisors(env.local_world_size) if size <= layout.tp]
+        inside = divisors(env.local_world_size, layout.tp)[-1]
         yield (
             f"parallel.tp={layout.tp} goes across nodes, as {env.host} has {env.local_world_size} processes: each "
             "layer waits for sums over the links between them. If these are slower than those inside a node, "
-            f"parallel.tp={inside[-1]} is faster."
+            f"parallel.tp={inside} is faster."
         )
-
-
-def _process_count_text(count: int) -> str:
-    """Return "1 process" or "N processes"."""
-    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWeights | None) -> Tokenizer:
@@ -326,36 +312,30 @@ def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWei
     that of the model which the run starts from (`foreign` if it is another program's folder). Raise SettingsError if
     there is none, and DataError if a dataset was written with a different tokenizer.
     """
-    settings = config.data
     stored = next((file for file in map(_tokenizer_path, opened.datasets) if file.exists()), None)
-    of_weights = None
-    if settings.tokenizer is None and stored is None:
-        of_weights = tokenizer_of_first_weights(config, foreign)
-    path = Path(settings.tokenizer) if settings.tokenizer else stored
-    if path is None and of_weights is None:
-        first = opened.train[0]
-        raise SettingsError(
-            [
-                f"data.tokenizer=null names no tokenizer for the dataset {first.prefix}, "
-                f"and there is no {_tokenizer_path(first).name} beside it. "
-                "Add data.tokenizer=PATH of the tokenizer with which the dataset was written."
-            ]
-        )
-    info = next((dataset.info for dataset in opened.datasets if dataset.info is not None), None)
-    if path is None:
-        assert of_weights is not None
-        tokenizer, place = of_weights, f"of checkpoint.init_from={config.checkpoint.init_from}"
-    else:
-        tokenizer, place = Tokenizer.load(path) if info is None else Tokenizer.load_lazily(
+    infos = {dataset.prefix: dataset.info for dataset in opened.datasets if dataset.info is not None}
+    path = Path(config.data.tokenizer) if config.data.tokenizer else stored
+    if path is not None:
+        info, place = next(iter(infos.values()), None), str(path)
+        tokenizer = Tokenizer.load(path) if info is None else Tokenizer.load_lazily(
             path, sha256=info.tokenizer_sha256, fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size,
             eod_id=info.eod_id,
-        ), str(path)  # fmt: skip
-    for dataset in opened.datasets:
-        if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
+        )  # fmt: skip
+    elif (of_weights := tokenizer_of_first_weights(config, foreign)) is not None:
+        tokenizer, place = of_weights, f"of checkpoint.init_from={config.checkpoint.init_from}"
+    else:
+        first = opened.train[0]
+        raise SettingsError([
+            f"data.tokenizer=null names no tokenizer for the dataset {first.prefix}, "
+            f"and there is no {_tokenizer_path(first).name} beside it. "
+            "Add data.tokenizer=PATH of the tokenizer with which the dataset was written."
+        ])
+    for prefix, info in infos.items():
+        if info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(
-                f"The tokenizer {place} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset "
-                f"{dataset.prefix} was written with a tokenizer of fingerprint "
-                f"{dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess the text again."
+                f"The tokenizer {place} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset {prefix} was "
+                f"written with a tokenizer of fingerprint {info.tokenizer_fingerprint[:12]}. Use that tokenizer, or "
+                "preprocess the text again."
             )
     return tokenizer
 
@@ -478,17 +458,14 @@ def check_run_folder(
     check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=check_lock)
     if settings.interval_steps is None:
         return []
-    num_existing, tokenizer_bytes, free = (
-        len(list_checkpoints(folder / CHECKPOINTS)),
-        len(tokenizer.to_bytes()),
-        free_bytes(folder),
-    )
+    num_existing, tokenizer_bytes = len(list_checkpoints(folder / CHECKPOINTS)), len(tokenizer.to_bytes())
     size, records = check_checkpoint_size(config, model) + tokenizer_bytes, tokenizer_bytes + _RECORDS_BYTES
-    records += import_bytes
+    records, free = records + import_bytes, free_bytes(folder)
     room = max(0, free - records) // size
     # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
-    counts = settings.num_on_disk(config.total_steps, config.border_steps)
-    num_needed, num_wanted = (max(1, count - num_existing) for count in counts)
+    num_needed, num_wanted = (
+        max(1, count - num_existing) for count in settings.num_on_disk(config.total_steps, config.border_steps)
+    )
     if room >= num_wanted:
         return []
     need = num_needed if room < num_needed else num_wanted
@@ -499,13 +476,14 @@ def check_run_folder(
     )
     if room < num_needed:
         hint = _fewer_checkpoints_hint(config, num_existing + room, num_existing)
-        if config.border_steps:  # because: a run goes from one stage to the next by a checkpoint
-            ways_out = f"Free some space, {hint}or choose another run.dir."
-        else:
-            ways_out = (
-                f"Free some space, choose another run.dir, {hint}or set checkpoint.interval_steps=null to save none."
-            )
-        raise StorageError(f"The disk of run.dir={config.run.dir} is too full: {needed_and_free}. {ways_out}")
+        # because: a run goes from one stage to the next by a checkpoint
+        ways_out = (
+            f"{hint}or choose another run.dir" if config.border_steps
+            else f"choose another run.dir, {hint}or set checkpoint.interval_steps=null to save none"
+        )  # fmt: skip
+        raise StorageError(
+            f"The disk of run.dir={config.run.dir} is too full: {needed_and_free}. Free some space, {ways_out}."
+        )
     keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.retention_keys())
     keys += ", and the end of each stage" if config.border_steps else ""
     return [

@@ -15,7 +15,7 @@ from typing import Any
 from lmtrain.checkpoint.averaged_weights import is_average_entry
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerFormatError, is_count
 from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
-from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, model_of
+from lmtrain.checkpoint.read_verified_contents import Contents, model_of
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.dataset_builder import ALL_SHARES, SHARES, TOKEN_SHARES
@@ -154,16 +154,6 @@ def average_notes(config: RunConfig, path: Path, state: Mapping[str, Any]) -> li
     return []
 
 
-def check_resume_checkpoint(
-    resumed: Contents, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
-) -> None:
-    """Raise CheckpointError if the opened checkpoint `resumed` belongs to another run, or lists other tensors than its
-    model has.
-    """
-    check_same_run(resumed.path, resumed.manifest, config, model, tokenizer, data)
-    checked_model(resumed)
-
-
 def check_same_run(
     path: Path, manifest: Manifest, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
@@ -182,8 +172,7 @@ def check_same_run(
             f"The checkpoint {path} holds weights imported from another program, and no run to resume. "
             f"Begin a run from these weights: checkpoint.init_from={path}."
         )
-    type_problems = list(_type_problems(manifest))
-    if type_problems:
+    if type_problems := list(_type_problems(manifest)):
         raise CheckpointError(
             f"{path / MANIFEST} does not hold the state of a run: {join_few(type_problems, '; ')}. "
             "Restore it from a copy."
@@ -195,11 +184,9 @@ def check_same_run(
     is_border = state["step"] == config.first_step > 0
     unused_keys |= _STAGE_MODEL_KEYS if is_border else set()
     pairs = [
-        (f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys
-    ]
-    pairs += [] if is_border else _data_pairs(state["data"], state.get("history"), config, data)
-    pairs += _past_pairs(config, state)
-    pairs += [
+        *((f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys),
+        *([] if is_border else _data_pairs(state["data"], state.get("history"), config, data)),
+        *_past_pairs(config, state),
         ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
         ("train.seed", config.train.seed, state["seed"]),
         ("optim.kind", config.optim.kind, state["optimizer"]["kind"]),
@@ -224,8 +211,8 @@ def _data_pairs(
 
     If the dataset itself differs, return a single entry that says so.
     """
-    defaults = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
-    saved = defaults | saved_data
+    saved = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
+    saved |= saved_data
     pairs = [(f"data: {key}", value, saved.get(key)) for key, value in data.sample_identity.items()]
     saved_content = saved_data.get("content_sha256")
     if data.content_sha256 is not None and saved_content is not None:
@@ -234,10 +221,8 @@ def _data_pairs(
     if num_tokens is not None and any(
         current != saved_value for name, current, saved_value in pairs if name in _DATASET_FACTS
     ):
-        path = getattr(config.data, "path", None)
-        return [
-            (f"data.path={path}", f"a dataset of {num_tokens:,} tokens", f"another one, of {saved_num_tokens or 0:,}")
-        ]
+        key = f"data.path={getattr(config.data, 'path', None)}"
+        return [(key, f"a dataset of {num_tokens:,} tokens", f"another one, of {saved_num_tokens or 0:,}")]
     history = NOTHING_READ if saved_history is None else DataHistory.from_dict(saved_history)
     is_in_stages = bool(config.stage_name or history.origin)  # because: other runs have one mixture, that of the pairs
     if saved_history is not None and is_in_stages and all(current == saved_value for _, current, saved_value in pairs):
@@ -309,8 +294,10 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
     # because: with another tokenizer or model the weights do not fit
     if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
-        override = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
-        return "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own else f"or {override}"
+        return (
+            "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own
+            else f"or give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
+        )  # fmt: skip
     folder = "run.dir=FOLDER " if is_own else ""
     weights = f"from its weights alone: {folder}checkpoint.init_from={path}"
     instead = "" if is_own else ", without checkpoint.resume"
@@ -361,13 +348,13 @@ def _check_steps_left(config: RunConfig, path: Path, saved_step: int) -> None:
     total = config.total_steps
     if saved_step <= total:
         return
-    setting, key = f"train.steps={total}", "train.steps"
     if config.stages:
-        last = [*config.stages][-1]
         raise SettingsError([
             f"The stages {join_few(config.stages)} end after step {total}, before step {saved_step}, which the "
-            f"checkpoint {path} has reached. Make the stage {last} longer, or choose another run.dir for a new run."
+            f"checkpoint {path} has reached. Make the stage {[*config.stages][-1]} longer, or choose another run.dir "
+            "for a new run."
         ])
+    setting, key = f"train.steps={total}", "train.steps"
     if config.train.steps is None:
         setting, key = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
     raise SettingsError([

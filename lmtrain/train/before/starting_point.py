@@ -155,8 +155,7 @@ def find_lineage(config: RunConfig, resume_from: Path | None, weights_from: Path
     is_imported = "data" not in state and "merged" not in state  # from another program
     if path.resolve().is_relative_to(folder.resolve()) or is_imported:
         return tuple(earlier)
-    kind = RESUMED if resume_from is not None else WEIGHTS
-    return (*earlier, _parent(kind, path, state, config))
+    return (*earlier, _parent(WEIGHTS if resume_from is None else RESUMED, path, state, config))
 
 
 def _parent(kind: str, path: Path, state: Mapping[str, Any], config: RunConfig) -> Parent:

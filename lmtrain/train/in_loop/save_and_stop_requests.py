@@ -31,7 +31,7 @@ from lmtrain.runfolder.how_runs_ended import request_file_cause
 from lmtrain.runtime.processes.process_environment import SlurmJob, command_start_s
 from lmtrain.runtime.processes.stop_signals import STOP_NAMES, StopRequest
 from lmtrain.train.run_state import Run
-from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations, load_earlier_durations
+from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations
 from lmtrain.train.straggler_watch import StragglerWatch, build_straggler_watch
 from lmtrain.units import format_seconds
 
@@ -46,9 +46,11 @@ _QUERY_INTERVAL_S = 300.0  # because: a job's limit seldom changes, and every qu
 _SCONTROL_TIMEOUT_S = 30.0  # timeout of scontrol
 
 
+@dataclass
 class RequestSource:
     """A source of requests, such as a signal or a file in the run's folder. It is on rank 0 only or on all ranks alike;
-    the maximum of its numbers over all ranks counts.
+    the maximum of its numbers over all ranks counts. By itself it requests nothing: it stands on the other ranks for a
+    source that only rank 0 has (the clock, files in the run folder).
     """
 
     cause: str  # text for stop.json, the view and the last message; the same on every rank
@@ -67,17 +69,9 @@ class RequestSource:
 
 
 @dataclass
-class PlaceholderSource(RequestSource):
-    """Placeholder on ranks other than 0 for a source that only rank 0 has (the clock, files in the run folder)."""
-
-    cause: str
-
-
-@dataclass
 class SignalSource(RequestSource):
     """A source that requests a stop once the signal whose name is `cause`, such as SIGTERM, was received."""
 
-    cause: str
     stop: StopRequest
 
     def requested(self) -> int:
@@ -88,7 +82,6 @@ class SignalSource(RequestSource):
 class Deadline(RequestSource):
     """A time limit: stops the run in time for its last save, and earlier skips measurements that would end too late."""
 
-    cause: str
     left_s: Callable[[], float | None]  # seconds; None if no end is known
     durations: Durations
     is_writing: Callable[[], bool]  # True during a save, which the last save must wait for
@@ -262,7 +255,7 @@ class Requests:
         self._stop_for(STOP)
         if self._first_cause(TRACE) is not None:
             self._trace()
-            self._report_done(TRACE)
+            self.report_done(TRACE)
 
     def vote_now(self) -> None:
         """Exchange requests with all ranks during a validation or evaluation, waiting for the result. All ranks must
@@ -299,12 +292,8 @@ class Requests:
         self._stop_for(NO_TIME_FOR[name])
         return self.stopped_by is not None
 
-    def report_saved(self) -> None:
-        """Tell all sources that a checkpoint was begun, so that they end their request for it."""
-        self._report_done(SAVE)
-
-    def _report_done(self, request: int) -> None:
-        """Tell all sources that `request`, SAVE or TRACE, was carried out."""
+    def report_done(self, request: int) -> None:
+        """Tell all sources that `request`, SAVE or TRACE, was carried out, so that they end their request for it."""
         for source in self._sources:
             source.on_done(request)
 
@@ -345,25 +334,25 @@ def open_requests(
     run.durations.stragglers = build_straggler_watch(run.config, run.inputs.model, run.mesh, run.memory)
     requests = Requests(Vote(run.mesh), run.view.show_note, trace, run.durations.stragglers)
     requests.add_sources(*(SignalSource(name, stop) for name in STOP_NAMES), FullestMemory(run.memory, clock))
-    rank_0_sources: list[RequestSource] = []
-    saves = run.durations, lambda: run.writer.is_writing
     with Allocation(SlurmJob.detect() if is_rank_0 else None) as allocation:
-        rank_0_sources.append(Deadline("the end of the allocation", allocation.left_s, *saves))
+        limits: dict[str, Callable[[], float | None]] = {"the end of the allocation": allocation.left_s}
         if limit is not None:
             ends_s = command_start_s(stop.began_s) + limit
-            rank_0_sources.append(Deadline(f"run.time_limit={format_seconds(limit)}", lambda: ends_s - clock(), *saves))
-        limits = [source.left_s for source in rank_0_sources if isinstance(source, Deadline)]
+            limits[f"run.time_limit={format_seconds(limit)}"] = lambda: ends_s - clock()
         run.durations.left_s = lambda: min(
-            (seconds for source in limits if (seconds := source()) is not None), default=None
+            (seconds for left_s in limits.values() if (seconds := left_s()) is not None), default=None
         )
+        rank_0_sources: list[RequestSource] = [
+            Deadline(cause, left_s, run.durations, lambda: run.writer.is_writing) for cause, left_s in limits.items()
+        ]
         files = {STOP_FILE: STOP, SAVE_FILE: SAVE, TRACE_FILE: TRACE}
         rank_0_sources += [FileRequest(run.folder / name, request, clock) for name, request in files.items()]
         if save_interval is not None:
             rank_0_sources.append(SaveInterval(save_interval, clock))
         if is_rank_0:
-            load_earlier_durations(run.folder, run.durations)
+            run.durations.load_earlier(run.folder)
         requests.add_sources(
-            *(rank_0_sources if is_rank_0 else [PlaceholderSource(source.cause) for source in rank_0_sources])
+            *(rank_0_sources if is_rank_0 else [RequestSource(source.cause) for source in rank_0_sources])
         )
         yield requests
 

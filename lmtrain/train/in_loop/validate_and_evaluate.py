@@ -79,8 +79,7 @@ def _evaluation_results(run: Run, evaluation: Evaluation, requests: Requests) ->
             run.model, requests.vote_now, lambda text: run.view.show_activity(f"{text} of the average")
         ))  # fmt: skip
     for row, averaged in zip(of_weights, of_average, strict=True):
-        seconds = row["seconds"] + averaged["seconds"]
-        yield row | {"seconds": seconds, AVERAGE_KEY: averaged["measures"]}
+        yield row | {"seconds": row["seconds"] + averaged["seconds"], AVERAGE_KEY: averaged["measures"]}
 
 
 def validate(run: Run, requests: Requests) -> float | None:

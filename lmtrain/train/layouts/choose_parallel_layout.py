@@ -30,7 +30,6 @@ from lmtrain.plan.run_model.workload_from_settings import PlannedRun
 from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.file_names import CHECKPOINTS
-from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
 from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.train.run_config import RunConfig, read_run_config
@@ -99,8 +98,10 @@ def _rank(
 ) -> RankedLayouts:
     """Return the layouts of a run by their predicted step time. Raise LayoutError if no layout is legal, or none fits.
     """
-    layouts = legal_layouts(run, num_processes, hardware, fixed_settings)
-    ranked = rank_layouts(layouts, hardware, LayoutLimits(), machine_cost_model(hardware))
+    ranked = rank_layouts(
+        legal_layouts(run, num_processes, hardware, fixed_settings), hardware, LayoutLimits(),
+        machine_cost_model(hardware),
+    )  # fmt: skip
     if not len(ranked.rows):
         raise LayoutError(_no_legal_layout_message(run, num_processes, hardware, fixed_settings))
     if ranked.best_index is None:
@@ -228,9 +229,10 @@ def _no_fit_message(ranked: RankedLayouts, num_processes: int) -> str:
 
 def _layout_text(run: PlannedRun) -> str:
     """Return the layout, schedule, micro-batch size and recompute setting of a run as text, for messages."""
-    schedule = [run.parallel.schedule] if run.parallel.pp > 1 else []
-    micro_batch = f"train.micro_batch={run.micro_batch}"
-    return ", ".join([layout_words(run.parallel), *schedule, micro_batch, *run.recompute.settings])
+    schedule = [run.parallel.schedule] * (run.parallel.pp > 1)
+    return ", ".join([
+        layout_words(run.parallel), *schedule, f"train.micro_batch={run.micro_batch}", *run.recompute.settings
+    ])  # fmt: skip
 
 
 def _with_layout(config: RunConfig, run: PlannedRun) -> RunConfig:
@@ -290,10 +292,8 @@ def _nearest_config(config: RunConfig, num_processes: int) -> RunConfig | None:
             continue  # because: most layouts fail here, and this check is faster than RunConfig's
         stages = {name: _fit_micro_batch(stage, config, parallel.layout.dp) for name, stage in config.stages.items()}
         for size in reversed(divisors(train.micro_batch, train.micro_batch)):
-            try:
+            with suppress(LmtrainError):  # because: the settings' own checks decide
                 return replace(config, parallel=parallel, train=replace(train, micro_batch=size), stages=stages)
-            except LmtrainError:
-                continue
     return None
 
 
@@ -338,8 +338,8 @@ def _schedule_choices(configured: ParallelSettings, pp: int, num_layers: int) ->
     each number of stages per rank that it allows, then "1f1b" with one.
     """
     if pp > 1 and configured.schedule != _DEFAULT_SCHEDULE:
-        schedule = schedule_named(configured.schedule)
-        yield from ((configured.schedule, vp) for vp in range(1, num_layers // pp + 1) if schedule.allows(vp))
+        counts = range(1, num_layers // pp + 1)
+        yield from ((configured.schedule, vp) for vp in counts if configured.pipeline.allows(vp))
     yield _DEFAULT_SCHEDULE, 1
 
 
@@ -367,16 +367,15 @@ def _no_layout_message(config: RunConfig, num_processes: int) -> str:
     numbers of processes that do.
     """
     layout, full = config.parallel.layout, config.train.global_batch
-    counts = [layout.tp * layout.pp * dp for dp in _divisors(full)]
-    nearest_counts = sorted(counts, key=lambda count: abs(count - num_processes))
-    legal = [count for count in nearest_counts[: 2 * _NUM_NAMED] if _nearest_config(config, count) is not None][
-        :_NUM_NAMED
-    ]
-    shape = config.model.shape
+    counts = sorted(
+        (layout.tp * layout.pp * dp for dp in _divisors(full)), key=lambda count: abs(count - num_processes)
+    )
+    legal = [count for count in counts[: 2 * _NUM_NAMED] if _nearest_config(config, count) is not None]
+    shape, choices = config.model.shape, format_choices(sorted(legal[:_NUM_NAMED]))
     return (
         f"{num_processes} processes were started with --elastic, and no layout of them takes train.global_batch={full}"
         f", model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "
-        f"Start {format_choices(sorted(legal))}, which can keep parallel.tp={layout.tp} and parallel.pp={layout.pp}."
+        f"Start {choices}, which can keep parallel.tp={layout.tp} and parallel.pp={layout.pp}."
     )
 
 

@@ -32,7 +32,7 @@ from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.layouts.ranks_and_memory_table import layout_words, range_text
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.step_durations import Durations, load_earlier_durations, young_daly_s
+from lmtrain.train.step_durations import Durations, young_daly_s
 from lmtrain.units import format_bytes, format_seconds, plural
 
 COMPARED_STEPS = 20  # because: the first steps of an attempt allocate memory and fill caches, so only its newest count
@@ -168,8 +168,9 @@ def _communicator_fact(run: PlannedRun, communicator_bytes: int) -> dict[str, st
     if not groups or not communicator_bytes:
         return {}
     words = ", ".join([*groups, *["lanes between stages"] * (layout.pp > 1), f"the world of {layout.world_size:,}"])
-    memory = format_bytes(communicator_bytes)
-    return {"communicators": f"{memory} of that, with CUDA itself, as in published runs: {words}"}
+    return {
+        "communicators": f"{format_bytes(communicator_bytes)} of that, with CUDA itself, as in published runs: {words}"
+    }
 
 
 def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) -> dict[str, Any]:
@@ -260,7 +261,7 @@ def _save_interval_fact(config: RunConfig) -> dict[str, Any]:
     if between_failures is None:
         return {}
     durations = Durations()
-    load_earlier_durations(Path(config.run.dir), durations)
+    durations.load_earlier(Path(config.run.dir))
     if (save_s := durations.stall_s) is None:
         return {"save_every": f"not known: {config.run.dir} has not saved yet, and its saves are not measured"}
     # because: a save waits for the previous save
@@ -279,15 +280,14 @@ def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     init_from = config.checkpoint.init_from
     changed = [f"{key}={show(now)}, was {show(was)}" for key, (was, now) in changed_settings(config, inputs).items()]
     facts = {"changed": "; ".join(changed)} if changed else {}
+    facts["resume_from"] = "nothing: a new run" if inputs.resume_from is None else str(inputs.resume_from)
     if inputs.resume_from is not None:
-        facts |= {"resume_from": str(inputs.resume_from)}
         return facts | ({"weights_from": f"{init_from}, when the run began"} if init_from else {})
-    facts |= {"resume_from": "nothing: a new run"}
-    if inputs.weights_from is not None:
-        average = "the average in " * (config.checkpoint.init_weights == "ema")
-        facts |= {"weights_from": f"{average}{inputs.weights_from}"}
-        facts |= {"weights_are": _weights_origin(config, inputs.weights_from)}
-    return facts
+    if inputs.weights_from is None:
+        return facts
+    average = "the average in " * (config.checkpoint.init_weights == "ema")
+    weights_are = _weights_origin(config, inputs.weights_from)
+    return facts | {"weights_from": f"{average}{inputs.weights_from}", "weights_are": weights_are}
 
 
 def _weights_origin(config: RunConfig, checkpoint: Path) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 from lmtrain.layout import ONE_PROCESS, Layout
@@ -93,22 +92,21 @@ def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Placement]) 
 
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
     """Merge table rows with equal layers, parameters and bytes into one row each, whose rank and coordinates are texts
-    such as "0-3" and whose host is a name or "N hosts".
+    such as "0-3" and whose host is a name or "N hosts". `rows` are in the order of the ranks.
     """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        sizes = tuple(value for key, value in row.items() if key not in _IDENTITY_KEYS)
+        groups.setdefault(sizes, []).append(row)
+    return [group[0] | {key: _merged_text(key, {row[key] for row in group}) for key in _IDENTITY_KEYS}
+            for group in groups.values()]  # fmt: skip
 
-    def sizes(row: Row) -> tuple[Any, ...]:
-        return tuple(value for key, value in row.items() if key not in _IDENTITY_KEYS)
 
-    result = []
-    for _, equal_rows in groupby(sorted(rows, key=lambda row: (sizes(row), row["rank"])), sizes):
-        group = list(equal_rows)
-        identity: Row = {
-            key: range_text(sorted({row[key] for row in group})) for key in _IDENTITY_KEYS if key != "host"
-        }
-        hosts = sorted({row["host"] for row in group})
-        identity["host"] = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-        result.append({"first": group[0]["rank"]} | group[0] | identity)
-    return [{k: v for k, v in row.items() if k != "first"} for row in sorted(result, key=lambda row: row["first"])]
+def _merged_text(key: str, values: set[Any]) -> str:
+    """Return the text of several rows' values of `key`, which is "host", "rank" or a coordinate."""
+    if key != "host":
+        return range_text(sorted(values))
+    return str(min(values)) if len(values) == 1 else f"{len(values)} hosts"
 
 
 def range_text(numbers: Sequence[int]) -> str:

@@ -29,7 +29,7 @@ from lmtrain.train.layouts.dry_run_estimates import (
 from lmtrain.train.layouts.ranks_and_memory_table import short_bytes
 from lmtrain.train.run_config import RunConfig, StageConfig
 from lmtrain.train.stage_settings import LENGTHS
-from lmtrain.units import format_bytes, format_count, format_seconds
+from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 MIN_WIDTH, MAX_WIDTH = 80, 120  # columns of the table's text lines
 _SHOWN_SOURCES = 8  # sources with the largest shares; the others are added up
@@ -229,24 +229,19 @@ def stage_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         if "reached_step" in row:
             yield f"The run has reached step {row['reached_step']:,}, in the stage {row['stage']}."
-    for row in rows:
-        if row["is_rounded"]:
-            (length, amount), = row["given"].items()
-            yield (
-                f"stages.{row['stage']}.{length}={format_count(amount)} is rounded up to {_steps_text(row)}: "
-                f"{row[length]:,} {length}."
-            )
-    for row in rows:
-        if row.get("fits") is False:
-            yield (
-                f"The stage {row['stage']} does not fit: it needs {format_bytes(row['memory_bytes'])} of the "
-                f"{format_bytes(row['device_bytes'])} of a device. Use a smaller "
-                f"stages.{row['stage']}.train.micro_batch, or stages.{row['stage']}.recompute=full."
-            )
-
-
-def _steps_text(row: Mapping[str, Any]) -> str:
-    return "1 whole step" if row["steps"] == 1 else f"{row['steps']:,} whole steps"
+    for row in (row for row in rows if row["is_rounded"]):
+        (length, amount), = row["given"].items()
+        steps = plural(row["steps"], "whole step", f"{row['steps']:,}")
+        yield (
+            f"stages.{row['stage']}.{length}={format_count(amount)} is rounded up to {steps}: "
+            f"{row[length]:,} {length}."
+        )
+    for row in (row for row in rows if row.get("fits") is False):
+        yield (
+            f"The stage {row['stage']} does not fit: it needs {format_bytes(row['memory_bytes'])} of the "
+            f"{format_bytes(row['device_bytes'])} of a device. Use a smaller stages.{row['stage']}.train.micro_batch, "
+            f"or stages.{row['stage']}.recompute=full."
+        )
 
 
 def _count(number: int) -> str:

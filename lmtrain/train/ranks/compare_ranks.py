@@ -83,8 +83,7 @@ def difference_message(facts_by_rank: Sequence[Mapping[str, Fact]], hosts: Seque
     if len(lines) == 1:
         return f"The ranks of this run differ: {lines[0]}. {way_out}"
     numbered = [f"  {number}. {line}" for number, line in enumerate(lines[:_NUM_LINES], 1)]
-    if len(lines) > _NUM_LINES:
-        numbered.append(f"  and {len(lines) - _NUM_LINES} more")
+    numbered += [f"  and {len(lines) - _NUM_LINES} more"] * (len(lines) > _NUM_LINES)
     return "\n".join([f"The ranks of this run differ in {len(lines)} things:", *numbered, way_out])
 
 
@@ -104,8 +103,10 @@ def _difference_lines(facts_by_rank: Sequence[Mapping[str, Fact]], hosts: Sequen
         # because: the majority is most likely right; with a tie, all values are shown
         by_size = sorted(holders.items(), key=lambda item: -len(item[1]))
         tied = len(by_size[0][1]) == len(by_size[1][1])
-        odd = by_size if tied else by_size[1:]
-        odd_texts = [f"{_printable(texts[value])} on {_ranks_text(ranks, hosts)}" for value, ranks in odd]
+        odd_texts = [
+            f"{_printable(texts[value])} on {_ranks_text(ranks, hosts)}"
+            for value, ranks in (by_size if tied else by_size[1:])
+        ]
         usual = "" if tied else f", and {_printable(texts[by_size[0][0]])} on the other {len(by_size[0][1])}"
         yield f"{_printable(key)} is {join_few(odd_texts, max_shown=_NUM_VALUES)}{usual}"
 

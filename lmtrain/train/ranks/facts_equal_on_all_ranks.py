@@ -50,29 +50,30 @@ def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     if not config.stages:
         for key, dataset in zip(paths, open_datasets(config.data).datasets, strict=True):
             facts[key] = _digest_fact(dataset.content_digest, dataset.prefix)
+    texts: dict[str, Fact] = {}
     for stage, stage_inputs in inputs.stages(config):
         name, data = f"stages.{stage.stage_name}: " if stage.stage_name else "", stage_inputs.data
         for number, dataset in enumerate(data.datasets if config.stages else ()):
             facts[f"{name}dataset {number}"] = _digest_fact(dataset.content_digest, dataset.prefix)
         facts |= {f"{name}data: {key}": Fact(show(value), show(value)) for key, value in data.sample_identity.items()}
+        texts |= {
+            f"{name}the text of eval.tasks, {task.name}": _digest_fact(
+                f"{task.text_sha256} {task.num_targets}", task.data
+            )
+            for task in stage_inputs.evaluations
+        }
     facts["data.tokenizer"] = _digest_fact(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
     facts["checkpoint"] = checkpoint_fact(inputs.resume_from)
     facts["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
-    for stage, stage_inputs in inputs.stages(config):
-        name = f"stages.{stage.stage_name}: " if stage.stage_name else ""
-        for task in stage_inputs.evaluations:
-            facts[f"{name}the text of eval.tasks, {task.name}"] = _digest_fact(
-                f"{task.text_sha256} {task.num_targets}", task.data
-            )
-    return facts | program_facts()
+    return facts | texts | program_facts()
 
 
 def program_facts() -> dict[str, Fact]:
     """Return the versions of Python and of the libraries, and a digest of each source file of lmtrain and of each
     plugin, as name -> Fact.
     """
-    versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
-    versions = {"python": platform.python_version()} | versions
+    versions = {"python": platform.python_version()}
+    versions |= {name: version_of(name) or "not installed" for name in _LIBRARIES}
     facts = {name: Fact(version, version) for name, version in versions.items()}
     facts |= {f"lmtrain/{name}": _digest_fact(digest) for name, digest in code_digests(PACKAGE)}
     for name, (package, *_) in plugins.items():

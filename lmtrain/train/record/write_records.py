@@ -128,8 +128,7 @@ def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int
     from which the run resumes; {} unless checkpoint.keep_best is set.
     """
     rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
-    scores = score_by_step(rows, config.checkpoint.best_by)
-    return {step_measured: score for step_measured, score in scores.items() if step_measured <= step}
+    return {at: score for at, score in score_by_step(rows, config.checkpoint.best_by).items() if at <= step}
 
 
 def start_number(folder: Path) -> int:
@@ -175,14 +174,16 @@ def show_start_notes(
     checkpoints that the resume skipped. Their messages are `skip_messages`; `hosts` has each rank's host name.
     """
     fault_point("start.loop")
-    if mesh.rank == 0 and inputs.data.validation_note:
+    if mesh.rank > 0:
+        return
+    if inputs.data.validation_note:
         view.show_note(f"validation reads {inputs.data.validation_note}")
-    if mesh.rank == 0 and mesh.world.size > 1:
+    if mesh.world.size > 1:
         rows = merge_rows(rank_rows(config, inputs.model, hosts))
         view.show_note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
     for text in skip_messages:
         view.show_note(f"warning: {text}")
-    for path in list_broken(Path(config.run.dir) / CHECKPOINTS) if mesh.rank == 0 else ():
+    for path in list_broken(Path(config.run.dir) / CHECKPOINTS):
         if not any(text.startswith(f"{path} ") for text in skip_messages):
             view.show_note(f"warning: {path} has no readable manifest and is left as it is")
 
@@ -284,7 +285,7 @@ def record_start(run: Run) -> None:
         _record_stage(run)
         return
     run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
-    resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
+    resumed, weights = run.inputs.resume_from, run.inputs.weights_from
     began_at: dict[str, Any] = {
         "resumed_from": resumed and str(resumed), "weights_from": weights and str(weights),
         "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
@@ -293,25 +294,30 @@ def record_start(run: Run) -> None:
     began_at |= read_run_files(run.folder) if run.metrics is not None else {}
     began_at |= {"before": run.previous_end} if run.progress.attempt > 1 else {}
     record(run, "start", began_at | ({"passed_over": list(run.skipped_checkpoints)} if run.skipped_checkpoints else {}))
-    for warning in run.inputs.warnings:
-        run.view.show_note(f"warning: {warning}")
+    for line in _start_lines(run) if run.metrics is not None else ():
+        run.view.show_note(line)
+
+
+def _start_lines(run: Run) -> Iterator[str]:
+    """Yield lines of text on where the run begins, and on what is unusual about that. Called on rank 0, after the
+    "start" row is written.
+    """
+    resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
+    yield from (f"warning: {warning}" for warning in run.inputs.warnings)
     if resumed is not None and run.progress.is_over(total):
-        run.view.show_note(f"nothing is left to do: {resumed} is step {total} of {total}")
+        yield f"nothing is left to do: {resumed} is step {total} of {total}"
         if run.changed_settings:
             old_values = ", ".join(f"{key}={show(old)}" for key, (old, _) in run.changed_settings.items())
-            run.view.show_note(f"the run is finished, so its settings stay as they were: {old_values}")
+            yield f"the run is finished, so its settings stay as they were: {old_values}"
     elif resumed is not None:
-        run.view.show_note(f"continuing from {resumed} at step {run.progress.step}")
-        for text in _change_lines(run):
-            run.view.show_note(text)
+        yield f"continuing from {resumed} at step {run.progress.step}"
+        yield from _change_lines(run)
     elif weights is not None:
-        run.view.show_note(f"a new run with the weights of {weights}")
-    if resumed is None and run.metrics is not None:
-        reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0)
-        message = f"the {reached} steps before have left no checkpoint; the run begins at step 1 again"
-        if reached:
-            for text in (f"warning: {message}", *_change_lines(run)):
-                run.view.show_note(text)
+        yield f"a new run with the weights of {weights}"
+    reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0) if resumed is None else 0
+    if reached:
+        yield f"warning: the {reached} steps before have left no checkpoint; the run begins at step 1 again"
+        yield from _change_lines(run)
 
 
 def _change_lines(run: Run) -> Iterator[str]:
@@ -329,8 +335,10 @@ def _change_lines(run: Run) -> Iterator[str]:
     before = next((row["lr"] for row in rows if isinstance(row.get("lr"), float)), None)
     after = run.config.learning_rate(min(step, total - 1))
     if before is not None and max(before, after) > _WARN_RATIO * min(before, after):
-        keep = f"schedule=constant optim.lr={before:.2e} keeps it"
-        yield f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step; {keep}"
+        yield (
+            f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step; "
+            f"schedule=constant optim.lr={before:.2e} keeps it"
+        )
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:

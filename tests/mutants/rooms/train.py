@@ -21,9 +21,9 @@ MUTANTS = [
         name="only_saves_that_were_asked_for_reset_the_clock",
         file="lmtrain/train/loop.py",
         function="train",
-        old="                last_saved = save(run)\n                requests.report_saved()\n",
+        old="                last_saved = save(run)\n                requests.report_done(SAVE)\n",
         new="                last_saved = save(run)\n                if requests.save:\n"
-        "                    requests.report_saved()\n",
+        "                    requests.report_done(SAVE)\n",
         breaks="checkpoint.interval_s counts from the last save by time and not from the newest one, so the run saves "
         "by the clock right after it has saved by steps.",
         only_for="runs with both checkpoint.interval_steps and checkpoint.interval_s",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations, load_earlier_durations, young_daly_s
+from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations, young_daly_s
 
 
 class Clock:
@@ -65,7 +65,7 @@ def test_earlier_attempts_tell_until_this_one_knows_better(tmp_path: Path) -> No
     lines = [json.dumps(row) for row in ROWS]
     (tmp_path / "metrics.jsonl").write_text("\n".join(["torn", *lines, "[1]", '{"event": "ste']))
     costs = Durations()
-    load_earlier_durations(tmp_path, costs)
+    costs.load_earlier(tmp_path)
     assert (costs.step_s, costs.save_s, costs.stall_s) == (3.0, 5.0, 1.0)
     assert (costs.longest(VALIDATION), costs.longest(EVALUATION)) == (7.0, 5.0)
     costs.add_save(write_s=2.0, stall_s=0.0)
@@ -74,7 +74,7 @@ def test_earlier_attempts_tell_until_this_one_knows_better(tmp_path: Path) -> No
 
 def test_a_new_run_knows_nothing(tmp_path: Path) -> None:
     costs = Durations()
-    load_earlier_durations(tmp_path, costs)
+    costs.load_earlier(tmp_path)
     assert (costs.step_s, costs.save_s, costs.stall_s) == (0.0, 0.0, None)
 
 

@@ -132,7 +132,7 @@ def test_the_first_cause_is_told_once_and_stays(tmp_path: Path) -> None:
     asked.start_vote()
     asked.finish_vote()
     assert (asked.stopped_by, asked.save_requested, said) == (None, True, [])
-    asked.report_saved()
+    asked.report_done(SAVE)
     left[0] = -1.0
     for _ in range(2):
         asked.start_vote()
