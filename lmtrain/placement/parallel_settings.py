@@ -14,7 +14,7 @@ from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Problem, Settings, kind
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.batch_plan import RampUp
 from lmtrain.errors import SettingsError, settings_error, spelling_hint
-from lmtrain.layout import Layout, divisors, format_choices
+from lmtrain.layout import ONE_PROCESS, Layout, divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.spec import ModelShape
@@ -77,6 +77,12 @@ class ParallelSettings(Settings):
             (schedule.splits_backward and self.zero == 3, "zero",
              f"releases the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1."),
         )  # fmt: skip
+
+    @property
+    def layout_text(self) -> str:
+        """The sizes of the axes as text, such as "dp_shard 4 x tp 2, zero 1"."""
+        sizes = " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1) or ONE_PROCESS
+        return sizes + (f", zero {self.zero}" if self.layout.dp > 1 else "")
 
     @property
     def pipeline(self) -> PipelineSchedule:

@@ -50,7 +50,6 @@ def reshard(
         from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, layout_of
         from lmtrain.checkpoint.reshard.reshard_tensors import reshard
         from lmtrain.checkpoint.reshard.write_target_files import Limits, files_of_layout, state_at_layout
-        from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 
         arm_from_env()
         began = perf_counter()
@@ -65,8 +64,8 @@ def reshard(
         )  # fmt: skip
     facts: dict[str, Any] = {
         "checkpoint": str(result.path), "step": manifest.step,
-        "from": layout_words(old_layout) if old_layout else "not said",
-        "to": layout_words(parallel), "processes": parallel.layout.world_size,
+        "from": old_layout.layout_text if old_layout else "not said",
+        "to": parallel.layout_text, "processes": parallel.layout.world_size,
         "tensors": len(manifest.tensors), "files": result.num_files, "bytes": result.num_bytes,
         "bytes_done_before": result.num_bytes if result.was_finished else result.earlier_bytes,
         "seconds": round(perf_counter() - began, 2),

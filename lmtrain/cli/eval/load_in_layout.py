@@ -18,7 +18,6 @@ from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.before.preflight import process_problems
-from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def open_model_loader(
                 loaded = load_source(source, picked_device, precision, mesh, parallel)
                 if env.world_size == 1:
                     return loaded
-                return replace(loaded, subject=replace(loaded.subject, layout=layout_words(parallel).partition(",")[0]))
+                return replace(loaded, subject=replace(loaded.subject, layout=parallel.layout_text.partition(",")[0]))
 
             yield load_model
 

@@ -19,7 +19,6 @@ from lmtrain.cli.inspect.run_view import describe_model, describe_stage, lineage
 from lmtrain.cli.screen.print_lines_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
 from lmtrain.runfolder.settings_differences import differences
-from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
         "samples": state.get("samples"),
         "tokens": state.get("tokens"),
         "stage": stage_facts(state.get("settings") or {}, manifest.step),
-        "layout": layout_words(parallel) if parallel else None,
+        "layout": parallel.layout_text if parallel else None,
         "digest": manifest.digest,
         "parameters": sum(math.prod(t["shape"]) for name, t in tensors.items() if name.startswith("model.")),
         "bytes": sum(entry.size for entry in manifest.files.values()),

@@ -125,7 +125,6 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     Parameters and layout are None if this version cannot read the settings.
     """
-    from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 
     try:
         config = read_run_config(path)
@@ -134,7 +133,7 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return {
         "steps": config.total_steps,
         "parameters": config.model.num_parameters,
-        "layout": layout_words(config.parallel),
+        "layout": config.parallel.layout_text,
     }
 
 

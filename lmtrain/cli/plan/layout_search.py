@@ -53,7 +53,6 @@ from lmtrain.plan.search.predict_layout import (
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.train.before.preflight import check_checkpoint_size
 from lmtrain.train.layouts.dry_run_estimates import planned_run
-from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.step_durations import Durations, young_daly_s
 from lmtrain.units import format_count, parse_count
@@ -467,7 +466,7 @@ class PlanResult:
         """
         assert self.first is not None  # because: `layout` is one of `best`
         return layout.to_dict() | {
-            "words": layout_words(layout.run.parallel), "duration_s": self.duration(layout),
+            "words": layout.run.parallel.layout_text, "duration_s": self.duration(layout),
             "dollars": self.dollars(layout), "slower": layout.seconds / self.first.seconds - 1,
             "why_slower": None if layout is self.first else why_slower(layout, self.first),
         }  # fmt: skip

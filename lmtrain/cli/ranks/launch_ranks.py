@@ -243,7 +243,6 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
     `overrides` are the settings of the command line, which stay as they are.
     """
     from lmtrain.train.layouts.choose_parallel_layout import adapt_to_processes, adaptation_message
-    from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 
     prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
@@ -252,7 +251,7 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
         fixed = fixed_layout_settings(config, overrides)
         if (earlier_choice := previous_layout(config, fixed)) is not None:
-            choice = layout_words(earlier_choice.parallel)
+            choice = earlier_choice.parallel.layout_text
             config, messages = earlier_choice, [f"parallel=auto: {choice}, as chosen when the run began"]
         else:
             config, messages = choose_layout(config, find_model(config), env.world_size, fixed)

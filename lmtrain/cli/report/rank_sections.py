@@ -41,8 +41,7 @@ from lmtrain.page.html_document import (
 from lmtrain.page.svg_line_charts import format_value, tick_labels, ticks
 from lmtrain.runfolder.file_names import TRACES
 from lmtrain.runfolder.folder_reader import RunFolder
-from lmtrain.train.layouts.ranks_and_memory_table import layout_words, rank_rows
-from lmtrain.train.layouts.ranks_and_memory_table import merge_rows as merged_rows
+from lmtrain.train.layouts.ranks_and_memory_table import merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
@@ -127,13 +126,13 @@ def layout_parts(run: RunFolder, title_suffix: str) -> Iterator[Part]:
         yield section_heading(f"Layout{title_suffix}", anchor=f"layout{title_suffix}")
         yield soft_paragraph(f"It cannot be told from these settings: {shorten(error)}")
         return
-    yield section_heading(f"Layout{title_suffix}", layout_words(config.parallel), f"layout{title_suffix}")
+    yield section_heading(f"Layout{title_suffix}", config.parallel.layout_text, f"layout{title_suffix}")
     if 1 < len(rows) <= _MAX_DRAWN_RANKS:
         yield Picture(f"layout{title_suffix}", draw_layout(config, rows))
     elif len(rows) > 1:
         too_many = f"{len(rows):,} ranks are more than the {_MAX_DRAWN_RANKS:,} that a page shows"
         yield soft_paragraph(f"Not drawn: {too_many}.")
-    merged = merged_rows(rows)
+    merged = merge_rows(rows)
     if len(merged) > _MAX_TABLE_ROWS:
         yield soft_paragraph(f"Shown: the first {_MAX_TABLE_ROWS} of {len(merged):,} rows.")
     yield html_table([_layout_cells(row) for row in merged[:_MAX_TABLE_ROWS]])

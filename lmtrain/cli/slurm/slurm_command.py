@@ -280,7 +280,6 @@ def _job_of_runs(
     """Check the runs, given as (settings, overrides), and return the content of the sbatch file that starts them.
     `flags` are the options of `lmtrain pretrain` for each.
     """
-    from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 
     sizes = {config.parallel.layout.world_size for config, _ in runs}
     if len(sizes) > 1:
@@ -293,7 +292,7 @@ def _job_of_runs(
             "parallel.auto=true chooses a layout when the run starts, but the sbatch file needs the number of "
             "processes to start. Give a layout: `lmtrain plan` prints the settings of the best one."
         )
-    layout = layout_words(runs[0][0].parallel)
+    layout = runs[0][0].parallel.layout_text
     nodes, ranks_per_node = options.nodes(sizes.pop(), layout)
     tasks = TaskOptions(options.sbatch or [], options.srun or [])
     if starts_ranks := options.tasks == "node" and ranks_per_node > 1:

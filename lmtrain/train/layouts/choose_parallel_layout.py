@@ -31,7 +31,6 @@ from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
-from lmtrain.train.layouts.ranks_and_memory_table import layout_words
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.stage_settings import StageSettings
 from lmtrain.train.train_settings import RampUpSettings
@@ -231,7 +230,7 @@ def _layout_text(run: PlannedRun) -> str:
     """Return the layout, schedule, micro-batch size and recompute setting of a run as text, for messages."""
     schedule = [run.parallel.schedule] * (run.parallel.pp > 1)
     return ", ".join([
-        layout_words(run.parallel), *schedule, f"train.micro_batch={run.micro_batch}", *run.recompute.settings
+        run.parallel.layout_text, *schedule, f"train.micro_batch={run.micro_batch}", *run.recompute.settings
     ])  # fmt: skip
 
 
@@ -266,7 +265,7 @@ def adaptation_message(before: RunConfig, after: RunConfig) -> str | None:
     if before == after:
         return None
     old, new = before.parallel, after.parallel
-    changes = [layout_words(new)]
+    changes = [new.layout_text]
     for key in ("schedule", "balance"):
         changes += [f"parallel.{key}={getattr(new, key)}"] * (getattr(old, key) != getattr(new, key))
     changes += [f"train.micro_batch={after.train.micro_batch}"] * (before.train.micro_batch != after.train.micro_batch)
@@ -278,7 +277,7 @@ def adaptation_message(before: RunConfig, after: RunConfig) -> str | None:
     subject = f"{count} process shares" if count == 1 else f"{count} processes share"
     return (
         f"--elastic: {subject} the work of {old.layout.world_size}: {', '.join(changes)}, where the settings say "
-        f"{layout_words(old)}. Batches and their order stay the same."
+        f"{old.layout_text}. Batches and their order stay the same."
     )
 
 

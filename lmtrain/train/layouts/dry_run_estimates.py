@@ -30,7 +30,7 @@ from lmtrain.runfolder.file_names import IMPORTED
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings
-from lmtrain.train.layouts.ranks_and_memory_table import layout_words, range_text
+from lmtrain.train.layouts.ranks_and_memory_table import range_text
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.step_durations import Durations, young_daly_s
 from lmtrain.units import format_bytes, format_seconds, plural
@@ -197,7 +197,7 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
         "model_flops": config.flops_per_token(inputs.model) * tokens,
         **_start_facts(config, inputs),
         "processes": config.parallel.layout.world_size,
-        "layout": layout_words(config.parallel),
+        "layout": config.parallel.layout_text,
         **pipeline_facts(config, inputs.model),
         **compile_facts(config, inputs.model),
         **forecast_facts(config, inputs.model, runs_here=runs_here),

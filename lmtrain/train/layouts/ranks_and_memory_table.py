@@ -9,12 +9,11 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lmtrain.layout import ONE_PROCESS, Layout
+from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.attention_memory import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, shard_rows, stages_of_rank
 from lmtrain.placement.memory_estimate import ModelParameters, count_elements, placements_of_stages, rank_bytes
-from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
@@ -29,13 +28,6 @@ _HEADINGS = {
 }  # fmt: skip
 _LEFT_ALIGNED = ("rank", "host")
 _HOST_WIDTH = 12  # because: with all other columns at their widest, a row still fits in 80 characters
-
-
-def layout_words(parallel: ParallelSettings) -> str:
-    """Return the sizes of the parallel axes as text, such as "dp_shard 4 x tp 2, zero 1"."""
-    sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp")]
-    words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or ONE_PROCESS
-    return words + (f", zero {parallel.zero}" if parallel.layout.dp > 1 else "")
 
 
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:

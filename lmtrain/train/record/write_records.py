@@ -58,7 +58,7 @@ from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.layouts.dry_run_estimates import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
-from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, layout_words, merge_rows, rank_rows
+from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Progress, Run, checkpoint_state, held_pieces
 from lmtrain.train.step import StepResult
@@ -151,7 +151,7 @@ def open_view(
         "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
         "device": f"{device} {config.precision.kind}",
         "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
-    } | ({"layout": layout_words(config.parallel)} if model.mesh.world.size > 1 else {})
+    } | ({"layout": config.parallel.layout_text} if model.mesh.world.size > 1 else {})
     # because: a panel that never moves looks like a hung run
     is_live = model.mesh.rank == 0 and step < config.total_steps
     saves = SaveSchedule(config.checkpoint.interval_steps, config.checkpoint.interval_s)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from lmtrain.config.compose import compose
-from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, layout_words, merge_rows, rank_rows
+from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
 
 BIG = ("model=gpt3_175b", "precision=bf16", "train.global_batch=1536", "train.micro_batch=1")
@@ -80,7 +80,7 @@ def test_ranks_that_hold_the_same_become_one_row() -> None:
 
 
 def test_the_layout_in_words() -> None:
-    assert layout_words(config().parallel) == "one process"
-    assert layout_words(config("parallel.tp=2").parallel) == "tp 2"
+    assert config().parallel.layout_text == "one process"
+    assert config("parallel.tp=2").parallel.layout_text == "tp 2"
     run = config("parallel.dp_shard=2", "parallel.tp=2", "parallel.zero=3")
-    assert layout_words(run.parallel) == "dp_shard 2 x tp 2, zero 3"
+    assert run.parallel.layout_text == "dp_shard 2 x tp 2, zero 3"
