@@ -269,11 +269,7 @@ class TransformerSettings(ModelSettings):
         )  # fmt: skip
         yield from self.head_problems()
         yield from self.checked(
-            *(
-                (not 0 < getattr(self, key) < float("inf"), key,
-                 "must be above 0", f"Use {getattr(type(self), key):g}.")
-                for key in self.positive
-            ),
+            *(self.above_0(key, f"Use {getattr(type(self), key):g}.") for key in self.positive),
             (not 0 <= self.dropout < 1, "dropout",
              "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1."),
         )  # fmt: skip

@@ -8,7 +8,7 @@ needed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from lmtrain.kernels import adamw
 from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
 from lmtrain.kernels.kernel_support import uses_fused_kernels
+from lmtrain.optim.state import apply_empty_state
 
 
 class UncompiledOptimizer(torch.optim.Optimizer):
@@ -40,10 +41,15 @@ UncompiledAdamW.__name__ = "AdamW"  # because: a profiler names the span of a st
 SLOTS = ("exp_avg", "exp_avg_sq")
 
 
-def parameters_with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
-    """Return the names of a group's parameters that have a gradient, and these parameters."""
-    pairs = [(name, p) for name, p in zip(group["names"], group["params"], strict=True) if p.grad is not None]
-    return [name for name, _ in pairs], [p for _, p in pairs]
+def groups_with_gradients(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[str], list[Tensor]]]:
+    """Yield each parameter group to update: the group, the names of its parameters that have a gradient, and these
+    parameters; a group without any is left out. State that is missing is created first.
+    """
+    apply_empty_state(optimizer)
+    for group in optimizer.param_groups:
+        pairs = [(name, p) for name, p in zip(group["names"], group["params"], strict=True) if p.grad is not None]
+        if pairs:
+            yield group, [name for name, _ in pairs], [p for _, p in pairs]
 
 
 def increment_update_count(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
@@ -59,8 +65,6 @@ def adam_directions(
     """Update the running averages m and v of these parameters with their gradients; return Adam's direction for each
     parameter, m / (sqrt(v) + eps) with m and v bias-corrected.
     """
-    if not parameters:
-        return []
     first, second = betas
     count = increment_update_count(optimizer, parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -17,12 +17,11 @@ from lmtrain.optim.adam_moments import (
     SLOTS,
     UncompiledAdamW,
     UncompiledOptimizer,
+    groups_with_gradients,
     increment_update_count,
-    parameters_with_gradients,
 )
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import Groups
-from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 _TORCH_FUSED_DEVICES = {"cpu", "cuda"}
@@ -61,13 +60,10 @@ class OnePassAdamW(UncompiledOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        apply_empty_state(self)
-        for group in self.param_groups:
-            _, parameters = parameters_with_gradients(group)
-            if parameters:
-                count, settings = increment_update_count(self, parameters), self.settings
-                rates = Rates(group["lr"], settings.betas, settings.eps, group["weight_decay"], count)
-                kernel.step([self._tensors_of(parameter) for parameter in parameters], rates, self.gradient_factor)
+        for group, _, parameters in groups_with_gradients(self):
+            count, settings = increment_update_count(self, parameters), self.settings
+            rates = Rates(group["lr"], settings.betas, settings.eps, group["weight_decay"], count)
+            kernel.step([self._tensors_of(parameter) for parameter in parameters], rates, self.gradient_factor)
 
     def _tensors_of(self, parameter: Tensor) -> AdamWTensors:
         """Return the tensors that the kernel needs to update a parameter: gradient, running averages and half-precision

@@ -22,5 +22,5 @@ class AdamWSettings(OptimSettings):
         yield from self.checked(
             (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas), "betas",
              "are not two numbers in [0, 1)", "Use [0.9,0.95]."),
-            (not 0 < self.eps < float("inf"), "eps", "must be above 0", "Use 1e-8."),
+            self.above_0("eps", "Use 1e-8."),
         )

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmtrain.optim.adam_moments import SLOTS, UncompiledOptimizer, adam_directions, parameters_with_gradients
+from lmtrain.optim.adam_moments import SLOTS, UncompiledOptimizer, adam_directions, groups_with_gradients
 from lmtrain.optim.groups import Groups
 from lmtrain.optim.lamb_settings import LAMBSettings
-from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 
@@ -42,19 +41,17 @@ class LAMB(UncompiledOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        apply_empty_state(self)
-        updates = [update for update in map(self._group_update, self.param_groups) if update.names]
+        updates = [self._group_update(*each) for each in groups_with_gradients(self)]
         self._scale_to_weight_norms([update for update in updates if update.group["adapted"]])
         for update in updates:
             torch._foreach_add_(update.parameters, update.directions, alpha=-update.group["lr"])
 
-    def _group_update(self, group: dict[str, Any]) -> _GroupUpdate:
-        """Update Adam's running averages for a parameter group; return its parameters with LAMB's unscaled direction
-        for each: Adam's direction plus weight decay times the weight.
+    def _group_update(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> _GroupUpdate:
+        """Update Adam's running averages for parameters of a group; return them with LAMB's unscaled direction for
+        each: Adam's direction plus weight decay times the weight.
         """
-        names, parameters = parameters_with_gradients(group)
         directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
-        if parameters and group["weight_decay"]:
+        if group["weight_decay"]:
             torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
         return _GroupUpdate(group, names, parameters, directions)
 

@@ -21,12 +21,11 @@ from lmtrain.optim import adam_moments
 from lmtrain.optim.adam_moments import (
     UncompiledOptimizer,
     adam_directions,
+    groups_with_gradients,
     increment_update_count,
-    parameters_with_gradients,
 )
 from lmtrain.optim.groups import Groups, build_group
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
-from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 SLOTS = ("momentum",)
@@ -57,16 +56,13 @@ class Muon(UncompiledOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        apply_empty_state(self)
-        for group in self.param_groups:
-            names, parameters = parameters_with_gradients(group)
-            if parameters:
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                if group["hidden"]:
-                    self._update_hidden(group, names, parameters)
-                else:
-                    directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
-                    torch._foreach_add_(parameters, directions, alpha=-group["lr"])
+        for group, names, parameters in groups_with_gradients(self):
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            if group["hidden"]:
+                self._update_hidden(group, names, parameters)
+            else:
+                directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
+                torch._foreach_add_(parameters, directions, alpha=-group["lr"])
 
     def _update_hidden(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
         """Update the momenta of the matrices in `parameters` with their gradients, and subtract the orthogonalized

@@ -22,11 +22,10 @@ class OptimSettings(Choice):
     clip_norm: float | None = 1.0
 
     def problems(self) -> Iterator[Problem]:
-        decay, norm, inf = self.weight_decay, self.clip_norm, float("inf")
         yield from self.checked(
-            (not 0 < self.lr < inf, "lr", "must be above 0", "Use 3e-4."),
-            (not 0 <= decay < inf, "weight_decay", "must be 0 or more", "Use 0.1, or 0 for none."),
-            (norm is not None and not 0 < norm < inf, "clip_norm", "must be above 0", "Use 1.0, or null for none."),
+            self.above_0("lr", "Use 3e-4."),
+            (self.weight_decay < 0, "weight_decay", "must be 0 or more", "Use 0.1, or 0 for none."),
+            self.above_0("clip_norm", "Use 1.0, or null for none."),
         )
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
