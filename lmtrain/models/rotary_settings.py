@@ -69,9 +69,7 @@ class RotarySettings(Settings):
 
     def unused_rotary(self) -> Iterator[Problem]:
         """Yield a problem for each rotary setting without an effect."""
-        defaults = RotarySettings()
-        for key in vars(defaults):
-            usual = getattr(defaults, key)
+        for key, usual in vars(RotarySettings()).items():
             rule = None if getattr(self, key) == usual else self._rule_against(key)
             way_out = "Leave it out." if usual is None else f"Leave it out, which is {show(usual)}."
             yield from self.problem_if(rule is not None, key, rule or "", way_out)

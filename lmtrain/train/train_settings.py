@@ -52,8 +52,10 @@ class TrainSettings(Settings):
         way_out = "Set train.steps=1000 or train.tokens=300B."
         if self.steps is not None and self.tokens is not None:
             way_out = "Add train.steps=null to train for tokens, or train.tokens=null to train for steps."
-        least = {"steps": 1, "tokens": 1, "global_batch": 1, "micro_batch": 1, "seed": 0, "valid_interval_steps": 0}
-        least |= {"valid_samples": 1}
+        least = {
+            "steps": 1, "tokens": 1, "global_batch": 1, "micro_batch": 1, "seed": 0, "valid_interval_steps": 0,
+            "valid_samples": 1,
+        }  # fmt: skip
         yield from self.checked(
             ((self.steps is None) == (self.tokens is None), "steps", rule, way_out),
             *(self.at_least(n, key, f"Use train.{key}={max(n, 1)} or more.") for key, n in least.items()),

@@ -124,16 +124,18 @@ def _choose_for_stages(
     largest = max(config.stage_configs, key=lambda stage: _count_bytes(stage, vocab_size))
     for stage, reason in ((longest, "has the most tokens"), (largest, "needs most memory")):
         fixed = {**fixed_settings, **_fixed_by_stage(config.stages[stage.stage_name], stage)}
-        run = planned_run(stage, stage.model.with_vocab(vocab_size))
         # because: the search tries layouts that divide the steps of a ramp-up, and so the batches of the other stages
-        run = replace(run, rampup=RampUpSettings(start=divisor, increment=divisor, samples=1))
+        rampup = RampUpSettings(start=divisor, increment=divisor, samples=1)
+        run = replace(planned_run(stage, stage.model.with_vocab(vocab_size)), rampup=rampup)
         ranked = _rank(run, config.hardware, num_processes, fixed)
         for index in islice(ranked.iter_fitting(ranked.fastest), _MAX_TRIED):
             with suppress(LmtrainError):  # because: a rule of another stage may not allow the layout
                 chosen = _with_layout(config, ranked.run_at(index))
                 if all(_count_bytes(each, vocab_size) <= ranked.usable_bytes for each in chosen.stage_configs):
-                    note = f"parallel=auto plans for the stage {stage.stage_name}, which {reason}"
-                    return chosen, [note, *_reason_lines(ranked, index, num_processes)]
+                    return chosen, [
+                        f"parallel=auto plans for the stage {stage.stage_name}, which {reason}",
+                        *_reason_lines(ranked, index, num_processes),
+                    ]
     raise LayoutError(
         f"parallel.auto=true finds no layout of {num_processes} processes that divides the batch of every stage and "
         f"fits in {format_bytes(ranked.device_bytes)} of hardware={config.hardware.name} in all of them. Use stages "

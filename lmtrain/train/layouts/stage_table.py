@@ -35,6 +35,7 @@ MIN_WIDTH, MAX_WIDTH = 80, 120  # columns of the table's text lines
 _SHOWN_SOURCES = 8  # sources with the largest shares; the others are added up
 _OPTIONAL_COLUMNS = ("micro", "time", "memory")  # left out in this order if the table is too wide
 _INDENT = "    "
+_SECONDS = ("seconds", "seconds_low", "seconds_high")  # keys of a stage's predicted duration: likely, and its range
 
 
 def dry_run_facts_of_stages(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) -> dict[str, Any]:
@@ -68,8 +69,7 @@ def _training_time(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return {"step_time": text} with the time of all stages, if it is predicted."""
     if "seconds" not in rows[0]:
         return {}
-    keys = ("seconds", "seconds_low", "seconds_high")
-    likely, low, high = (format_seconds(sum(row[key] for row in rows)) for key in keys)
+    likely, low, high = (format_seconds(sum(row[key] for row in rows)) for key in _SECONDS)
     return {"step_time": f"{likely} ({low} to {high}) for the steps of all stages, predicted"}
 
 
@@ -156,13 +156,12 @@ def _forecast(stage: StageConfig, model: ModelSettings, *, runs_here: bool) -> d
     memory_bytes, hardware = sum(count_rank_bytes(run, fullest_rank(run)).values()), stage.hardware
     if hardware is None:
         return {"memory_bytes": memory_bytes}
-    counts = stage.batch_plan.count_steps(stage.first_step, stage.end_step)
-    step = predict_step(run, hardware, counts)
+    step = predict_step(run, hardware, stage.batch_plan.count_steps(stage.first_step, stage.end_step))
     seconds = [round(each * stage.num_steps, 3) for each in (step.likely_s, step.low_s, step.high_s)]
     return {
         "memory_bytes": memory_bytes, "fits": memory_bytes <= hardware.memory_GiB * GIB,
         "device_bytes": round(hardware.memory_GiB * GIB),
-        **dict(zip(("seconds", "seconds_low", "seconds_high"), seconds, strict=True)),
+        **dict(zip(_SECONDS, seconds, strict=True)),
     }  # fmt: skip
 
 
