@@ -125,7 +125,6 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     Parameters and layout are None if this version cannot read the settings.
     """
-
     try:
         config = read_run_config(path)
     except LmtrainError:
