@@ -254,8 +254,8 @@ def stages_of_rank(settings: ModelSettings, parallel: ParallelSettings, rank: in
 @lru_cache(maxsize=4)  # because: callers query all ranks of the same settings
 def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, list[Stage]]:
     owners = parallel.pipeline.ranks_of_stages(parallel.pp, parallel.vp) if parallel.pp > 1 else (0,)
-    cost_after = head_cost(settings.shape) if parallel.balance == "cost" else 0.0
-    layers = layers_of_stages(settings.shape.num_layers, len(owners), cost_after=cost_after)
+    cost_of_head = head_cost(settings.shape) if parallel.balance == "cost" else 0.0
+    layers = layers_of_stages(settings.shape.num_layers, len(owners), cost_of_head)
     last, result = len(owners) - 1, dict[int, list[Stage]]()
     for number, owner in enumerate(owners):
         result.setdefault(owner, []).append(Stage(number, layers[number], number == 0, number == last))
@@ -298,21 +298,16 @@ def placements_of_rank(
     return place_parameters(shapes, settings.cuts(), parallel.layout, coordinate, settings.shape.vocab_size)
 
 
-def layers_of_stages(
-    num_layers: int, num_stages: int, cost_before: float = 0.0, cost_after: float = 0.0
-) -> list[range]:
+def layers_of_stages(num_layers: int, num_stages: int, cost_of_head: float = 0.0) -> list[range]:
     """Divide the layers among the pipeline stages so that the largest load of a stage is as small as possible; return
-    each stage's range of layers, possibly empty. A layer costs 1, the embedding `cost_before` and the head
-    `cost_after`.
+    each stage's range of layers, possibly empty. A layer costs 1, the head of the last stage `cost_of_head`.
 
-    Each layer goes to the stage with the smallest load so far. With costs of 0 the lengths differ by at most 1, and the
-    longer ranges come first.
+    Each layer goes to the stage with the smallest load so far. With a head that costs 0 the lengths differ by at most
+    1, and the longer ranges come first.
     """
-    loads = [0.0] * num_stages
-    loads[0] += cost_before
-    loads[-1] += cost_after
-    counts, heap = [0] * num_stages, [(load, stage) for stage, load in enumerate(loads)]
-    heapq.heapify(heap)
+    counts = [0] * num_stages
+    # a heap, because it is in order
+    heap = [(0.0, stage) for stage in range(num_stages - 1)] + [(cost_of_head, num_stages - 1)]
     for _ in range(num_layers):
         load, stage = heap[0]
         heapq.heapreplace(heap, (load + 1, stage))

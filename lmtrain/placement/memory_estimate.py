@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from lmtrain.layout import Coordinate, Layout
@@ -117,38 +117,27 @@ def placements_of_stages(
     stages: Sequence[Stage],
     layout: Layout,
     shard_index: int,
-    parameters: ModelParameters | None = None,
 ) -> list[Placement]:
     """Return the placements of the parameters of a rank's pipeline stages; a tied weight held by two of them occurs
-    twice. `shard_index` is the rank's index along dp_shard, `parameters` the list of the model's parameters, if already
-    made.
+    twice. `shard_index` is the rank's index along dp_shard.
 
-    Parameters of equal shape and cut, as in all layers, are computed once. A caller that queries many ranks passes
-    `parameters` to list them only once.
+    Parameters of equal shape and cut, as in all layers, are computed once.
     """
-    parameters = parameters or ModelParameters.of(model)
+    all_shapes, cuts = shapes_and_cuts(model)
     both = len(stages) > 1 and stages[0].first and stages[-1].last
     names = parameter_names_of_stages(model, [*stages]) + [tie.first for tie in model.ties() if both]
-    shapes = {name: parameters.shapes[name] for name in names}
-    name_by_shape = {(shape, parameters.cuts.get(name)): name for name, shape in shapes.items()}
+    name_by_shape = {(all_shapes[name], cuts.get(name)): name for name in names}
     placements = place_parameters(
-        {name: shapes[name] for name in name_by_shape.values()}, parameters.cuts, layout,
-        Coordinate(0, 0, shard_index, 0), parameters.vocab_size,
+        {name: all_shapes[name] for name in name_by_shape.values()}, cuts, layout,
+        Coordinate(0, 0, shard_index, 0), model.shape.vocab_size,
     )  # fmt: skip
-    return [replace(placements[name_by_shape[shapes[name], parameters.cuts.get(name)]], name=name) for name in names]
+    return [replace(placements[name_by_shape[all_shapes[name], cuts.get(name)]], name=name) for name in names]
 
 
-@dataclass(frozen=True)
-class ModelParameters:
-    """The shapes and cuts of all parameters of a model, listed once for several queries."""
-
-    shapes: dict[str, Shape]
-    cuts: Cuts
-    vocab_size: int
-
-    @classmethod
-    def of(cls, model: ModelSettings) -> ModelParameters:
-        return cls(model.weights(), model.cuts(), model.shape.vocab_size)
+@lru_cache(maxsize=16)  # because: callers ask about many ranks of the same model
+def shapes_and_cuts(model: ModelSettings) -> tuple[dict[str, Shape], Cuts]:
+    """Return the shape of each parameter of the model, and how parameters may be split over tp."""
+    return model.weights(), model.cuts()
 
 
 @dataclass(frozen=True)

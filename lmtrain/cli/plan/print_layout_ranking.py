@@ -151,7 +151,8 @@ def best_lines(result: PlanResult, best: LayoutResult) -> Iterator[tuple[str, st
         f"{format_count(best.tokens_per_s)} tokens/s, MFU {format_percent(best.mfu)}"
     )
     yield "of which", format_shares({STEP_PARTS[name]: value for name, value in best.parts.items()}, best.seconds)
-    yield "memory", f"{format_bytes(best.total_bytes)} of {format_bytes(best.device_bytes)} on the fullest rank"
+    capacity = format_bytes(best.hardware.memory_bytes)
+    yield "memory", f"{format_bytes(best.total_bytes)} of {capacity} on the fullest rank"
     yield "of which", format_shares(best.memory, best.total_bytes)
     tokens, megawatt_hours = result.question.tokens or 0, ""
     if duration := result.duration(best):
@@ -324,7 +325,7 @@ def memory_bars_svg(
     a line. `describe` returns the label of a bar.
     """
     layouts = [*fitting, *too_large]
-    max_bytes = max(max(layout.total_bytes for layout in layouts), layouts[0].device_bytes) * 1.02
+    max_bytes = max(max(layout.total_bytes for layout in layouts), layouts[0].hardware.memory_bytes) * 1.02
     height, left, top = 34.0, 10.0, 46.0
     names = [name for name in layouts[0].memory if any(layout.memory[name] > 0 for layout in layouts)]
 
@@ -333,7 +334,7 @@ def memory_bars_svg(
 
     def parts() -> Iterator[str]:
         yield from svg_legend([(f"m-{name}", name) for name in names], left)
-        x = to_x(layouts[0].device_bytes)
+        x = to_x(layouts[0].hardware.memory_bytes)
         for row, layout in enumerate(layouts):
             y, used = top + row * (height + 14), 0.0
             yield svg_text(left, y - 3, f"{describe(layout)}: {format_bytes(layout.total_bytes)}", "small")
@@ -343,7 +344,7 @@ def memory_bars_svg(
                 yield svg_rect(to_x(used), y, width, height - 14, f"m-{name}", f"{name}: {format_bytes(value)}")
                 used += value
             yield svg_line(x, y - 1, x, y + height - 13, "limit")  # because: a longer line would cross the text above
-        capacity = f"the GPU has {format_bytes(layouts[0].device_bytes)}"
+        capacity = f"the GPU has {format_bytes(layouts[0].hardware.memory_bytes)}"
         yield svg_text(x, top + len(layouts) * (height + 14) + 4, capacity, "small", "end")
 
     return svg_element(top + len(layouts) * (height + 14) + 12, parts(), "bytes of the fullest rank by name")

@@ -210,6 +210,10 @@ class Hardware(Settings):
         """The value of compute.device for this machine."""
         return "cpu" if self.generation == "cpu" else "cuda"
 
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_GiB * 2**30
+
     def peak(self, precision: str) -> float:
         """Return the peak FLOP/s of matrix products whose inputs have this precision ("bf16", "fp32", ...), 0 if
         unsupported.

@@ -51,23 +51,19 @@ def price_work(cases: Cases, factors: FittedFactors) -> WorkSeconds:
     """Return the seconds that one tp rank computes for one micro-batch, for each run in `cases`: in one transformer
     block by kind of work (matrix products, attention, pointwise operations), and in the output head with its loss.
     """
-    tokens = cases.microbatch * cases.seq_len
-    heads = cases.num_heads * cases.head_width / cases.tp
-    keys = np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width / cases.tp
-    up = cases.ffn_width * (1 + cases.gated) / cases.tp
     shapes = (
-        (heads + 2 * keys, cases.width),
-        (cases.width, heads),
-        (up, cases.width),
+        (cases.query_width + 2 * cases.key_width, cases.width),
+        (cases.width, cases.query_width),
+        (cases.ffn_width * (1 + cases.gated) / cases.tp, cases.width),
         (cases.width, cases.ffn_width / cases.tp),
     )
-    forward = sum((product_seconds(cases, factors, tokens, out, inner) for out, inner in shapes), np.zeros(len(cases)))
-    backward = sum(
-        (_backward_seconds(cases, factors, tokens, out, inner) for out, inner in shapes), np.zeros(len(cases))
+    forward, backward = (
+        sum((seconds(cases, factors, cases.tokens, out, inner) for out, inner in shapes), np.zeros(len(cases)))
+        for seconds in (product_seconds, _backward_seconds)
     )
-    attention, attention_back = _attention_seconds(cases, factors, tokens)
-    pointwise, pointwise_back = _pointwise_seconds(cases, factors, tokens, heads, keys)
-    columns, scored = cases.vocab / cases.tp, tokens * cases.scored_share
+    attention, attention_back = _attention_seconds(cases, factors)
+    pointwise, pointwise_back = _pointwise_seconds(cases, factors)
+    columns, scored = cases.vocab / cases.tp, cases.tokens * cases.scored_share
     head = product_seconds(cases, factors, scored, columns, cases.width, in_16_bits=True) + _backward_seconds(
         cases, factors, scored, columns, cases.width, in_16_bits=True
     )
@@ -132,9 +128,9 @@ def _fill_share(cases: Cases, factors: FittedFactors, rows: PerCase, columns: Pe
     return best
 
 
-def _attention_seconds(cases: Cases, factors: FittedFactors, tokens: PerCase) -> tuple[PerCase, PerCase]:
-    """Return the forward and backward seconds of one block's attention for `tokens` tokens on one tp rank, for each run
-    in `cases`: the scores, the softmax and the weighted sum of values, without the projections before and after.
+def _attention_seconds(cases: Cases, factors: FittedFactors) -> tuple[PerCase, PerCase]:
+    """Return the forward and backward seconds of one block's attention on one tp rank, for each run in `cases`: the
+    scores, the softmax and the weighted sum of values, without the projections before and after.
     """
     flash = cases.attention >= Attention.FLASH1
     newer = np.where((cases.attention == Attention.FLASH2) & (cases.generation >= 2), factors["flash2_newer"], 1.0)
@@ -153,7 +149,7 @@ def _attention_seconds(cases: Cases, factors: FittedFactors, tokens: PerCase) ->
     # because: the factors are fitted to runs whose layers all have a window and count as causal too
     in_window = np.minimum(cases.window, cases.seq_len) * np.where(window_share < 1, 1.0, causal)
     visible = window_share * in_window + (1 - window_share) * cases.seq_len * causal
-    flops = 4 * tokens * visible * cases.num_heads * cases.head_width / cases.tp
+    flops = 4 * cases.tokens * visible * cases.num_heads * cases.head_width / cases.tp
     narrow = np.where(cases.attention == Attention.FLASH1, 0.0, factors["head_ramp"] / cases.head_width)
     ramp = np.where(flash, (1 + factors["seq_ramp"] / cases.seq_len) * (1 + narrow), 1.0)
     seconds = flops * ramp / rate
@@ -162,38 +158,34 @@ def _attention_seconds(cases: Cases, factors: FittedFactors, tokens: PerCase) ->
         * cases.precision
         / 2
     )
-    traffic = (
-        bytes_per_score * (tokens * cases.seq_len * cases.num_heads / cases.tp) / _memory_bandwidth(cases, factors)
-    )
+    num_scores = cases.tokens * cases.seq_len * cases.num_heads / cases.tp
+    traffic = bytes_per_score * num_scores / _memory_bandwidth(cases, factors)
     return (
         np.where(flash, seconds, seconds + 0.4 * traffic),
         np.where(flash, seconds * FLASH_BACKWARD, 2 * seconds + 0.6 * traffic),
     )
 
 
-def _pointwise_seconds(
-    cases: Cases, factors: FittedFactors, tokens: PerCase, heads: PerCase, keys: PerCase
-) -> tuple[PerCase, PerCase]:
+def _pointwise_seconds(cases: Cases, factors: FittedFactors) -> tuple[PerCase, PerCase]:
     """Return the forward and backward seconds of one block's pointwise operations (norms, activation function, residual
-    sums, rotary embedding), for each run in `cases`. `heads` and `keys` are the widths of a rank's queries and keys.
+    sums, rotary embedding), for each run in `cases`.
 
     The least possible memory traffic is scaled by a factor for eager, fused or compiled kernels.
     """
-    seq_shards = np.where(cases.sequence_parallel > 0, cases.tp, 1.0)
-    residual = NORM_PASSES * cases.width / seq_shards * np.where(cases.parallel_block > 0, 0.6, 1.0)
-    residual = residual + EXTRA_NORM_PASSES * cases.extra_norms * cases.width / seq_shards
+    residual = NORM_PASSES * cases.width / cases.sequence_shards * np.where(cases.parallel_block > 0, 0.6, 1.0)
+    residual = residual + EXTRA_NORM_PASSES * cases.extra_norms * cases.width / cases.sequence_shards
     mlp = np.where(cases.gated > 0, 3.0, 2.0) * cases.ffn_width / cases.tp
     rotary_passes = cases.rotary * np.where(
         (cases.pointwise == Pointwise.EAGER) & (cases.fused_rotary == 0), EAGER_ROTARY, 2.0
     )
     qk_passes = 2 + rotary_passes + EXTRA_NORM_PASSES * cases.qk_norm
-    numbers = residual + mlp + qk_passes * (heads + keys)
+    numbers = residual + mlp + qk_passes * (cases.query_width + cases.key_width)
     passes = factors.by_index(("passes_eager", "passes_fused", "passes_compiled"), cases.pointwise)
-    norms = cases.eager_norm * 2 * factors["norm_bytes"] * cases.width / seq_shards
-    at_once = 2 * tokens * cases.precision * cases.width / seq_shards  # bytes that a pass reads and writes
+    norms = cases.eager_norm * 2 * factors["norm_bytes"] * cases.width / cases.sequence_shards
+    at_once = 2 * cases.tokens * cases.precision * cases.width / cases.sequence_shards  # bytes that a pass moves
     missed = 1 - factors["cached"] * np.minimum(cases.cache / at_once, 1.0) ** 2
-    seconds = tokens * cases.precision * numbers * passes * missed / _memory_bandwidth(cases, factors)
-    norm_s = tokens * norms * missed / _memory_bandwidth(cases, factors)
+    seconds = cases.tokens * cases.precision * numbers * passes * missed / _memory_bandwidth(cases, factors)
+    norm_s = cases.tokens * norms * missed / _memory_bandwidth(cases, factors)
     kernels = (
         np.where(cases.pointwise == Pointwise.EAGER, 24, np.where(cases.pointwise == Pointwise.FUSED, 10, 5))
         * factors["gap_s"]
@@ -208,10 +200,9 @@ def _memory_bandwidth(cases: Cases, factors: FittedFactors) -> PerCase:
 
 @dataclass(frozen=True)
 class CommunicationGroup:
-    """The ranks of a collective, for each run: how many, how many of them per node, and the links between them."""
+    """The ranks of a collective, for each run: how many, and the links between them."""
 
     num_ranks: PerCase
-    num_in_node: PerCase
     bytes_per_s: PerCase  # bandwidth of the ring's slowest link
     latency_s: PerCase  # of a trip around the ring
     tree_s: PerCase  # of an all-reduce, which may use a tree instead of the ring
@@ -246,7 +237,7 @@ def _group(cases: Cases, factors: FittedFactors, size: PerCase, stride: PerCase)
     """Return the size, bandwidth and latency of a communication group of `size` ranks whose rank numbers are `stride`
     apart, for each run in `cases`.
     """
-    local = _ranks_per_node(cases, size, stride)
+    local = ranks_per_node(cases, size, stride)
     link = cases.link_Bps * factors["link_share"]
     nic = (
         cases.nic_Bps
@@ -262,12 +253,12 @@ def _group(cases: Cases, factors: FittedFactors, size: PerCase, stride: PerCase)
     ring = factors["hop_latency_s"] * (nodes - 1) + factors["step_latency_s"] * (size - nodes)
     tree = np.minimum(ring, 12 * factors["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
     return CommunicationGroup(
-        size, local, np.where(between, np.minimum(link, nic), link), inside_s + np.where(between, ring, 0.0),
+        size, np.where(between, np.minimum(link, nic), link), inside_s + np.where(between, ring, 0.0),
         inside_s + np.where(between, tree, 0.0),
     )  # fmt: skip
 
 
-def _ranks_per_node(cases: Cases, size: PerCase, stride: PerCase) -> PerCase:
+def ranks_per_node(cases: Cases, size: PerCase, stride: PerCase) -> PerCase:
     """Return the least number of ranks that a communication group has on any of its nodes, for each run in `cases`. The
     group has `size` ranks whose rank numbers are `stride` apart.
 
@@ -391,9 +382,8 @@ def price_microbatch(cases: Cases, factors: FittedFactors) -> MicrobatchSeconds:
     """
     work = price_work(cases, factors)
     block, table = stage_weights(cases)
-    tokens = cases.microbatch * cases.seq_len
     # tensor parallelism: per block two collectives forward, two backward, and those of recompute
-    all_reduce = tp_group(cases, factors).all_reduce_seconds(tokens * cases.width * cases.precision)
+    all_reduce = tp_group(cases, factors).all_reduce_seconds(cases.tokens * cases.width * cases.precision)
     exposed = factors.by_index(("tp_exposed_none", "tp_exposed_weights", "tp_exposed_chunked"), cases.tp_overlap)
     tp_forward = 2 * all_reduce * np.where(cases.tp_overlap == Overlap.CHUNKED, factors["tp_exposed_chunked"], 1.0)
     tp_backward = 2 * all_reduce * exposed + cases.recomputed_collectives * tp_forward
@@ -406,10 +396,10 @@ def price_microbatch(cases: Cases, factors: FittedFactors) -> MicrobatchSeconds:
     shard_group = dp_group(cases, factors, np.where(cases.zero == 3, cases.shard, 1.0))
     logits = np.where(
         cases.whole_logits > 0,
-        tp_group(cases, factors).all_gather_seconds(tokens * cases.scored_share * cases.vocab * cases.precision),
+        tp_group(cases, factors).all_gather_seconds(cases.tokens * cases.scored_share * cases.vocab * cases.precision),
         0.0,
     )
-    boundary = tokens * cases.width * cases.precision / np.where(cases.whole_messages > 0, 1.0, cases.tp)
+    boundary = cases.tokens * cases.width * cases.precision / np.where(cases.whole_messages > 0, 1.0, cases.tp)
     exposed_sends = np.where(cases.send_overlap > 0, factors["send_overlapped"], factors["send_exposed"])
     return MicrobatchSeconds(
         forward=work.forward + tp_forward,
@@ -471,7 +461,7 @@ def price_step(cases: Cases, factors: FittedFactors, replayed_pipeline_s: PerCas
         reduce_s,
     )
     gather_exposed = np.where(cases.gather_overlap > 0, factors["dp_exposed"] * gather_s, gather_s)
-    updated_weights = num_weights / np.where(cases.zero > 0, cases.shard, 1.0)
+    updated_weights = num_weights / cases.state_shards
     update_s = (
         updated_weights
         * (

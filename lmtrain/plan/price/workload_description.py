@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,6 +161,31 @@ class Cases:
     def __len__(self) -> int:
         return len(self.width)
 
+    @cached_property
+    def tokens(self) -> PerCase:
+        """Tokens of a micro-batch."""
+        return self.microbatch * self.seq_len
+
+    @cached_property
+    def query_width(self) -> PerCase:
+        """Width of the queries on one tp rank."""
+        return self.num_heads * self.head_width / self.tp
+
+    @cached_property
+    def key_width(self) -> PerCase:
+        """Width of the keys on one tp rank. Ranks hold copies if there are fewer heads of keys than ranks."""
+        return np.maximum(self.num_kv_heads, self.tp) * self.head_width / self.tp
+
+    @cached_property
+    def sequence_shards(self) -> PerCase:
+        """Number of shards of the sequence outside of attention and MLP."""
+        return np.where(self.sequence_parallel > 0, self.tp, 1.0)
+
+    @cached_property
+    def state_shards(self) -> PerCase:
+        """Number of ranks that share the optimizer state."""
+        return np.where(self.zero > 0, self.shard, 1.0)
+
     def take(self, rows: NDArray[np.int_] | NDArray[np.bool_]) -> Cases:
         """Return only the runs that `rows` selects, by indices or by a mask."""
         return Cases({name: array[rows] for name, array in self.arrays.items()})
@@ -189,7 +215,7 @@ def _case_values(case: Case) -> dict[str, float]:
         "low_precision": float(LOW_PRECISIONS.index(case.precision) + 1 if case.precision in LOW_PRECISIONS else 0),
         "sustained": hardware.sustained,
         "memory_Bps": hardware.memory_GBps * 1e9,
-        "memory_bytes": hardware.memory_GiB * 2**30,
+        "memory_bytes": hardware.memory_bytes,
         "num_cores": float(hardware.num_cores),
         "cache": hardware.cache_MB * 1e6,
         "node": float(hardware.gpus_per_node),

@@ -69,18 +69,16 @@ def _stage_memory(cases: Cases, factors: FittedFactors, position: int) -> RankMe
     between = np.where(cases.pp > 2, cases.largest_stage, 0.0)  # no middle stage if pp is 2
     layers = np.where(cases.pp == 1, cases.num_layers, (ends[0], between, ends[1])[position])
     num_weights = layers * block + num_tables * table
-    shard = np.where(cases.zero > 0, cases.shard, 1.0)
-    sharded = cases.zero == 3
+    shard, sharded = cases.state_shards, cases.zero == 3
     all_bytes, kept_bytes, scores = _activation_bytes(cases, factors)
     in_flight = _micro_batches_in_flight(cases, position)
-    tokens = cases.microbatch * cases.seq_len
     half_bytes = _deferred_backward_bytes(cases)
     activations = layers * np.max([kept_bytes * waiting + half_bytes * halves for waiting, halves in in_flight], axis=0)
     backward = (
         np.maximum(all_bytes - kept_bytes, 0.0)
         + scores
-        + 2 * tokens * cases.width
-        + 4 * tokens * cases.ffn_width / cases.tp
+        + 2 * cases.tokens * cases.width
+        + 4 * cases.tokens * cases.ffn_width / cases.tp
     )
     has_head = (cases.pp == 1) | folded if position == FIRST else (position == LAST) & ~folded
     at_once = np.where(folded, 1.0, np.max([waiting + halves for waiting, halves in in_flight], axis=0))
@@ -114,10 +112,8 @@ def _activation_bytes(cases: Cases, factors: FittedFactors) -> tuple[PerCase, Pe
 
     The formulas follow Korthikanti 2022.
     """
-    tokens = cases.microbatch * cases.seq_len
-    seq_shards = np.where(cases.sequence_parallel > 0, cases.tp, 1.0)
-    heads = cases.num_heads * cases.head_width / cases.tp
-    keys = np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width / cases.tp
+    tokens, seq_shards = cases.tokens, cases.sequence_shards
+    heads, keys = cases.query_width, cases.key_width
     gathered = np.where((cases.sequence_parallel > 0) & (cases.keeps_gathered > 0), 4 - 4 / seq_shards, 0.0)
     residual_bytes = 8 + 2 * cases.extra_norms + 2 * cases.dropout + cases.eager_norm * 2 * factors["norm_kept"]
     residual = factors["kept_residual"] * residual_bytes * cases.width / seq_shards + gathered * cases.width
@@ -157,18 +153,16 @@ def _deferred_backward_bytes(cases: Cases) -> PerCase:
 
     Both cover the whole sequence, even if sequence parallelism cuts it outside of the products.
     """
-    heads = cases.num_heads * cases.head_width / cases.tp
-    keys = np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width / cases.tp
     block_inputs = np.where((cases.parallel_block > 0) & (cases.sequence_parallel == 0), 2.0, 4.0) * cases.width
-    products = 2 * heads + 2 * keys + (2 + cases.gated) * cases.ffn_width / cases.tp
-    return cases.microbatch * cases.seq_len * cases.precision * (block_inputs + products)
+    products = 2 * cases.query_width + 2 * cases.key_width + (2 + cases.gated) * cases.ffn_width / cases.tp
+    return cases.tokens * cases.precision * (block_inputs + products)
 
 
 def _logits_bytes(cases: Cases, factors: FittedFactors, num_held: PerCase) -> PerCase:
     """Return the bytes of logits on a rank with the output head: the logits and loss of one micro-batch, plus the
     logits of the other `num_held` - 1 micro-batches that the rank holds.
     """
-    num_logits = cases.microbatch * cases.seq_len * cases.scored_share * cases.vocab
+    num_logits = cases.tokens * cases.scored_share * cases.vocab
     split = np.where(cases.whole_logits > 0, 1.0, cases.tp)
     # before they are joined
     gathered_pieces = np.where((cases.whole_logits > 0) & (cases.tp > 1), 2 + 2 / cases.tp, 0.0)
@@ -191,7 +185,7 @@ def _group_buffer_bytes(cases: Cases, largest_group: PerCase, gathered_weights: 
     one group (a block) at a time: `largest_group` is the number of weights in the largest group, `gathered_weights` the
     number that zero 3 holds gathered at a time.
     """
-    shard = np.where(cases.zero > 0, cases.shard, 1.0)
+    shard = cases.state_shards
     buffers = largest_group * (np.where(shard > 1, cases.precision, 0.0) + cases.reduce_bytes * (1 + 1 / shard))
     return np.where(cases.dp > 1, buffers + np.where(cases.zero == 3, cases.precision * gathered_weights, 0.0), 0.0)
 

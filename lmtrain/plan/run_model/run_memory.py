@@ -23,10 +23,10 @@ from lmtrain.placement.attention_memory import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import Stage
 from lmtrain.placement.memory_estimate import (
     ElementCounts,
-    ModelParameters,
     count_elements,
     placements_of_stages,
     rank_bytes,
+    shapes_and_cuts,
 )
 from lmtrain.plan.price.hardware import fitted_memory_factors
 from lmtrain.plan.run_model.closed_form_memory import GIB
@@ -157,12 +157,11 @@ def _count_elements_by_part(
     """Count the weights, gradients and optimizer values of each part of a model (blocks, embedding, head, ...) on a
     rank that holds shard number `shard_index` of `dp_shard` and a `tp`-th part of each cut weight.
     """
-    layout, weights = Layout(tp=tp, dp_shard=dp_shard), _weights(model)
-
-    tables = {name.rpartition(".")[0] for name, cut in weights.cuts.items() if cut.split is Split.VOCAB}
+    layout, (_, cuts) = Layout(tp=tp, dp_shard=dp_shard), shapes_and_cuts(model)
+    tables = {name.rpartition(".")[0] for name, cut in cuts.items() if cut.split is Split.VOCAB}
 
     def numbers(layers: range, *, is_first: bool, is_last: bool, tables_only: bool = False) -> ElementCounts:
-        places = placements_of_stages(model, [Stage(0, layers, is_first, is_last)], layout, shard_index, weights)
+        places = placements_of_stages(model, [Stage(0, layers, is_first, is_last)], layout, shard_index)
         chosen = [place for place in places if not tables_only or place.name.rpartition(".")[0] in tables]
         return count_elements(chosen, layout, optim.num_slots)
 
@@ -187,20 +186,15 @@ def _count_elements_by_part(
 
 
 @lru_cache(maxsize=16)
-def _weights(model: ModelSettings) -> ModelParameters:
-    return ModelParameters.of(model)
-
-
-@lru_cache(maxsize=16)
 def _block_kinds(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[object, ...], ...]:
     """Return a key for each block of the model: the shapes, cuts and optimizer tensors of its weights. Blocks with
     equal keys take equally many bytes.
     """
-    weights = _weights(model)
+    shapes, cuts = shapes_and_cuts(model)
     kinds: list[list[object]] = [[] for _ in range(model.shape.num_layers)]
-    for name, shape in weights.shapes.items():
+    for name, shape in shapes.items():
         if 0 <= (layer := model.layer_of(name)) < len(kinds):
-            kinds[layer].append((shape, weights.cuts.get(name), optim.num_slots(name, shape)))
+            kinds[layer].append((shape, cuts.get(name), optim.num_slots(name, shape)))
     return tuple(map(tuple, kinds))
 
 

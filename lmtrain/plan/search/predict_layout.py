@@ -14,7 +14,6 @@ from typing import Any
 
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import StepTime, watts
-from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, price_runs
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.workload_from_settings import PlannedRun
@@ -73,11 +72,6 @@ class LayoutResult:
         return sum(self.memory.values())
 
     @property
-    def device_bytes(self) -> float:
-        """Memory of a device in bytes."""
-        return self.hardware.memory_GiB * GIB
-
-    @property
     def tokens_per_step(self) -> int:
         return self.run.global_batch * self.run.shape.seq_len
 
@@ -116,7 +110,7 @@ class LayoutResult:
             "step_s_80_percent": list(self.interval_s), "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble_share,
             "exposed_communication": self.exposed_share, "parts_s": self.parts, "memory_bytes": self.memory,
-            "held_bytes": self.total_bytes, "room_bytes": self.device_bytes, "fullest_rank": self.rank,
+            "held_bytes": self.total_bytes, "room_bytes": self.hardware.memory_bytes, "fullest_rank": self.rank,
             "watts_per_gpu": self.watts,
             "joules_per_token": self.joules_per_token,
         }  # fmt: skip

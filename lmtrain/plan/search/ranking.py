@@ -26,7 +26,7 @@ from lmtrain.plan.price.hardware import (
 )
 from lmtrain.plan.price.step_time import price_step, watts
 from lmtrain.plan.price.workload_description import PerCase
-from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
+from lmtrain.plan.run_model.closed_form_memory import price_memory
 from lmtrain.plan.run_model.pipeline_replay import price_runs
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.workload_from_settings import PlannedRun
@@ -90,14 +90,9 @@ class RankedLayouts:
         return self.is_below_switch & np.isfinite(self.seconds)
 
     @property
-    def device_bytes(self) -> float:
-        """Memory of a device in bytes."""
-        return self.hardware.memory_GiB * GIB
-
-    @property
     def usable_bytes(self) -> float:
         """Memory of a device in bytes, without the margin to leave free."""
-        return self.device_bytes * (1 - self.limits.margin)
+        return self.hardware.memory_bytes * (1 - self.limits.margin)
 
     @property
     def num_fitting(self) -> int:
@@ -232,13 +227,13 @@ def rank_layouts(space: LayoutSpace, hardware: Hardware, limits: LayoutLimits, c
     memory are not timed. The step times of the fastest layouts within `limits` come from simulated pipelines, all
     others from a closed form.
     """
-    rows, device_bytes = space.distinct_rows, hardware.memory_GiB * GIB
+    rows = space.distinct_rows
     seconds, estimated_bytes, joules = (np.full(len(rows), np.inf) for _ in range(3))
     for start in range(0, len(rows), _CHUNK):
         chunk = slice(start, start + _CHUNK)
         priced = space.columns(rows[chunk])
         estimated_bytes[chunk] = price_memory(priced, cost_model.memory).total
-        timed = start + np.flatnonzero(estimated_bytes[chunk] <= _TIME_LIMIT * device_bytes)
+        timed = start + np.flatnonzero(estimated_bytes[chunk] <= _TIME_LIMIT * hardware.memory_bytes)
         if len(timed):
             time = price_step(priced.take(timed - start), cost_model.time)
             seconds[timed], joules[timed] = time.total, time.total * watts(time, hardware)

@@ -138,8 +138,8 @@ def _choose_for_stages(
                     ]
     raise LayoutError(
         f"parallel.auto=true finds no layout of {num_processes} processes that divides the batch of every stage and "
-        f"fits in {format_bytes(ranked.device_bytes)} of hardware={config.hardware.name} in all of them. Use stages "
-        "with more similar batches and lengths, or choose parallel.* yourself."
+        f"fits in {format_bytes(ranked.hardware.memory_bytes)} of hardware={config.hardware.name} in all of them. Use "
+        "stages with more similar batches and lengths, or choose parallel.* yourself."
     )
 
 
@@ -163,7 +163,7 @@ def _reason_lines(ranked: RankedLayouts, chosen_index: int, num_processes: int) 
     yield (
         f"parallel=auto: {_layout_text(ranked.run_at(chosen_index))}, for {num_processes} of {ranked.hardware.name}: "
         f"a step of {expected.text()}, and {format_bytes(ranked.count_bytes(chosen_index))} "
-        f"of {format_bytes(ranked.device_bytes)} on the fullest rank"
+        f"of {format_bytes(ranked.hardware.memory_bytes)} on the fullest rank"
     )
     candidates = (
         candidate
@@ -221,7 +221,7 @@ def _no_fit_message(ranked: RankedLayouts, num_processes: int) -> str:
     smallest = int(np.argmin(ranked.estimated_bytes))
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes that fits in "
-        f"{format_bytes(ranked.device_bytes)} of hardware={ranked.hardware.name} with "
+        f"{format_bytes(ranked.hardware.memory_bytes)} of hardware={ranked.hardware.name} with "
         f"{ranked.limits.margin:.0%} to spare: the smallest, "
         f"{_layout_text(ranked.run_at(smallest))}, needs {format_bytes(ranked.count_bytes(smallest))}. Start more "
         "processes, or use a smaller model.seq_len or model."

@@ -22,7 +22,6 @@ from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import watts
-from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.pipeline_replay import price_runs
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.workload_from_settings import PlannedRun
@@ -135,11 +134,10 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
             **communicators,
             "step_time": "not predicted: give hardware=NAME, as in hardware=h100",
         }
-    device_bytes = hardware.memory_GiB * GIB
     return {
         "hardware": f"{hardware.name}{', which no measured run has confirmed' * hardware.unchecked}",
-        "memory": f"{format_bytes(total)} of {format_bytes(device_bytes)} predicted on rank {rank}, which needs most"
-        f"{'' if total <= device_bytes else ', and does not fit'}; mainly {parts}",
+        "memory": f"{format_bytes(total)} of {format_bytes(hardware.memory_bytes)} predicted on rank {rank}, which "
+        f"needs most{'' if total <= hardware.memory_bytes else ', and does not fit'}; mainly {parts}",
         **communicators,
         "step_time": f"{predict_step(run, hardware).text()}, predicted",
         **_energy_fact(run, hardware),

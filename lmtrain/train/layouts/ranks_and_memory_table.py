@@ -13,7 +13,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.attention_memory import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, shard_rows, stages_of_rank
-from lmtrain.placement.memory_estimate import ModelParameters, count_elements, placements_of_stages, rank_bytes
+from lmtrain.placement.memory_estimate import count_elements, placements_of_stages, rank_bytes
 from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
@@ -34,8 +34,8 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
     """Return a table row per rank, as key -> value: rank, host, coordinates, layers, parameters, and bytes of weights,
     gradients and optimizer state. `hosts` has each rank's host name; empty if unknown.
     """
-    layout, weights = config.parallel.layout, ModelParameters.of(model)
-    sizes = [_sizes_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
+    layout = config.parallel.layout
+    sizes = [_sizes_by_shard(config, model, pp) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
     coordinates = [layout.coordinate(rank) for rank in range(len(hosts))]
     return [
@@ -44,19 +44,17 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
     ]
 
 
-def _sizes_by_shard(
-    config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: ModelParameters
-) -> list[Row]:
-    """Return a table row per dp shard of the pipeline rank `pp`: layers, parameters and bytes. `weights` lists the
-    model's parameters. Shards that hold equally many rows of each parameter are computed once.
+def _sizes_by_shard(config: RunConfig, model: ModelSettings, pp: int) -> list[Row]:
+    """Return a table row per dp shard of the pipeline rank `pp`: layers, parameters and bytes. Shards that hold equally
+    many rows of each parameter are computed once.
     """
-    stages = stages_of_rank(model, config.parallel, pp)
-    heights = sorted({place.part_shape[0] for place in placements_of_stages(model, stages, layout, 0, weights)})
+    layout, stages = config.parallel.layout, stages_of_rank(model, config.parallel, pp)
+    heights = sorted({place.part_shape[0] for place in placements_of_stages(model, stages, layout, 0)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
     layers = ",".join(range_text([*stage.layers]) for stage in stages if stage.layers)
     sizes = {
         rows[shard]: {"layers": layers}
-        | _rank_sizes(config, layout, placements_of_stages(model, stages, layout, shard, weights))
+        | _rank_sizes(config, layout, placements_of_stages(model, stages, layout, shard))
         for shard in map(rows.index, set(rows))
     }
     return [sizes[key] for key in rows]

@@ -16,7 +16,6 @@ from lmtrain.data.data_settings import BlendSettings, DataSettings, source_names
 from lmtrain.data.stream_history import KEY_DIGITS
 from lmtrain.errors import join_few
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.layouts.dry_run_estimates import (
@@ -159,8 +158,8 @@ def _forecast(stage: StageConfig, model: ModelSettings, *, runs_here: bool) -> d
     step = predict_step(run, hardware, stage.batch_plan.count_steps(stage.first_step, stage.end_step))
     seconds = [round(each * stage.num_steps, 3) for each in (step.likely_s, step.low_s, step.high_s)]
     return {
-        "memory_bytes": memory_bytes, "fits": memory_bytes <= hardware.memory_GiB * GIB,
-        "device_bytes": round(hardware.memory_GiB * GIB),
+        "memory_bytes": memory_bytes, "fits": memory_bytes <= hardware.memory_bytes,
+        "device_bytes": round(hardware.memory_bytes),
         **dict(zip(_SECONDS, seconds, strict=True)),
     }  # fmt: skip
 

@@ -6,9 +6,9 @@ MUTANTS = [
     Mutant(
         name="head_weighs_on_the_first_stage",
         file="lmtrain/placement/layers_and_shards_of_ranks.py",
-        function="_stages",
-        old="len(owners), cost_after=cost_after)",
-        new="len(owners), cost_before=cost_after)",
+        function="layers_of_stages",
+        old="for stage in range(num_stages - 1)] + [(cost_of_head, num_stages - 1)]",
+        new="for stage in range(1, num_stages)] + [(cost_of_head, 0)]",
         breaks="The stage of the embedding gets fewer layers and that of the head, which is the dear one, more.",
         only_for="balance=cost in pipelines with a large vocabulary beside the width",
     ),

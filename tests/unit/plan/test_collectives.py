@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step_time import dp_group, replica_group, send_seconds, tp_group
+from lmtrain.plan.price.step_time import dp_group, ranks_per_node, replica_group, send_seconds, tp_group
 from lmtrain.plan.price.workload_description import stack_cases
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
@@ -41,8 +41,8 @@ def test_a_group_that_lies_across_nodes_takes_adapters(tp: int) -> None:
 
 def test_a_run_is_spread_evenly_over_the_nodes_it_needs() -> None:
     rack = hardware_named("gb200", CONF)
-    found = dp_group(stack_cases([gpt3(hardware=rack, pp=1, tp=2, dp=64)]), F, np.full(1, 64.0))
-    assert found.num_in_node[0] == 32, "64 of 72 in each of two racks"
+    c = stack_cases([gpt3(hardware=rack, pp=1, tp=2, dp=64)])
+    assert ranks_per_node(c, c.dp, c.tp)[0] == 32, "64 of 72 in each of two racks"
 
 
 @pytest.mark.parametrize(("dp", "tp", "local"), [(15, 1, 7), (30, 1, 7), (15, 2, 3), (12, 1, 6), (16, 1, 8)])
@@ -50,7 +50,7 @@ def test_a_group_that_is_all_of_the_run_has_all_of_a_node(dp: int, tp: int, loca
     """15 on nodes of 8 are 8 and 7, and its ring leaves a node once: it is no dearer than that of 16."""
     c = stack_cases([gpt3(pp=1, tp=tp, dp=dp)])
     found = dp_group(c, F, c.dp)
-    assert found.num_in_node[0] == local
+    assert ranks_per_node(c, c.dp, c.tp)[0] == local
     assert found.bytes_per_s[0] == pytest.approx(200e9 * F["nic_share"] * local / 8)
 
 

@@ -23,7 +23,7 @@ def test_the_fastest_stand_first_and_all_of_them_fit() -> None:
     seconds, held = found.seconds[every], [found.count_bytes(place) for place in every]
     assert every[0] == found.best_index
     assert np.all(np.diff(seconds) >= -1e-5 * seconds[1:])
-    assert max(held) <= 0.92 * found.device_bytes == 0.92 * 79.1 * GIB
+    assert max(held) <= 0.92 * found.hardware.memory_bytes == 0.92 * 79.1 * GIB
 
 
 def test_what_fits_is_what_its_ranks_are_counted_to() -> None:
@@ -49,8 +49,8 @@ def test_what_was_counted_is_not_guessed_again() -> None:
 def test_the_closed_form_is_near_what_ranks_are_counted_to(memory_GiB: float) -> None:
     """Of every schedule and way to do work again, so that nothing that fits is far from being asked."""
     found = ranked(memory_GiB=memory_GiB)
-    rows = found.rows[found.estimated_bytes < 2 * found.device_bytes]
-    places = np.flatnonzero(found.estimated_bytes < 2 * found.device_bytes)
+    rows = found.rows[found.estimated_bytes < 2 * found.hardware.memory_bytes]
+    places = np.flatnonzero(found.estimated_bytes < 2 * found.hardware.memory_bytes)
     chosen = places[np.random.default_rng(7).permutation(len(rows))[:150]]
     off = np.array([found.estimated_bytes[place] / found.count_bytes(int(place)) for place in chosen])
     assert len(set(found.space.column("schedule", found.rows[chosen]))) == 4
