@@ -63,8 +63,7 @@ def generate(
     if prompt is None:  # standard input without the line break that ends it; nothing at a terminal
         prompt = "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
     loaded = load_source(source, pick_device(device), precision)
-    show = _print_samples if as_json else _print_stream
-    show(loaded, prompt, max_new_tokens, samplings)
+    (_print_samples if as_json else _print_stream)(loaded, prompt, max_new_tokens, samplings)
 
 
 def _print_stream(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:

@@ -103,13 +103,13 @@ def compose_plain(
     # because: hydra takes 0.3 s to import, and most commands compose no config
     from lmtrain.config.hydra_source import compose_files
 
-    folders, request, choices, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
-    tree = compose_files(folders, request, choices) | deepcopy(dict(defaults))
+    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
+    tree = compose_files(request) | deepcopy(dict(defaults))
     _name_stages(tree, [override.key_or_group for override in changes])
-    problems = list(_read_named_files(tree, folders))
+    problems = list(_read_named_files(tree, request.folders))
     for override in sorted(changes, key=lambda change: _group_of(change.key_or_group) is None):
         problem, root = apply_override(tree, override), override.key_or_group.partition(".")[0]
-        problems += [problem] if problem else _read_named_files({root: tree.get(root)}, folders)
+        problems += [problem] if problem else _read_named_files({root: tree.get(root)}, request.folders)
     for path, _ in value_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
             raise SettingsError([
@@ -192,11 +192,10 @@ def _group_of(key: str) -> str | None:
 
 def prepare_composition(
     overrides: Sequence[str], *, config_dir: Path | None, name: str
-) -> tuple[list[Path], CompositionRequest, list[str], list[Any]]:
-    """Parse and check the overrides. Return (folders to search, request for Hydra, override words that choose files
-    such as `model=gpt2_small`, Hydra's Override objects for those that set single values).
-
-    Raise RefusedOverrides if any override is malformed or names an unknown choice.
+) -> tuple[CompositionRequest, list[Any]]:
+    """Parse and check the overrides. Return the request for Hydra, with the overrides that choose files such as
+    `model=gpt2_small`, and Hydra's Override objects for those that set single values. Raise RefusedOverrides if any
+    override is malformed or names an unknown choice.
     """
     # because: hydra is slow to import
     from lmtrain.config.hydra_source import CompositionRequest
@@ -205,13 +204,8 @@ def prepare_composition(
     roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     name = _existing_config_name(name, roots, folders)
     groups = group_choices(config_dir)
-    choices, file_choices, changes, problems, refused = (
-        dict[str, str](),
-        list[str](),
-        list[Any](),
-        list[str](),
-        list[str](),
-    )
+    chosen, choices, changes = dict[str, str](), list[str](), list[Any]()
+    problems, refused = list[str](), list[str]()
     for word, override in zip(overrides, parse_overrides(overrides, groups), strict=True):
         group, num_before = override.key_or_group, len(problems)
         if override.is_sweep_override():
@@ -219,9 +213,9 @@ def prepare_composition(
         elif group == STAGE_GROUP:
             problems.append(f"{override.input_line} names no stage. Write stages.NAME={override.value()}.")
         elif group in groups:
-            choices[group] = str(override.input_line)
+            chosen[group] = str(override.input_line)
             problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
-            file_choices.append(f"~{group}" if override.value() is None else choices[group])
+            choices.append(f"~{group}" if override.value() is None else chosen[group])
         elif "/" in group:
             hint = spelling_hint(group, groups)
             problems.append(f"{override.input_line} chooses from the group {group}, which does not exist. {hint}")
@@ -230,7 +224,7 @@ def prepare_composition(
         refused += [word] * (len(problems) > num_before)
     if problems:
         raise RefusedOverrides(problems, refused, overrides)
-    return folders, CompositionRequest(name, roots, groups, choices), file_choices, changes
+    return CompositionRequest(folders, name, roots, groups, chosen, choices), changes
 
 
 def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:

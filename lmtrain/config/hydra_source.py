@@ -44,14 +44,16 @@ _joined_trees: dict[
 
 @dataclass(frozen=True)
 class CompositionRequest:
-    """Input of a composition with Hydra: the root config, the existing groups and their choices, and the choices of the
-    command line.
+    """Input of a composition with Hydra: the folders to search, the root config, the existing groups and their choices,
+    and the choices of the command line.
     """
 
+    folders: Sequence[Path]
     name: str
     roots: Sequence[str]  # names of the existing root configs
     groups: Mapping[str, Sequence[str]]
     chosen: Mapping[str, str]  # group -> the override that chose it
+    choices: list[str]  # the same overrides in Hydra's words: `~group` for one that chooses null
 
 
 @dataclass(frozen=True)
@@ -66,20 +68,19 @@ class Entry:
     optional: bool
 
 
-def compose_files(folders: Sequence[Path], request: CompositionRequest, choices: Sequence[str]) -> dict[str, Any]:
-    """Let Hydra merge the root config with every file that defaults lists and `choices`, overrides such as
-    `model=gpt2_small`, include. Return nested dicts in which references such as `${optim.lr}` are not resolved yet.
+def compose_files(request: CompositionRequest) -> dict[str, Any]:
+    """Let Hydra merge the root config with every file that defaults lists and the choices of the command line include.
+    Return nested dicts in which references such as `${optim.lr}` are not resolved yet.
 
     The merged tree is cached until a config file changes: merging takes nearly all of the time of composition, and the
     runs of a sweep mostly choose the same files.
     """
-    key = request.name, tuple(request.chosen.items()), tuple(choices), tuple(_file_states(folders))
+    key = request.name, tuple(request.chosen.items()), tuple(_file_states(request.folders))
     if key not in _joined_trees:
         if len(_joined_trees) == MAX_JOINED:
             _joined_trees.clear()
-        with _open_loader(folders, request):
-            tree = hydra_compose(config_name=request.name, overrides=list(choices))
-            plain = OmegaConf.to_container(tree, resolve=False)
+        with _open_loader(request):
+            plain = OmegaConf.to_container(hydra_compose(request.name, request.choices), resolve=False)
         assert isinstance(plain, dict)
         _joined_trees[key] = {str(name): value for name, value in plain.items()}
     return deepcopy(_joined_trees[key])
@@ -96,39 +97,37 @@ def _file_states(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, 
                 yield str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def merged_files(
-    folders: Sequence[Path], request: CompositionRequest, choices: Sequence[str]
-) -> list[tuple[YamlFile, str]]:
+def merged_files(request: CompositionRequest) -> list[tuple[YamlFile, str]]:
     """Return the config files that Hydra merges, in order, each with the dotted key under which its content goes (""
-    for the top). `choices` are overrides such as `model=gpt2_small`.
+    for the top).
     """
-    with _open_loader(folders, request) as loader:
-        merged = loader.compute_defaults_list(request.name, list(choices), RunMode.RUN).defaults
+    with _open_loader(request) as loader:
+        merged = loader.compute_defaults_list(request.name, request.choices, RunMode.RUN).defaults
     places = [(entry.config_path, (entry.package or "").removeprefix("_global_").lstrip(".")) for entry in merged]
     return [(YamlSource.files_read[path], place) for path, place in places if path in YamlSource.files_read]
 
 
 @contextmanager
-def _open_loader(folders: Sequence[Path], request: CompositionRequest) -> Iterator[ConfigLoader]:
-    """Yield Hydra's config loader, set up to search these folders and to read files with YamlSource. Hydra's errors in
-    the `with` block are raised as SettingsError.
+def _open_loader(request: CompositionRequest) -> Iterator[ConfigLoader]:
+    """Yield Hydra's config loader, set up to search the request's folders and to read files with YamlSource. Hydra's
+    errors in the `with` block are raised as SettingsError.
     """
     Plugins.instance().register(YamlSource)
     YamlSource.request, YamlSource.files_read, YamlSource.cached_files = request, {}, {}
     # because: Hydra requires a config folder here; it is searched last
-    with initialize_config_dir(config_dir=str(folders[-1]), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(request.folders[-1]), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        for folder in reversed(folders):
+        for folder in reversed(request.folders):
             loader.get_search_path().prepend("lmtrain", f"{YamlSource.scheme()}://{folder}")
         loader.repository.initialize_sources(loader.get_search_path())  # type: ignore[attr-defined]
         try:
-            _check_num_files(folders, request)
+            _check_num_files(request)
             yield loader
         except (HydraException, OmegaConfBaseException, RecursionError) as error:
             raise SettingsError(_explain_failure(error, request, YamlSource.files_read)) from error
 
 
-def _check_num_files(folders: Sequence[Path], request: CompositionRequest) -> None:
+def _check_num_files(request: CompositionRequest) -> None:
     """Raise SettingsError if the root config and the chosen files include, through their defaults lists, more than
     MAX_FILES files in total; a file that is included twice counts twice.
     """
@@ -137,7 +136,7 @@ def _check_num_files(folders: Sequence[Path], request: CompositionRequest) -> No
     def count(name: str, depth: int) -> int:
         if name not in counts:
             counts[name] = 1  # because: this ends the recursion on a cycle, which Hydra itself reports
-            path = next((candidate for folder in folders if (candidate := folder / f"{name}.yaml").is_file()), None)
+            path = next(filter(Path.is_file, (folder / f"{name}.yaml" for folder in request.folders)), None)
             with suppress(SettingsError, MissingInputError):  # because: the later real read reports the error
                 for entry in read_entries(name, _read_cached(path))[0] if path and depth < MAX_DEPTH else ():
                     folder = f"{entry.group}/" if entry.group else ""

@@ -91,8 +91,9 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             text_by_key[key] = text
             parsed.append(override)
             if not override.is_sweep_override():
-                values = [value for _, value in iter_values([override.value()])]
-                reference_problems = [reference_problem(value) for value in values if isinstance(value, str)]
+                reference_problems = [
+                    reference_problem(value) for _, value in iter_values([override.value()]) if isinstance(value, str)
+                ]
                 problems += [f"{text}: {problem}" for problem in reference_problems if problem]
                 refused += [text] * any(reference_problems)
     if problems:

@@ -117,8 +117,10 @@ def read_last_stop(folder: Path) -> dict[str, Any]:
     cut. Return {} if the file is missing or damaged.
     """
     facts = read_stop_or_empty(folder)
-    short_facts = {key: facts[key] for key in _KEYS_FOR_NEXT_START if key in facts}
-    return {key: shorten(value, _MAX_CHARS) if isinstance(value, str) else value for key, value in short_facts.items()}
+    return {
+        key: shorten(facts[key], _MAX_CHARS) if isinstance(facts[key], str) else facts[key]
+        for key in _KEYS_FOR_NEXT_START if key in facts
+    }  # fmt: skip
 
 
 def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int] | None) -> Outcome | None:

@@ -136,8 +136,10 @@ class _Completer:
                        self.choice_completions(STAGE_GROUP) if choice not in typed]  # fmt: skip
             return [*((f"stages.{name}.", f"keys of the stage {name}") for name in typed), *choices]
         prefix = f"stages.{name}"
-        own = [key for key in self._keys("stages") if key.types != "settings"]
-        found = {f"{prefix}.{key.name.rpartition('.')[2]}=": _first_clause(key.meaning) for key in own}
+        found = {
+            f"{prefix}.{key.name.rpartition('.')[2]}=": _first_clause(key.meaning)
+            for key in self._keys("stages") if key.types != "settings"
+        }  # fmt: skip
         found |= {f"{prefix}.{group}=": f"{len(self._groups[group])} to choose from" for group in STAGE_CHOICES}
         keys = [key for group in GROUPS for key in self._keys(group) if stage_may_set(key.name)]
         return list((found | {f"{prefix}.{key.name}=": _first_clause(key.meaning) for key in keys}).items())
@@ -169,8 +171,9 @@ class _Completer:
         choice = self._chosen.get(section_name) or default
         file = config_file(section_name, choice, self._config_dir)
         kind = CommentedFile(file).values.get("kind", "") if file else ""
-        chosen_kinds = [kind] if kind in section.kinds else list(section.kinds)
-        return [key for each_kind in chosen_kinds for key in section.keys(each_kind)]
+        return [
+            key for each_kind in ([kind] if kind in section.kinds else section.kinds) for key in section.keys(each_kind)
+        ]
 
     def _value_completions(self, name: str) -> list[Completion]:
         """Return the choices if `name` is a config group; if it is a key, its default, and its allowed values if they

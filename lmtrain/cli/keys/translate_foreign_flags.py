@@ -81,7 +81,7 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
             result.notes.append(f"{option}: {UNSUPPORTED_SETTINGS[last]}")
         elif last in _OFF_SWITCHES and value.lower() in _FALSE:
             _add_override(result, _OFF_SWITCHES[last])
-        elif last in _OFF_SWITCHES or (values and value.lower() in _FALSE and _switch_override(last, groups)):
+        elif last in _OFF_SWITCHES or (value.lower() in _FALSE and _switch_override(last, groups)):
             continue  # because: a feature that is off there is off here by default
         elif override := (
             (_switch_override(last, groups) if value.lower() in ("", *_TRUE) else "")
@@ -192,8 +192,7 @@ def _switch_override(name: str, groups: Mapping[str, Sequence[str]]) -> str:
     """Return the overrides, with a blank between two, for an option that is a switch, such as "swiglu", or the name of
     a choice of a group; empty for others.
     """
-    chosen = (f"{group}={name}" for group, choices in groups.items() if name in choices)
-    return _SWITCHES.get(name) or next(chosen, "")
+    return _SWITCHES.get(name) or next((f"{group}={name}" for group, choices in groups.items() if name in choices), "")
 
 
 def _decoder_overrides(name: str, values: Sequence[str]) -> str:

@@ -140,8 +140,9 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
     for key, _, _ in conditions:
         if key not in known_keys:
             searched = join_few(map(str, folders))
-            hint = spelling_hint(key, known_keys)
-            raise UsageError(f"--where={key} does not name a setting of any run in {searched}. {hint}")
+            raise UsageError(
+                f"--where={key} does not name a setting of any run in {searched}. {spelling_hint(key, known_keys)}"
+            )
     rows = [_run_row(run) for run in runs if all(_has_setting(run, key, value) for key, _, value in conditions)]
     return [row for row in rows if not states or row["state"] in states]
 

@@ -92,8 +92,9 @@ def build_table(rows: Sequence[Cells], *, gap: int = 2) -> Table:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     for column in columns:
         is_text = column.startswith("<")
-        justify: Any = "left" if is_text else "right"
-        table.add_column(column.lstrip("<"), justify=justify, overflow="fold", no_wrap=not is_text)
+        table.add_column(
+            column.lstrip("<"), justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+        )
     for row in rows:
         table.add_row(*(Text(row.get(column, "")) for column in columns))
     return table

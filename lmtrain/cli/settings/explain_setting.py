@@ -50,8 +50,8 @@ def find_origins(
     from lmtrain.config.hydra_source import merged_files
 
     found: dict[str, Origin] = {}
-    folders, asked, words, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
-    for file, place in merged_files(folders, asked, words):
+    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
+    for file, place in merged_files(request):
         for key, origin in _origins_in_file(file).items():
             _set_origin(found, f"{place}.{key}" if place else key, origin)
     for override in changes:
