@@ -130,8 +130,7 @@ class Settings:
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Return `data`, plain values of these settings by key, with values that older versions wrote in today's words.
-        """
+        """Return `data`, plain values by key, with the spellings of older versions replaced by today's."""
         return data
 
     @classmethod

@@ -123,7 +123,7 @@ class _Resolver:
         reference, `.lr`. `chain` has the keys of the references followed so far, to find cycles.
         """
         match = _NAME.fullmatch(reference)
-        assert match is not None, "problem_of has seen it"
+        assert match is not None, "reference_problem has refused others"
         self.num_references += 1
         if self.num_references > _MAX_REFERENCES:
             raise ReferenceProblem(f"These settings have more than {_MAX_REFERENCES} references. Write values instead.")

@@ -1,7 +1,7 @@
 """Readers of a run folder: its files, and whether the run is still running. Torch-free.
 
-Used by every command that shows a run. `see` accepts a folder in any state (running, killed, damaged) and reports which
-parts are missing; the other readers raise on damaged files.
+Used by every command that shows a run. `read_run` accepts a folder in any state (running, killed, damaged) and reports
+which parts are missing; the other readers raise on damaged files.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def request_file_cause(name: str) -> str:
 
 
 def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **extra_facts: Any) -> str | None:
-    """Write stop.json (see `stop.write`) if the run folder exists, and fsync the folder. Return an error text, or None
-    if it was written. With `replace` False, an existing file stays.
+    """Write stop.json (see `stop_file.write`) if the run folder exists, and fsync the folder. Return an error text, or
+    None if it was written. With `replace` False, an existing file stays.
     """
     path = folder / STOP
     if not folder.is_dir():

@@ -103,7 +103,7 @@ def waiting_branches(run: Path) -> Iterator[tuple[Path, str]]:
             continue
         try:
             parents = read_lineage(folder)
-        except LmtrainError:  # because: whose lineage cannot be read cannot go on either
+        except LmtrainError:  # because: a run whose lineage cannot be read cannot go on either
             continue
         is_of_run = bool(parents) and Path(parents[-1].checkpoint).parent.parent == run.resolve()
         if is_of_run and not checkpoint_names(folder / CHECKPOINTS):

@@ -235,7 +235,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
         key: part
         for inputs in load_stages(_compose(overrides, config_dir), None, None)
         for key, part in zip(inputs.data.history.streams, inputs.data.parts, strict=True)
-    }  # of stages that read the same samples, each once
+    }  # stages that read the same samples count once
     facts = {
         "datasets": len({part.indexed.prefix for part in streams.values()}),
         "samples": sum(part.dataset.num_samples for part in streams.values()),
@@ -355,8 +355,8 @@ def _show_samples(
 
 
 def _stage_index(stage: str | None, names: Sequence[str]) -> int:
-    """Return the place of a stage among the `names` of those of a run. Raise UsageError if it is not one of them, or if
-    none is named; several stages number their samples each for itself.
+    """Return the index of a stage in `names`, the names of a run's stages. Raise UsageError if it is not one of them,
+    or if none is given, since each stage numbers its own samples.
     """
     if stage in names:
         return names.index(stage)

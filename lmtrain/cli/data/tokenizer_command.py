@@ -61,7 +61,7 @@ def train(
 
         texts: Iterable[str] = SourceTexts(sources, key, report=report)
         if "-" in inputs:
-            texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
+            texts = iter(texts)  # because: a pipe is read once; readers keep the texts of an iterator
         texts = refuse_blank_texts(texts)
         made = (
             train_bpe(texts, vocab_size, pattern or "gpt2")

@@ -163,8 +163,8 @@ def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> d
 
 
 def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
-    """Return the training states of two checkpoints. If only one of them was merged, how is a clause, since each entry
-    about each of its parents would differ.
+    """Return the training states of two checkpoints. If only one of them was merged, a clause stands for the record of
+    its merge, in which every entry about its parents would differ.
     """
     states = [contents.manifest.state for contents in (a, b)]
     records = [merge_record(contents.manifest.state, contents.path / MANIFEST) for contents in (a, b)]

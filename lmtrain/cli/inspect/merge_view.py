@@ -41,8 +41,8 @@ def merge_lines(merged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def describe_merge(folder: Path) -> str:
-    """Return a clause about the merged checkpoint in a folder, with the runs of its parents other than the newest's;
-    what is known without it if it is gone.
+    """Return a clause about the merged checkpoint in a folder, with the runs of its parents other than the newest's; "a
+    merged checkpoint" if it is gone.
     """
     record = read_merge(folder)
     if record is None:
@@ -53,8 +53,8 @@ def describe_merge(folder: Path) -> str:
 
 
 def describe_origin(lineage: Sequence[Mapping[str, Any]]) -> str:
-    """Return from what the youngest of a lineage's entries says that a run began, such as "the weights of runs/a at
-    step 40", or of a merged checkpoint how that was made.
+    """Return a clause about the checkpoint from which a run began, the last entry of its `lineage`, such as "the
+    weights of runs/a at step 40"; for a merged checkpoint it says how that was made.
     """
     parent, earlier = lineage[-1], lineage[:-1]
     if parent["kind"] == MERGED:

@@ -46,8 +46,8 @@ def family_rows(rows: Sequence[Row], describe: Callable[[RunFolder], Row], *, wi
 
 
 def _merges_in(places: Iterable[Path]) -> Iterator[tuple[Path, list[Parent]]]:
-    """Yield (folder, lineage) for each merged checkpoint whose folder lies in one of the folders `places`. What cannot
-    be read there is passed over, since nobody has asked for it.
+    """Yield (folder, lineage) for each merged checkpoint whose folder lies in one of the folders `places`. Those that
+    cannot be read are skipped, since the user has not named them.
     """
     for place in sorted(places):
         with suppress(OSError):

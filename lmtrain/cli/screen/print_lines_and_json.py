@@ -94,7 +94,7 @@ def print_error(error: LmtrainError) -> None:
         env = ProcessEnv.detect()
     if error.is_from_peer and env is not None and env.is_child and env.rank > 0:
         return  # because: of the ranks that one launcher shows, rank 0 reports for all
-    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: a stop on request is no error
+    title = "" if isinstance(error, StoppedEarly) else _TITLE  # because: a stop on request is no error
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     print_notice(f"{title}{_process_prefix(str(error), env)}{text}")
 
