@@ -28,9 +28,25 @@ from lmtrain.runtime.files.system_limits import limit_reached
 
 # because: depending on its version, typer bundles click under a name of its own or imports the package
 ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-_CANNOT_READ = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+_OS_ERRORS: tuple[tuple[tuple[int, ...], type[LmtrainError], str], ...] = (
+    (
+        (errno.EAGAIN,), StorageError,
+        "A process or a thread could not be started: {reason}. End other processes, or raise `ulimit -u`.",
+    ),
+    (
+        (errno.ENAMETOOLONG, errno.EINVAL), UsageError,
+        "{file:.100}... cannot be a file: {reason}. Give a shorter or another name.",
+    ),
+    (
+        (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), MissingInputError,
+        "{file} cannot be opened: {reason}. Check the path; --debug shows the traceback.",
+    ),
+    (
+        (errno.EROFS, errno.EEXIST, errno.ENOTEMPTY), OutputError,
+        "{file} cannot be written: {reason}. Choose another output.",
+    ),
+)  # fmt: skip
 _CLICK_RULES = {"valid integer": "is not a whole number", "valid number": "is not a number"}
-_WRONG_NAME = (errno.ENAMETOOLONG, errno.EINVAL)
 
 
 def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
@@ -66,19 +82,12 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
 
 def error_from_os(error: OSError) -> LmtrainError:
     """Return the error to print for an OSError that nothing else has handled, with an exit code and a way out."""
-    file, reason = error.filename or "a file", error.strerror or str(error)
-    if reached := limit_reached(error, Path(str(file))):
+    file, reason = str(error.filename or "a file"), error.strerror or str(error)
+    if reached := limit_reached(error, Path(file)):
         return StorageError(f"Reading or writing {file} failed: {reached}")
-    if error.errno == errno.EAGAIN:
-        return StorageError(
-            f"A process or a thread could not be started: {reason}. End other processes, or raise `ulimit -u`."
-        )
-    if error.errno in _WRONG_NAME:
-        return UsageError(f"{str(file)[:100]}... cannot be a file: {reason}. Give a shorter or another name.")
-    if error.errno in _CANNOT_READ:
-        return MissingInputError(f"{file} cannot be opened: {reason}. Check the path; --debug shows the traceback.")
-    if error.errno in (errno.EROFS, errno.EEXIST, errno.ENOTEMPTY):
-        return OutputError(f"{file} cannot be written: {reason}. Choose another output.")
+    for numbers, error_type, message in _OS_ERRORS:
+        if error.errno in numbers:
+            return error_type(message.format(file=file, reason=reason))
     return StorageError(f"Reading or writing {file} failed: {reason}. Check the disk; --debug shows the traceback.")
 
 

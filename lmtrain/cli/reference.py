@@ -73,7 +73,7 @@ def cli_page(app: Any) -> str:
     for path, command in list_commands(root).items():  # in the order of `lmtrain --help`
         parts += [
             f"## {path}\n", f"```console\n$ {path} {_usage_arguments(command)}\n```\n",
-            f"{_join_help_lines(command.help)}\n", *_parameter_table("Argument", command, "argument"),
+            f"{_join_lines(command.help)}\n", *_parameter_table("Argument", command, "argument"),
             *_parameter_table("Option", command, "option"), *_examples_section(command),
         ]  # fmt: skip
     return "\n".join(parts)
@@ -143,8 +143,8 @@ def _default_cell(param: Any) -> str:
     return "" if is_empty else f"`{show(value)}`"
 
 
-def _join_help_lines(text: str | None) -> str:
-    """Return a command's help with each paragraph joined to one line, without click's control marks."""
+def _join_lines(text: str | None) -> str:
+    """Return a docstring or a command's help with each paragraph on one line, without click's control marks."""
     paragraphs = (text or "").replace("\b", "").replace("\f", "").strip().split("\n\n")
     return "\n\n".join(p if p.startswith((" ", "```", "- ", "* ")) else " ".join(p.split()) for p in paragraphs)
 
@@ -187,7 +187,8 @@ def python_page() -> str:
         if isinstance(definition, ast.FunctionDef):
             parts += _function_section(f"lmtrain.{name}", definition, "##")
         elif isinstance(definition, ast.ClassDef):
-            parts += [f"## lmtrain.{name}\n", f"{_description(definition)}\n", *_member_sections(definition)]
+            parts += [f"## lmtrain.{name}\n", f"{_join_lines(ast.get_docstring(definition))}\n"]
+            parts += _member_sections(definition)
     return "\n".join(parts)
 
 
@@ -201,10 +202,10 @@ def _member_sections(definition: ast.ClassDef) -> Iterator[str]:
         is_property = any(ast.unparse(each).endswith("property") for each in node.decorator_list)
         if node.name in ("__len__", "__getitem__"):
             call = f"len({definition.name.lower()})" if node.name == "__len__" else f"{definition.name.lower()}[...]"
-            yield from (f"### {call}\n", f"{_description(node)}\n")
+            yield from (f"### {call}\n", f"{_join_lines(ast.get_docstring(node))}\n")
         elif is_property and not node.name.startswith("_"):
             type_ = ast.unparse(node.returns) if node.returns else ""
-            yield from (f"### {definition.name}.{node.name}\n", f"`{type_}`. {_description(node)}\n")
+            yield from (f"### {definition.name}.{node.name}\n", f"`{type_}`. {_join_lines(ast.get_docstring(node))}\n")
         elif not node.name.startswith("_"):
             yield from _function_section(f"{definition.name}.{node.name}", node, "###")
 
@@ -218,22 +219,11 @@ def _function_section(title: str, node: ast.FunctionDef, marks: str) -> Iterator
     signature = f"{title}({ast.unparse(arguments)}){returns}"
     if len(signature) > 110:
         # because: a default or a type may hold commas too
-        parts = ast.unparse(arguments).split(", ")
-        lines = [parts[0]]
-        for part in parts[1:]:
-            if lines[-1].count("[") == lines[-1].count("]"):
-                lines.append(part)
-            else:
-                lines[-1] += f", {part}"
+        lines = re.split(r", (?=\*|\w+: )", ast.unparse(arguments))
         signature = f"{title}(\n" + "".join(f"    {line},\n" for line in lines) + f"){returns}"
     yield f"{marks} {title}\n"
     yield f"```python\n{signature}\n```\n"
-    yield f"{_description(node)}\n"
-
-
-def _description(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """Return a docstring with each paragraph on one line."""
-    return "\n\n".join(" ".join(part.split()) for part in (ast.get_docstring(node) or "").split("\n\n"))
+    yield f"{_join_lines(ast.get_docstring(node))}\n"
 
 
 def model_families_page() -> str:

@@ -205,25 +205,25 @@ def prepare_composition(
     name = _existing_config_name(name, roots, folders)
     groups = group_choices(config_dir)
     chosen, choices, changes = dict[str, str](), list[str](), list[Any]()
-    problems, refused = list[str](), list[str]()
+    refusals = list[tuple[str, str]]()
     for word, override in zip(overrides, parse_overrides(overrides, groups), strict=True):
-        group, num_before = override.key_or_group, len(problems)
+        group = override.key_or_group
         if override.is_sweep_override():
-            problems.append(sweep_refusal(override))
+            refusals.append((word, sweep_refusal(override)))
         elif group == STAGE_GROUP:
-            problems.append(f"{override.input_line} names no stage. Write stages.NAME={override.value()}.")
+            refusals.append((word, f"{override.input_line} names no stage. Write stages.NAME={override.value()}."))
         elif group in groups:
             chosen[group] = str(override.input_line)
-            problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
+            wrong = [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
+            refusals += [(word, problem) for problem in wrong]
             choices.append(f"~{group}" if override.value() is None else chosen[group])
         elif "/" in group:
-            hint = spelling_hint(group, groups)
-            problems.append(f"{override.input_line} chooses from the group {group}, which does not exist. {hint}")
+            hint = f"which does not exist. {spelling_hint(group, groups)}"
+            refusals.append((word, f"{override.input_line} chooses from the group {group}, {hint}"))
         else:
             changes.append(override)
-        refused += [word] * (len(problems) > num_before)
-    if problems:
-        raise RefusedOverrides(problems, refused, overrides)
+    if refusals:
+        raise RefusedOverrides(refusals, overrides)
     return CompositionRequest(folders, name, roots, groups, chosen, choices), changes
 
 

@@ -36,12 +36,14 @@ _HYDRA_WAYS_OUT = {
 class RefusedOverrides(SettingsError):
     """Error on overrides that are malformed or unknown, raised before any value is checked.
 
+    `refusals` has (override, message) for each problem; the message is empty if that of another override covers it.
     `refused` lists these overrides, `remaining` the others, whose values are not checked yet.
     """
 
-    def __init__(self, problems: Sequence[str], refused: Sequence[str], overrides: Sequence[str]) -> None:
-        super().__init__(problems)
-        self.refused, self.remaining = refused, [override for override in overrides if override not in refused]
+    def __init__(self, refusals: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
+        super().__init__([problem for _, problem in refusals if problem])
+        self.refused = [override for override, _ in refusals]
+        self.remaining = [override for override in overrides if override not in self.refused]
 
 
 def override_key(override: str) -> str:
@@ -59,12 +61,11 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser, parsed, problems, text_by_key = OverridesParser.create(), list[Any](), list[str](), dict[str, str]()
-    refused = list[str]()
+    parser, parsed, text_by_key = OverridesParser.create(), list[Any](), dict[str, str]()
+    refusals = list[tuple[str, str]]()
     for index, text in enumerate(words):
         if (problem := _limit_problem(text) or _form_problem(words, index, groups)) is not None:
-            problems += [problem] if problem else []
-            refused.append(text)
+            refusals.append((text, problem))
             continue
         key, _, value = text.partition("=")
         override = None
@@ -78,26 +79,21 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             with suppress(HydraException, RecursionError, ValueError):
                 override = override or parser.parse_override(candidate)
         if override is None:
-            problems.append(_syntax_problem(text))
-            refused.append(text)
-        else:
-            key = override.key_or_group
-            if (previous := text_by_key.get(key)) == text:
-                continue
-            # because: `~key` first removes the old value, which a new mapping would otherwise be merged into
-            if previous and (key in groups or not previous.startswith("~")):
-                problems.append(f"{text} sets {key} again, after {previous}. Leave one out.")
-                refused.append(text)
-            text_by_key[key] = text
-            parsed.append(override)
-            if not override.is_sweep_override():
-                reference_problems = [
-                    reference_problem(value) for _, value in iter_values([override.value()]) if isinstance(value, str)
-                ]
-                problems += [f"{text}: {problem}" for problem in reference_problems if problem]
-                refused += [text] * any(reference_problems)
-    if problems:
-        raise RefusedOverrides(problems, refused, words)
+            refusals.append((text, _syntax_problem(text)))
+            continue
+        key = override.key_or_group
+        if (previous := text_by_key.get(key)) == text:
+            continue
+        # because: `~key` first removes the old value, which a new mapping would otherwise be merged into
+        if previous and (key in groups or not previous.startswith("~")):
+            refusals.append((text, f"{text} sets {key} again, after {previous}. Leave one out."))
+        text_by_key[key] = text
+        parsed.append(override)
+        for _, value in iter_values([] if override.is_sweep_override() else [override.value()]):
+            if isinstance(value, str) and (problem := reference_problem(value)):
+                refusals.append((text, f"{text}: {problem}"))
+    if refusals:
+        raise RefusedOverrides(refusals, words)
     return parsed
 
 
