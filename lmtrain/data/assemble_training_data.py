@@ -24,10 +24,10 @@ from lmtrain.data.data_settings import (
     MaskedSettings,
     source_names,
 )
-from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, mix
+from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder
 from lmtrain.data.dataset_builder import ALL_SHARES, DataRequirements, DatasetBuilder
-from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, integer_shares
-from lmtrain.data.samples.megatron_sample_order import blend_sizes
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, integer_shares
+from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
 from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.stream_history import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
@@ -107,7 +107,7 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
         train = builder.build_dataset(indexed, documents, run_samples, tokens)
         order = builder.build_order(train)
         num_tokens = builder.count_tokens(indexed, documents) if tokens is None else len(tokens)
-        parts = [TrainingPart(indexed, documents, train, Fraction(1), Path(indexed.prefix).name, num_tokens)]
+        parts = [TrainingPart(indexed, documents, tokens, train, Fraction(1), indexed.prefix.name, num_tokens)]
         if tail is not None:
             valid, held_out = {"": builder.build_dataset(indexed, documents, None, tail.tokens)}, len(tail.tokens)
             validation_note, warning = tail.describe(documents, indexed), _excess_warning(builder, indexed, held_out)
@@ -158,14 +158,15 @@ def _build_blend(
         ]
         whole_shares = _dataset_shares(settings.datasets, sets, builder.requirements.seq_len)
         shares = [Fraction(share, sum(whole_shares)) for share in whole_shares]
-        order = BlendOrder(whole_shares, [dataset.num_samples for dataset in sets], builder.requirements.seed)
+        orders = map(builder.build_order, sets, blend_seeds(builder.requirements.seed, len(sets)))
+        order = BlendOrder(whole_shares, [dataset.num_samples for dataset in sets], list(orders))
     num_tokens = [
         builder.count_tokens(indexed, documents) if part is None else len(part)
         for indexed, documents, part in zip(opened, ranges, tokens, strict=True)
     ]
     names = source_names(settings.datasets)
-    parts = [TrainingPart(*part) for part in zip(opened, ranges, sets, shares, names, num_tokens, strict=True)]
-    return BlendedDataset(sets), order, parts
+    facts = zip(opened, ranges, tokens, sets, shares, names, num_tokens, strict=True)
+    return BlendedDataset(sets), order, [TrainingPart(*part) for part in facts]
 
 
 def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
@@ -187,7 +188,7 @@ def _continue_history(
     settings, requirements = builder.settings, builder.requirements
     keys: list[str] = []
     for part in parts:
-        key = _stream_key(builder, part, tail)
+        key = _stream_key(builder, part)
         keys.append(f"{key} #{keys.count(key) + 1}" if key in keys else key)
     restarts = _restarts(settings)
     if any(restarts) and len({key.partition(" #")[0] for key in keys}) < len(keys):
@@ -198,7 +199,7 @@ def _continue_history(
     unit = math.lcm(*(part.share.denominator for part in parts))
     shares = [int(part.share * unit) for part in parts]  # because: exactly those by which a run's first mixture is read
     seed, is_blend = requirements.seed, isinstance(settings, BlendSettings)
-    first_seeds = [mix(seed) + 1 + d for d in range(len(parts))] if is_blend else [seed]
+    first_seeds = blend_seeds(seed, len(parts)) if is_blend else [seed]
     history = requirements.history.begin(
         requirements.first_position, keys, shares, first_seeds, restarts, run_seed=seed,
         skipped=0 if requirements.history.streams else settings.first_sample,
@@ -240,16 +241,15 @@ def _trained_before_warning(builder: DatasetBuilder, opened: OpenDatasets) -> st
     )
 
 
-def _stream_key(builder: DatasetBuilder, part: TrainingPart, tail: _HeldOutTail | None) -> str:
+def _stream_key(builder: DatasetBuilder, part: TrainingPart) -> str:
     """Return the key of a stream: everything that decides which samples it has."""
     settings, documents = builder.settings, part.documents
     kind = settings.packing if not isinstance(settings, MaskedSettings) else hashlib.sha256(
         json.dumps(settings.sample_identity, sort_keys=True).encode()
     ).hexdigest()[:KEY_DIGITS]
-    tokens = builder.training_tokens(part.indexed, documents, None if tail is None else tail.train_tokens)
     words = [part.indexed.content_digest[:KEY_DIGITS], str(builder.requirements.seq_len), kind]
     words += [f"documents {documents.start}-{documents.stop}"]
-    words += [] if tokens is None else [f"tokens {tokens.start}-{tokens.stop}"]
+    words += [] if part.tokens is None else [f"tokens {part.tokens.start}-{part.tokens.stop}"]
     return " ".join(words)
 
 
@@ -360,9 +360,10 @@ def _build_valid_blend(
     if not sets:
         raise _no_validation_error(builder, opened, alternative="data.valid_datasets=[...]")
     shares = _dataset_shares(kept_parts, sets, builder.requirements.seq_len)
-    num_samples = min(dataset.num_samples * sum(shares) // share for dataset, share in zip(sets, shares, strict=True))
-    order = BlendOrder(shares, [dataset.num_samples for dataset in sets], builder.requirements.seed, shuffled=False)
-    sources = (ValidationSource(*source) for source in zip(names, map(Fraction, shares), strict=True))
+    sizes = [dataset.num_samples for dataset in sets]
+    num_samples = min(size * sum(shares) // share for size, share in zip(sizes, shares, strict=True))
+    order = BlendOrder(shares, sizes, list(map(FileOrder, sizes)))
+    sources = map(ValidationSource, names, map(Fraction, shares))
     return OrderedDataset(BlendedDataset(sets), order, max(num_samples, 1)), tuple(sources)
 
 

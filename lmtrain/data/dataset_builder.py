@@ -14,7 +14,12 @@ from pathlib import Path
 from lmtrain.data.data_settings import BlendSettings, DataChoice, MaskedSettings
 from lmtrain.data.dataset import Dataset, SampleOrder, ShuffledOrder
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskingTokenizer, MaskVocabulary
+from lmtrain.data.samples.masked_language_samples import (
+    ContinuingOrder,
+    MaskedDataset,
+    MaskingTokenizer,
+    MaskVocabulary,
+)
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset, SequentialOrder, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.document_boundaries import DocumentMap, index_folder, split_documents, split_tokens
@@ -95,7 +100,7 @@ class DatasetBuilder:
         if documents == self.full_range(indexed):
             return indexed.num_tokens
         if self.by_sequence:
-            return int(indexed.lengths[documents.start : documents.stop].sum())
+            return indexed.count_tokens(documents)
         map_ = self.document_map(indexed)
         return map_.start(documents.stop) - map_.start(documents.start)
 
@@ -151,11 +156,10 @@ class DatasetBuilder:
         run's.
         """
         seed = self.requirements.seed if seed is None else seed
-        if isinstance(dataset, MaskedDataset):
-            return dataset.order(seed)
         if self.megatron:
             return SequentialOrder(dataset.num_samples)
-        return ShuffledOrder(dataset.num_samples, seed)
+        kind = ContinuingOrder if isinstance(dataset, MaskedDataset) else ShuffledOrder
+        return kind(dataset.num_samples, seed)
 
     def build_dataset(
         self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None

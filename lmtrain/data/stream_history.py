@@ -13,10 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from lmtrain.data.dataset import Int64s, SampleOrder, mix
-from lmtrain.data.samples.blend import Schedule, rows_by_dataset
+from lmtrain.data.dataset import Int64s, OffsetOrder, SampleOrder, mix
+from lmtrain.data.samples.blend import BlendOrder, Schedule
 
 KEY_DIGITS = 16  # hex digits of a content hash in a stream's key
 
@@ -135,20 +133,13 @@ class MixtureOrder:
     """
 
     def __init__(self, history: DataHistory, orders: Sequence[SampleOrder], sizes: Sequence[int]) -> None:
-        self.history, self._orders = history, list(orders)
-        self._offsets = np.cumsum([0, *sizes], dtype=np.int64)
+        self.history = history
         self._before = [history.states[key].samples for key in history.streams]
-        self._schedule = Schedule(history.shares)
+        continued = list(map(OffsetOrder, orders, self._before))
+        self._order = continued[0] if len(orders) == 1 else BlendOrder(history.shares, sizes, continued)
 
     def ids(self, first: int, count: int) -> Int64s:
-        start = first - self.history.origin + self.history.skipped
-        if len(self._orders) == 1:
-            return self._orders[0].ids(self._before[0] + start, count)
-        streams, samples = self._schedule.assign(start, count)
-        ids = np.empty(count, np.int64)
-        for d, rows in rows_by_dataset(streams):  # a stream's sample numbers are consecutive over its rows
-            ids[rows] = self._offsets[d] + self._orders[d].ids(self._before[d] + int(samples[rows[0]]), len(rows))
-        return ids
+        return self._order.ids(first - self.history.origin + self.history.skipped, count)
 
     def samples_before(self, position: int) -> list[int]:
         """Return how many samples of each stream the run has read, in all stages, when it stands at `position`."""

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from lmtrain.data.data_settings import REST, DataChoice
 from lmtrain.data.dataset import Dataset, OffsetOrder, SampleOrder
-from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder
+from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.data.stream_history import NOTHING_READ, DataHistory, MixtureOrder
 from lmtrain.units import plural
@@ -30,6 +31,7 @@ class TrainingPart:
 
     indexed: IndexedDataset
     documents: range
+    tokens: range | None  # the tokens of the documents that are trained on; None: all of them
     dataset: Dataset
     share: Fraction  # share of the blend's samples; 1 for a single dataset
     name: str  # the name of its loss

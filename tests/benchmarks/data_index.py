@@ -171,7 +171,7 @@ def measure_packing() -> None:
         lengths = lognormal(rng, 1_000_000, 1000)
         map_ = map_of(lengths)
         began = time.perf_counter()
-        packing = Packing.of_map(map_, range(len(lengths)), seq_len, "best_fit")
+        packing = Packing.of(map_, range(len(lengths)), seq_len, "best_fit")
         seconds = time.perf_counter() - began
         report(
             "best fit", seq_len=seq_len, documents=len(lengths), seconds=seconds, rows=packing.num_rows,

@@ -31,7 +31,7 @@ import torch
 from data_tools.preprocess.encode_documents import split_sentences
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL
-from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary
+from lmtrain.data.samples.masked_language_samples import ContinuingOrder, MaskedDataset, MaskVocabulary
 from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
@@ -85,7 +85,7 @@ def compare(indexed: IndexedDataset, vocabulary: MaskVocabulary, rounds: int, ar
 def run(indexed: IndexedDataset, vocabulary: MaskVocabulary, seq_len: int, max_ngram: int) -> float:
     settings = MaskedSettings(path=str(indexed.prefix), max_ngram=max_ngram)
     dataset = MaskedDataset(indexed, range(indexed.num_documents), seq_len, vocabulary, settings, 1234)
-    ids = dataset.order(1234).ids(0, BATCH * 300)
+    ids = ContinuingOrder(dataset.num_samples, 1234).ids(0, BATCH * 300)
     began = time.process_time()
     for first in range(0, len(ids), BATCH):
         dataset.batch(ids[first : first + BATCH])

@@ -15,6 +15,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, encode_manifest
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.data.dataset_builder import READ_SHARES
 from lmtrain.data.samples.packing import Packing
+from lmtrain.data.store.document_boundaries import DocumentMap
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before import preflight
@@ -100,7 +101,7 @@ def test_padding_is_not_counted(toy: Toy, tmp_path: Path) -> None:
     lmtrain("pretrain", *settings)
     rows = steps(tmp_path / "run")
     indexed = IndexedDataset.open(toy.data)
-    filled = Packing.of(indexed, range(indexed.num_documents), 128, "document", None).filled
+    filled = Packing.of(DocumentMap.of(indexed), range(indexed.num_documents), 128, "document").filled
     assert rows[-1]["tokens"] % 128
     assert rows[-1]["tokens"] < 24 * 4 * 128
     taken = np.diff([0, *(row["tokens"] for row in rows)])

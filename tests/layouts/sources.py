@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from lmtrain.batch import IGNORED
 from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.loader import Loader
-from lmtrain.data.samples.blend import BlendedDataset, BlendOrder
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, blend_seeds
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.train.in_loop.validate_and_evaluate import sums_of_samples, valid_batches
 from lmtrain.train.set_up_run import build_optimizer
@@ -27,7 +28,8 @@ VALID_SAMPLES, VALID_BATCH = 21, 4  # because: 21 are five batches and a smaller
 
 def loader_of(case: Case) -> Loader:
     datasets = [data_of(case), data_of(case), data_of(case)]
-    order = BlendOrder([5, 2, 1], [NUM_SAMPLES] * 3, seed=1)
+    orders = [ShuffledOrder(NUM_SAMPLES, seed) for seed in blend_seeds(1, 3)]
+    order = BlendOrder([5, 2, 1], [NUM_SAMPLES] * 3, orders)
     return Loader(
         BlendedDataset(datasets), order, BatchPlan(case.global_batch), case.train.micro_batch,
         dp_index=dp_index(case), dp_size=case.dp, prefetch_steps=0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 
 import numpy as np
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch, SourceCounts
-from lmtrain.data.dataset import Counts, Dataset, Int64s, OrderedDataset, SampleOrder, ShuffledOrder, mix
-from lmtrain.data.samples.megatron_sample_order import blend_index
-from lmtrain.errors import DataError
+from lmtrain.data.dataset import Counts, Dataset, Int64s, OrderedDataset, SampleOrder, mix
 
 MAX_SHARE_SUM = 1 << 40  # because: larger sums of shares would overflow 64 bits in the compiled twin
 BLOCK = 1 << 18  # positions between two stored counts
@@ -98,10 +96,10 @@ class Schedule:
         if self._block[0] != block:
             start = block * BLOCK
             counts, length = self._counts_before_block(block), min(BLOCK, self.period - start)
-            result = advance(self.shares, counts, start, length, with_positions=True)
-            self._block = block, result[0], result[1]
+            datasets, samples, counts = advance(self.shares, counts, start, length, with_positions=True)
+            self._block = block, datasets, samples
             if block + 1 == len(self._counts):
-                self._counts.append(result[2])
+                self._counts.append(counts)
         return self._block[1], self._block[2]
 
 
@@ -211,25 +209,26 @@ def rows_by_dataset(datasets: NDArray[np.integer]) -> Iterator[tuple[int, Int64s
             yield int(datasets[rows[0]]), rows
 
 
-class BlendOrder:
-    """Mapping from a position to a BlendedDataset's sample id, for datasets with `sizes` samples.
+def blend_seeds(seed: int, num_datasets: int) -> list[int]:
+    """Return the seed of the order of each dataset in a blend, from the run's `seed`."""
+    # because: with one seed for all, datasets of equal size would be read in the same order
+    return [mix(seed) + 1 + d for d in range(num_datasets)]
 
-    With `shuffled` false, each dataset's samples are read in file order.
+
+class BlendOrder:
+    """Mapping from a position to a BlendedDataset's sample id, for datasets with `sizes` samples that are read in the
+    order `orders` each.
     """
 
-    def __init__(self, shares: Sequence[int], sizes: Sequence[int], seed: int, shuffled: bool = True) -> None:
-        self.schedule = Schedule(shares)
+    def __init__(self, shares: Sequence[int], sizes: Sequence[int], orders: Sequence[SampleOrder]) -> None:
+        self.schedule, self.orders = Schedule(shares), orders
         self.offsets = np.cumsum([0, *sizes], dtype=np.int64)
-        # because: with one seed for all, datasets of equal size would be read in the same order
-        self._orders: list[SampleOrder] = [
-            ShuffledOrder(size, mix(seed) + 1 + d) if shuffled else _RepeatedOrder(size) for d, size in enumerate(sizes)
-        ]
 
     def ids(self, first: int, count: int) -> Int64s:
         datasets, samples = self.schedule.assign(first, count)
         ids = np.empty(count, np.int64)
         for d, rows in rows_by_dataset(datasets):  # a dataset's sample numbers are consecutive over its rows
-            ids[rows] = self.offsets[d] + self._orders[d].ids(int(samples[rows[0]]), len(rows))
+            ids[rows] = self.offsets[d] + self.orders[d].ids(int(samples[rows[0]]), len(rows))
         return ids
 
     def samples_before(self, position: int) -> list[int]:
@@ -237,41 +236,11 @@ class BlendOrder:
         return self.schedule.samples_before(position)
 
 
-class _RepeatedOrder:
+@dataclass(frozen=True)
+class FileOrder:
     """Sample order 0, 1, ..., n - 1, repeated."""
 
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
+    num_samples: int
 
     def ids(self, first: int, count: int) -> Int64s:
         return np.arange(first, first + count) % self.num_samples
-
-
-class MegatronBlendOrder:
-    """Megatron-LM's blend order, computed position by position over the whole run."""
-
-    def __init__(self, weights: Sequence[float], sizes: Sequence[int], num_samples: int) -> None:
-        self.num_samples = num_samples
-        self._datasets, self._samples = blend_index(weights, num_samples)
-        self._offsets = np.cumsum([0, *sizes], dtype=np.int64)
-        counts = np.bincount(self._datasets, minlength=len(sizes))
-        short = np.flatnonzero(counts > np.array(sizes))
-        if len(short):
-            d = int(short[0])
-            raise DataError(
-                f"Megatron-LM's blend takes {counts[d]} samples of dataset {d + 1}, which has only {sizes[d]}. "
-                "Use data.order=own."
-            )
-
-    def ids(self, first: int, count: int) -> Int64s:
-        if first + count > self.num_samples:
-            raise DataError(
-                f"Sample {first + count} was requested, but Megatron-LM's blend ends after {self.num_samples}. "
-                "Set data.megatron_samples to the number of samples of its whole run."
-            )
-        part = slice(first, first + count)
-        return self._offsets[self._datasets[part]] + self._samples[part]
-
-    def samples_before(self, position: int) -> list[int]:
-        counts: list[int] = np.bincount(self._datasets[:position], minlength=len(self._offsets) - 1).tolist()
-        return counts

@@ -24,6 +24,8 @@ from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
 
+ID_LIMIT = 2**31  # ids on disk are below it
+
 
 def expand_runs(firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
     """Expand runs of consecutive numbers: run r is the counts[r] numbers from firsts[r] on. Return (run of each number,
@@ -180,15 +182,14 @@ class CausalDataset:
         documents: range,
         seq_len: int,
         document_mask: bool = False,
-        vocab_size: int | None = None,
+        vocab_size: int = ID_LIMIT,
         cache: IndexCache | None = None,
         tokens: range | None = None,
     ) -> None:
         self.index = SampleIndex(DocumentMap.of(indexed, cache), documents, seq_len, tokens)
         require_samples(indexed, documents, seq_len, self.index.num_samples, self.index.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
-        self._indexed, self._sizes = indexed, np.array([seq_len + 1])
-        self._vocab_size = vocab_size or vocab_size_or_limit(indexed)
+        self._indexed, self._sizes, self._vocab_size = indexed, np.array([seq_len + 1]), vocab_size
         first = self.index.first_token
         self._tokens: NDArray[Any] = indexed.tokens[first : first + self.num_samples * seq_len + 1]
 
@@ -210,11 +211,6 @@ class CausalDataset:
         if not ids_valid:
             check_ids(np.stack([tokens_BT, labels_BT]), self._vocab_size, self.prefix)
         return build_batch(tokens_BT, labels_BT, self.index.document_starts(sample_ids) if self.document_mask else None)
-
-
-def vocab_size_or_limit(indexed: IndexedDataset) -> int:
-    """Return the vocabulary size in the sidecar, or without a sidecar 2**31, the limit of ids on disk."""
-    return indexed.info.vocab_size if indexed.info else 2**31
 
 
 def require_samples(indexed: IndexedDataset, documents: range, seq_len: int, num_samples: int, num_tokens: int) -> None:

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.dataset import Counts, Int64s, SampleOrder, ShuffledOrder
+from lmtrain.data.dataset import Counts, Int64s, ShuffledOrder
 from lmtrain.data.samples import sentence_pairs
 from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
-from lmtrain.data.samples.megatron_sample_order import SequentialOrder
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
 from lmtrain.data.store.indexed_dataset import IndexedDataset
@@ -100,14 +99,6 @@ class MaskedDataset:
     @property
     def num_samples(self) -> int:
         return len(self._rows)
-
-    def order(self, seed: int) -> SampleOrder:
-        """Return the order in which training reads the samples. With data.order=own, every epoch reads each sample
-        once, in a new random order, and masks it anew; with data.order=megatron, samples are read as 0, 1, 2, ...
-        """
-        if self.settings.order == "megatron":
-            return SequentialOrder(self.num_samples)
-        return ContinuingOrder(self.num_samples, seed)
 
     def counts(self, sample_ids: Int64s) -> Counts:
         """Count labels (tokens to predict) and tokens (including [CLS] and [SEP])."""
@@ -251,7 +242,9 @@ def ngram_thresholds(max_ngram: int) -> list[int]:
 
 
 class ContinuingOrder(ShuffledOrder):
-    """Sample order whose numbers continue through the epochs: epoch e has e*n to (e+1)*n - 1, each once."""
+    """Order of masked samples with data.order=own: numbers continue through the epochs, so that each epoch masks the
+    same sentences anew. Epoch e has e*n to (e+1)*n - 1, each once.
+    """
 
     def ids(self, first: int, count: int) -> Int64s:
         epochs = np.arange(first, first + count) // self.num_samples

@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Counts, Int64s
-from lmtrain.data.samples.causal import (
-    build_batch,
-    check_ids,
-    expand_runs,
-    read_runs,
-    require_samples,
-    vocab_size_or_limit,
-)
+from lmtrain.data.samples.causal import ID_LIMIT, build_batch, check_ids, expand_runs, read_runs, require_samples
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset
@@ -75,17 +68,12 @@ class Epochs:
 
 
 def build_index(
-    build: IndexBuild, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
+    build: IndexBuild, lengths: NDArray[Any], sequences: range, epochs: Epochs, num_samples: int, seed: int
 ) -> dict[str, Any]:
     """Build Megatron-LM's document, sample and shuffle index as arrays of `build`, with random draws in Megatron-LM's
     order. `lengths` is the number of tokens per sequence. Return a dict to store with the index: the number of epochs,
     and whether the last epoch is shuffled separately.
     """
-    tokens = sum(
-        int(lengths[i : min(i + _CHUNK, sequences.stop)].sum(dtype=np.int64))
-        for i in range(sequences.start, sequences.stop, _CHUNK)
-    )
-    epochs = Epochs.of(tokens, num_samples, seq_len)
     last_apart, random = epochs.shuffles_last_apart(num_samples), np.random.RandomState(seed)
     documents = build.create("document_index", "<i4", epochs.num_epochs * len(sequences))
     for epoch in range(epochs.num_epochs):
@@ -98,7 +86,7 @@ def build_index(
     total = epochs.num_samples
     wide = max(len(documents), int(lengths[sequences.start : sequences.stop].max())) > 2**31 - 1
     samples = build.create("sample_index", "<i8" if wide else "<i4", 2 * (total + 1)).reshape(-1, 2)
-    _fill_sample_index(samples, documents, lengths, seq_len)
+    _fill_sample_index(samples, documents, lengths, epochs.seq_len)
 
     shuffled = build.create("shuffle_index", "<i8" if total >= 2**32 - 2 else "<u4", total)
     for first in range(0, total, _CHUNK):
@@ -156,17 +144,17 @@ class MegatronDataset:
         num_samples: int | None,
         seed: int,
         document_mask: bool = False,
-        vocab_size: int | None = None,
+        vocab_size: int = ID_LIMIT,
         cache: IndexCache | None = None,
     ) -> None:
         DocumentMap.of(indexed, cache)  # to check every entry of the .idx
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
-        self.indexed, self._vocab_size = indexed, vocab_size or vocab_size_or_limit(indexed)
-        tokens = self._count_tokens(sequences)
+        self.indexed, self._vocab_size = indexed, vocab_size
+        tokens = indexed.count_tokens(sequences)
         if num_samples is None:  # take one epoch
             num_samples = (tokens - 1) // seq_len
         require_samples(indexed, sequences, seq_len, num_samples, tokens)
-        num_epochs = Epochs.of(tokens, num_samples, seq_len).num_epochs
+        epochs = Epochs.of(tokens, num_samples, seq_len)
         if indexed.num_sequences > 2**31 - 1:
             raise DataError(
                 f"{indexed.prefix} has {indexed.num_sequences} sequences, but Megatron-LM's order allows "
@@ -176,9 +164,9 @@ class MegatronDataset:
             "sequences": [sequences.start, sequences.stop], "seq_len": seq_len,
             "num_samples": num_samples, "seed": seed,
         }  # fmt: skip
-        index: Index = cache_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
+        index = cache_if(epochs.num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
             "megatron", lambda: index_identity(indexed) | inputs,
-            lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),
+            lambda build: build_index(build, indexed.lengths, sequences, epochs, num_samples, seed),
             lambda index: _in_range(index, indexed.lengths, sequences),
         )  # fmt: skip
         self.document_index, self.shuffle_index = index.arrays["document_index"], index.arrays["shuffle_index"]
@@ -224,15 +212,6 @@ class MegatronDataset:
         new = (columns > 0) & (sizes > 0)
         return rows[new], columns[new]
 
-    def _count_tokens(self, sequences: range) -> int:
-        """Return the number of tokens in a range of sequences."""
-        if len(sequences) == 0:
-            return 0
-        pointers = self.indexed.pointers
-        end = self.indexed.num_tokens * self.indexed.dtype.itemsize
-        stop = int(pointers[sequences.stop]) if sequences.stop < len(pointers) else end
-        return (stop - int(pointers[sequences.start])) // self.indexed.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class SequentialOrder:
@@ -241,12 +220,43 @@ class SequentialOrder:
     num_samples: int
 
     def ids(self, first: int, count: int) -> Int64s:
-        if first + count > self.num_samples:
-            raise DataError(
-                f"Sample {first + count} was requested, but Megatron-LM's order ends after {self.num_samples}. "
-                "Set data.megatron_samples to the number of samples of its whole run."
-            )
+        _require_samples(first + count, self.num_samples, "order")
         return np.arange(first, first + count)
+
+
+class MegatronBlendOrder:
+    """Megatron-LM's blend order, computed position by position over the whole run."""
+
+    def __init__(self, weights: Sequence[float], sizes: Sequence[int], num_samples: int) -> None:
+        self.num_samples = num_samples
+        self._datasets, self._samples = blend_index(weights, num_samples)
+        self._offsets = np.cumsum([0, *sizes], dtype=np.int64)
+        counts = np.bincount(self._datasets, minlength=len(sizes))
+        short = np.flatnonzero(counts > np.array(sizes))
+        if len(short):
+            d = int(short[0])
+            raise DataError(
+                f"Megatron-LM's blend takes {counts[d]} samples of dataset {d + 1}, which has only {sizes[d]}. "
+                "Use data.order=own."
+            )
+
+    def ids(self, first: int, count: int) -> Int64s:
+        _require_samples(first + count, self.num_samples, "blend")
+        part = slice(first, first + count)
+        return self._offsets[self._datasets[part]] + self._samples[part]
+
+    def samples_before(self, position: int) -> list[int]:
+        """Return how many samples of each dataset come before this position."""
+        return list(map(int, np.bincount(self._datasets[:position], minlength=len(self._offsets) - 1)))
+
+
+def _require_samples(requested: int, num_samples: int, order: str) -> None:
+    """Raise DataError if an order of `num_samples` samples has fewer than `requested`. `order` names it."""
+    if requested > num_samples:
+        raise DataError(
+            f"Sample {requested} was requested, but Megatron-LM's {order} ends after {num_samples}. "
+            "Set data.megatron_samples to the number of samples of its whole run."
+        )
 
 
 def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:

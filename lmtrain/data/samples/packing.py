@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.dataset import Counts, Int64s
-from lmtrain.data.samples.causal import check_ids, document_positions, expand_runs, require_samples, vocab_size_or_limit
+from lmtrain.data.samples.causal import ID_LIMIT, check_ids, document_positions, expand_runs, require_samples
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset
@@ -42,26 +42,16 @@ class Packing:
 
     @classmethod
     def of(
-        cls, dataset: IndexedDataset, documents: range, seq_len: int, kind: str, cache: IndexCache | None
-    ) -> Packing:
-        """Return the packing of these documents into rows of seq_len positions, from the cache or computed. `kind` is
-        "document" (no two documents share a row) or "best_fit".
-        """
-        map_ = DocumentMap.of(dataset, cache)
-        inputs = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
-        used_cache = cache_if(len(documents) >= _CACHED_FROM, cache)
-        return cls.of_map(map_, documents, seq_len, kind, used_cache, lambda: index_identity(dataset) | inputs)
-
-    @classmethod
-    def of_map(
         cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
-        cache: IndexCache | None = None, describe_inputs: Callable[[], dict[str, Any]] = dict,
+        cache: IndexCache | None = None, identify: Callable[[], dict[str, Any]] = dict,
     ) -> Packing:  # fmt: skip
-        """Return the packing of the documents of a DocumentMap; `kind` is "document" or "best_fit", as in `of`.
-        `describe_inputs` returns what identifies the documents in the cache.
+        """Return the packing of these documents into rows of seq_len positions, from the cache or computed. `kind` is
+        "document" (no two documents share a row) or "best_fit"; `identify` returns what identifies the dataset in the
+        cache.
         """
-        index = cache_if(True, cache).get(
-            kind, describe_inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
+        inputs = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
+        index = cache_if(len(documents) >= _CACHED_FROM, cache).get(
+            kind, lambda: identify() | inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
             lambda index: _in_range(index, map_.num_tokens, seq_len),
         )  # fmt: skip
         return cls(*(index.arrays[name] for name in ("starts", "sizes", "bounds", "filled")))
@@ -176,14 +166,14 @@ class PackedDataset:
         seq_len: int,
         kind: str,
         document_mask: bool,
-        vocab_size: int | None = None,
+        vocab_size: int = ID_LIMIT,
         cache: IndexCache | None = None,
     ) -> None:
-        self.packing = Packing.of(indexed, documents, seq_len, kind, cache)
+        map_ = DocumentMap.of(indexed, cache)
+        self.packing = Packing.of(map_, documents, seq_len, kind, cache, lambda: index_identity(indexed))
         require_samples(indexed, documents, seq_len, self.packing.num_rows, len(documents) and indexed.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
-        self._indexed = indexed
-        self._vocab_size = vocab_size or vocab_size_or_limit(indexed)
+        self._indexed, self._vocab_size = indexed, vocab_size
 
     @property
     def num_samples(self) -> int:

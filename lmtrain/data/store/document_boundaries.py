@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.data.store.index_cache import Index, IndexCache, all_within, cache_if, is_ascending
-from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file, sequence_starts
 from lmtrain.errors import DataError
 from lmtrain.observe.terminal_safe_text import warn
 
@@ -74,10 +74,7 @@ class DocumentMap:
         if self._stride == 1:
             return self._sampled_starts[documents]
         sequences = documents if self._is_one_sequence_each else self._bounds[documents]
-        starts = np.full(len(sequences), self.num_tokens)
-        inside = np.flatnonzero(sequences < len(self._pointers))
-        starts[inside] = self._pointers[sequences[inside]] // self._itemsize
-        return starts
+        return sequence_starts(self._pointers, self._itemsize, self.num_tokens, sequences)
 
     def start(self, document: int) -> int:
         """Return the first token of a document."""
@@ -194,9 +191,7 @@ def _check_index(dataset: IndexedDataset, stride: int, sampled_starts: Int64s) -
         if rise == 0 or low < 0 or high > dataset.num_sequences:
             return 0
         sequences = dataset.document_index[first:last:stride].astype(np.int64)
-        starts = np.full(len(sequences), dataset.num_tokens)
-        inside = sequences < dataset.num_sequences
-        starts[inside] = dataset.pointers[sequences[inside]] // dataset.dtype.itemsize
+        starts = sequence_starts(dataset.pointers, dataset.dtype.itemsize, dataset.num_tokens, sequences)
         sampled_starts[first // stride : first // stride + len(starts)] = starts
         parts = range(low, high, 2 * _CHUNK)
         return rise if all(_are_contiguous(dataset, i, min(i + parts.step, high)) for i in parts) else 0

@@ -194,6 +194,12 @@ class IndexedDataset:
         """Return a checked copy of the tokens of document d."""
         return self.read(*self.document_range(d))
 
+    def count_tokens(self, sequences: range) -> int:
+        """Return the number of tokens in a range of sequences."""
+        bounds = np.array([sequences.start, sequences.stop])
+        first, last = sequence_starts(self.pointers, self.dtype.itemsize, self.num_tokens, bounds).tolist()
+        return int(last - first)
+
     def document_range(self, d: int) -> tuple[int, int]:
         """Return (first token, one past the last token) of document d; (0, 0) if it has no sequence."""
         first, last = int(self.document_index[d]), int(self.document_index[d + 1])
@@ -251,6 +257,18 @@ class IndexedDataset:
                     f"{path} states {name}={stated}, but the .idx has {actual}. One of the two is of another dataset."
                 )
         return info
+
+
+def sequence_starts(
+    pointers: NDArray[Any], itemsize: int, num_tokens: int, sequences: NDArray[Any]
+) -> NDArray[np.int64]:
+    """Return the first token of each of these sequences. `pointers` are those of the .idx, in bytes; for the number one
+    past the last sequence, and all above, it is `num_tokens`.
+    """
+    starts = np.full(len(sequences), num_tokens)
+    inside = np.flatnonzero(sequences < len(pointers))
+    starts[inside] = pointers[sequences[inside]] // itemsize
+    return starts
 
 
 def _file_size(path: Path, companion: Path) -> int:

@@ -76,8 +76,8 @@ MUTANTS = [
         name="blend_validates_until_the_last_runs_out",
         file="lmtrain/data/assemble_training_data.py",
         function="_build_valid_blend",
-        old="num_samples = min(dataset.num_samples",
-        new="num_samples = max(dataset.num_samples",
+        old="num_samples = min(size * sum(shares)",
+        new="num_samples = max(size * sum(shares)",
         breaks="Validation goes on when the first dataset of the blend has run out and reads that one's samples again "
         "and again, so that it weighs more than its data.",
         only_for="blends with uneven validation parts and train.valid_samples beyond the end of the smallest",

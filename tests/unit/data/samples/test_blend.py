@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, rows_by_dataset
+from lmtrain.data.dataset import ShuffledOrder
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, rows_by_dataset
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.megatron_sample_order import blend_index
+from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_index
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
 
@@ -19,6 +20,10 @@ def build(make: Make, mask: bool) -> BlendedDataset:
     return BlendedDataset(
         [CausalDataset(make(f"d{i}", one, base=1000 * i), range(len(one)), 5, mask) for i, one in enumerate(lengths)]
     )
+
+
+def shuffled(shares: list[int], sizes: list[int], seed: int) -> BlendOrder:
+    return BlendOrder(shares, sizes, list(map(ShuffledOrder, sizes, blend_seeds(seed, len(sizes)))))
 
 
 @pytest.mark.parametrize("mask", [False, True])
@@ -48,7 +53,7 @@ def test_ids_are_a_function_of_position(
     shares: list[int], seed: int, first: int, count: int, data: st.DataObject
 ) -> None:
     sizes = [data.draw(st.integers(1, 30)) for _ in shares]
-    order = BlendOrder(shares, sizes, seed)
+    order = shuffled(shares, sizes, seed)
     whole = order.ids(0, first + count)
     assert order.ids(first, count).tolist() == whole[first:].tolist()
     which = np.searchsorted(np.cumsum(sizes), whole, side="right")
@@ -61,10 +66,10 @@ def test_ids_are_a_function_of_position(
 
 def test_seeds_and_datasets_differ() -> None:
     shares, sizes = [1, 1], [1000, 1000]
-    one, other = BlendOrder(shares, sizes, 1).ids(0, 200), BlendOrder(shares, sizes, 2).ids(0, 200)
+    one, other = shuffled(shares, sizes, 1).ids(0, 200), shuffled(shares, sizes, 2).ids(0, 200)
     assert one.tolist() != other.tolist()
     assert (one[one < 1000]).tolist() != (one[one >= 1000] - 1000).tolist()
-    plain = BlendOrder(shares, [3, 2], 1, shuffled=False).ids(0, 8)
+    plain = BlendOrder(shares, [3, 2], [FileOrder(3), FileOrder(2)]).ids(0, 8)
     assert plain.tolist() == [0, 3, 1, 4, 2, 3, 0, 4]
 
 

@@ -74,7 +74,8 @@ def slow_indexes(
 
 def built(lengths: Sequence[int], sequences: range, seq_len: int, wanted: int, seed: int) -> dict[str, NDArray[Any]]:
     build = IndexBuild(None)
-    build_index(build, np.array(lengths, np.int32), sequences, seq_len, wanted, seed)
+    epochs = Epochs.of(sum(lengths[sequences.start : sequences.stop]), wanted, seq_len)
+    build_index(build, np.array(lengths, np.int32), sequences, epochs, wanted, seed)
     return build.arrays
 
 

@@ -23,7 +23,7 @@ KINDS = ["document", "best_fit"]
 
 
 def packed(lengths: list[int], seq_len: int, kind: str) -> Packing:
-    return Packing.of_map(map_of(np.array(lengths)), range(len(lengths)), seq_len, kind)
+    return Packing.of(map_of(np.array(lengths)), range(len(lengths)), seq_len, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
