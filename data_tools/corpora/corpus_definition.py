@@ -89,12 +89,7 @@ def get_texts(
         raise UsageError(f"{texts.name} was not fetched: --offline was given. Bring it by other means:\n{instructions}")
     _write_texts(result, output, origins)
     if missing and not local_paths:
-        try:
-            _fetch_texts(texts, missing, output, origins, report)
-        except UnreachableError as error:
-            raise UnreachableError(error.problems, instructions) from error
-        except DataError as error:
-            raise DataError(f"{error} Bring it by other means:\n{instructions}") from error
+        _fetch_texts(texts, missing, output, origins, report, instructions)
     return {output / file.name: origins.get(file.name) for file in texts.files}
 
 
@@ -177,12 +172,12 @@ def _write_texts(result: _SearchResult, output: Path, origins: dict[str, str]) -
 
 def _fetch_texts(
     texts: PublishedTexts, missing: Sequence[RemoteFile], output: Path, origins: dict[str, str],
-    report: ReportBytes | None,
+    report: ReportBytes | None, instructions: str,
 ) -> None:
     """Download the `missing` files, each from its own addresses or else from an archive, which is deleted afterwards.
     Record in `origins` (file name -> description) where each came from.
 
-    Raise DataError or UnreachableError if a file is still missing.
+    Raise DataError or UnreachableError, with `instructions` on how to bring the files by hand, if one is still missing.
     """
     problems: list[Exception] = []
     for file in (file for file in missing if file.urls):
@@ -195,10 +190,9 @@ def _fetch_texts(
             path.unlink()
     if not all(file.name in origins for file in missing):
         for error in (error for error in problems if isinstance(error, DataError)):
-            raise error
-        raise UnreachableError(
-            [problem for error in problems if isinstance(error, UnreachableError) for problem in error.problems]
-        )
+            raise DataError(f"{error} Bring it by other means:\n{instructions}") from error
+        causes = [cause for error in problems if isinstance(error, UnreachableError) for cause in error.problems]
+        raise UnreachableError(causes, instructions)
 
 
 def _try_fetch(file: RemoteFile, target: Path, report: ReportBytes | None, problems: list[Exception]) -> bool:
@@ -304,10 +298,9 @@ def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes
             raise UsageError(
                 f"{recipe.name} was not fetched: --offline was given. Bring it by other means:\n{instructions}"
             )
-        try:
-            fetch(file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report)
-        except UnreachableError as error:
-            raise UnreachableError(error.problems, instructions) from error
+        fetch(
+            file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report, instructions=instructions
+        )
     return list(targets)
 
 

@@ -75,12 +75,14 @@ class UnreachableError(StorageError):
 
 
 def fetch(
-    urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, report: ReportBytes | None = None
+    urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, report: ReportBytes | None = None,
+    instructions: str = "",
 ) -> bool:
     """Download a file to `target` from the first of `urls` that works. Return False if the file was there already.
     `report` is called with (bytes present, total bytes) while data arrives.
 
-    A partial download in TARGET.part is continued, and deleted if the complete file has another hash.
+    A partial download in TARGET.part is continued, and deleted if the complete file has another hash. Raise
+    UnreachableError, with `instructions` on how to bring the file by hand, if no address works.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise UsageError(f"--sha256={sha256} is not a SHA-256. Give 64 lower-case hexadecimal digits.")
@@ -106,7 +108,7 @@ def fetch(
             return True
     if wrong_content is not None:
         raise wrong_content
-    raise UnreachableError(problems)
+    raise UnreachableError(problems, instructions)
 
 
 def has_expected_file(target: Path, sha256: str) -> bool:

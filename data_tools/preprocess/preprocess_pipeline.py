@@ -45,10 +45,9 @@ from data_tools.read.parse_documents import (
 )
 from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain import native
-from lmtrain.data.store.indexed_dataset import dtype_for
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder
+from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder, dtype_for
 from lmtrain.tokenizer.text_from_json_lines import Reject
 
 

@@ -21,9 +21,8 @@ from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.find_input_files import Source, TextSplit, find_sources, name_without_suffix, resolve_input
 from data_tools.read.parse_documents import ALL_READ, COMMAND_LINE, OptionNames, SourceTexts, refuse_blank_texts
 from data_tools.read.stream_readers import DamagedArchiveError, open_source, read_rows, read_stream
-from lmtrain.data.store.dataset_format import hash_without
 from lmtrain.data.store.dataset_writer import working_folder
-from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError
 from lmtrain.runtime.files.safe_files import (
     folder_lock,

@@ -18,8 +18,8 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -389,19 +389,20 @@ class BadLines:
         for bad_line in bad_lines:
             self.counts[bad_line.kind] += 1
             line = before + bad_line.line + 1
-            self._check(format_location(chunk, line, bad_line), bad_line, chunk)
+            self._check(chunk, line, bad_line)
             rejects.append(_reject_line(chunk, line, bad_line))
         self.line += num_lines
         return b"".join(rejects)
 
-    def _check(self, location: str, bad_line: BadLine, chunk: Chunk) -> None:
-        """Raise DataError if `on_error` is to stop, or if there are more bad lines than `max_bad`. `location` is where
-        the bad line is, for the message.
+    def _check(self, chunk: Chunk, line: int, bad_line: BadLine) -> None:
+        """Raise DataError if `on_error` is to stop, or if there are more bad lines than `max_bad`. `line` is the number
+        of the line in its file, from 1.
         """
+        location = f"{chunk.path}:{line} (byte {bad_line.offset})"
+        if chunk.kind == "parquet":
+            location = f"{chunk.path}, row {line}"
         if self.on_error is OnError.STOP:
-            skip = f", or skip such lines: {self.names.skip}" if self.names.skip else ""
-            what_to_do = _repair_advice(chunk, bad_line, self.names, skip)
-            raise DataError(f"{location}: {bad_line.cause}. {what_to_do}")
+            raise DataError(f"{location}: {bad_line.cause}. {_repair_advice(chunk, bad_line, self.names)}")
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
@@ -433,18 +434,9 @@ class _LineCounter:
         return self._num_ends + 1
 
 
-def format_location(chunk: Chunk, line: int, bad_line: BadLine) -> str:
-    """Format where a bad line is, for messages: `PATH:LINE (byte OFFSET)`, or `PATH, row LINE` for a .parquet file.
-    `line` counts from 1 in the file.
-    """
-    if chunk.kind == "parquet":
-        return f"{chunk.path}, row {line}"
-    return f"{chunk.path}:{line} (byte {bad_line.offset})"
-
-
-def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames, alternative: str = "") -> str:
+def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames) -> str:
     """Return a sentence on what to do about a bad line: add an option, by its name in `names`, if probably all lines
-    are bad in this way, else repair it. `alternative` is appended to the advice to repair it.
+    are bad in this way, else repair it, or skip such lines if there is an option for that.
     """
     if bad_line.cause.startswith(_NO_KEY):
         return f"Name the key of the text with {names.key}."
@@ -452,6 +444,7 @@ def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames, alternat
         return f"Make a document of each of its paragraphs: {names.split}=blank-line."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":
         return "If it is plain text, add --format txt."
+    alternative = f", or skip such lines: {names.skip}" if names.skip else ""
     if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":
         return f"Leave out files that are not text, such as images; in a text, repair or remove the line{alternative}."
     return f"Repair or remove the line{alternative}."
@@ -492,33 +485,19 @@ class SourceTexts:
 
     def iterate_with_paths(self) -> Iterator[tuple[Path, str]]:
         """Yield (path of the file, text) of each document. Raise DataError at the first bad line."""
-        line = done = 0
+        bad_lines, done = BadLines(OnError.STOP, names=replace(self._names, skip=None)), 0
         for portion in cut_portions(self._sources, START, self._limits, (self._key,), MemoryBudget(2**62)):
             for chunk in portion.chunks:
-                line = line if chunk.start else 0
-                line += yield from self._chunk_texts(chunk, line)
+                content, too_long = read_content(chunk, self._limits, lambda: None)
+                for _, text in content.texts(0, self._key):
+                    if isinstance(text, Reject):
+                        bad_lines.add(chunk, content.locate_rejects([text]), 0)
+                    else:
+                        yield chunk.path, text
+                bad_lines.add(chunk, *collect_bad_lines(chunk, content, too_long))
                 done += chunk.num_disk_bytes
                 self._report(done)
         self._report(ALL_READ)
-
-    def _chunk_texts(self, chunk: Chunk, lines_before: int) -> Generator[tuple[Path, str], None, int]:
-        """Yield (path of the file, text) of each document of a chunk, and return the chunk's number of lines.
-        `lines_before` is the number of lines before the chunk. Raise DataError at a bad line.
-        """
-        content, too_long = read_content(chunk, self._limits, lambda: None)
-        for _, text in content.texts(0, self._key):
-            if isinstance(text, Reject):
-                self._raise_bad_line(chunk, lines_before, content.locate_rejects([text])[0])
-            else:
-                yield chunk.path, text
-        for bad_line in too_long:
-            self._raise_bad_line(chunk, lines_before, bad_line)
-        return content.num_lines
-
-    def _raise_bad_line(self, chunk: Chunk, lines_before: int, bad_line: BadLine) -> None:
-        """Raise DataError for a bad line of a chunk with `lines_before` lines before it."""
-        location = format_location(chunk, lines_before + bad_line.line + 1, bad_line)
-        raise DataError(f"{location}: {bad_line.cause}. {_repair_advice(chunk, bad_line, self._names)}")
 
 
 def refuse_blank_texts(texts: Iterable[str], names: OptionNames = COMMAND_LINE) -> Iterable[str]:

@@ -33,6 +33,11 @@ _MAX_LETTERS = 8 << 20  # letters of all pieces; because: the trie of the pieces
 _MAX_MERGES = (1 << 22) - 1
 
 
+def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """Return the dtype for ids below vocab_size: uint16 or int32."""
+    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)  # because: Megatron uses the same threshold
+
+
 def build_compiled_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
     """Return an encoder of the compiled extension (csrc/encoder.cpp) that gives the same ids as the tokenizer, as
     `dtype`. Return None if the extension is missing or does not support this tokenizer.
@@ -147,9 +152,7 @@ def build_encoder(tokenizer: Tokenizer, dtype: Any = None) -> Encoder:
     """Build the fastest encoder for a tokenizer: compiled if possible, otherwise one that calls the `tokenizers`
     library. Ids have `dtype`, np.uint16 or np.int32; by default the dtype in which datasets store them.
     """
-    if dtype is None:
-        dtype = np.uint16 if tokenizer.vocab_size < 65500 else np.int32  # because: as data.store.format.dtype_for
-    dtype = np.dtype(dtype)
+    dtype = dtype_for(tokenizer.vocab_size) if dtype is None else np.dtype(dtype)
     encoder = build_compiled_encoder(tokenizer, dtype)
     return TwinEncoder(tokenizer, dtype) if encoder is None else CompiledEncoder(tokenizer, encoder)
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.data.store.indexed_dataset import DatasetWriter, dataset_file
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import dataset_file
 from tests.benchmarks.data_index import lognormal
 
 ROOT = Path(__file__).resolve().parents[2]

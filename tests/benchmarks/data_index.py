@@ -26,9 +26,9 @@ from lmtrain.data.dataset import Dataset, ShuffledOrder
 from lmtrain.data.samples.blend import Schedule, integer_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.packing import PackedDataset, Packing
-from lmtrain.data.store.dataset_format import HEADER, MAGIC
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import HEADER, MAGIC, IndexedDataset, dataset_file
 from tests.unit.data.writing import map_of
 
 DOCUMENTS, TOKENS = 1_200_000_000, 10**12

@@ -32,7 +32,8 @@ from data_tools.preprocess.encode_documents import split_sentences
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL
 from lmtrain.data.samples.masked_language_samples import ContinuingOrder, MaskedDataset, MaskVocabulary
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
 

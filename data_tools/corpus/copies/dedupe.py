@@ -357,14 +357,20 @@ def _pairs_sharing_band(
         last = np.empty((0, 2), np.uint64)
         for batch in by_key.batches():
             rows = np.concatenate([first, last, batch])  # rows of a group that spans batches stay adjacent
-            starts = np.ones(len(rows), bool)
-            starts[1:] = rows[1:, 0] != rows[:-1, 0]
-            leader = rows[np.maximum.accumulate(np.where(starts, np.arange(len(rows)), 0))]
+            firsts = _first_of_groups(rows[:, 0])
+            leader, follows = rows[firsts], firsts < np.arange(len(rows))
             pairs = np.concatenate([
-                np.stack([partner[~starts, 1], rows[~starts, 1]], 1) for partner in (leader, np.roll(rows, 1, axis=0))
+                np.stack([partner[follows, 1], rows[follows, 1]], 1) for partner in (leader, np.roll(rows, 1, axis=0))
             ])
             yield np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
             first, last = leader[-1:], rows[-1:]
+
+
+def _first_of_groups(keys: Hashes) -> Indices:
+    """Return, for each entry, the index of the first entry of its group: of the equal keys that stand together."""
+    starts = np.ones(len(keys), bool)
+    starts[1:] = keys[1:] != keys[:-1]
+    return np.maximum.accumulate(np.where(starts, np.arange(len(keys)), 0))
 
 
 def _similar_pairs(signed: SignedDocuments, pairs: Rows, threshold: float) -> Iterator[Rows]:
@@ -462,8 +468,6 @@ def _add_copies(group_rows: Sorter, signed: SignedDocuments, copies: Sorter) -> 
     for batch in group_rows.batches():
         roots = np.concatenate([group, batch[:, 0]])
         indices = np.concatenate([kept, batch[:, 2]])
-        starts = np.ones(len(roots), bool)
-        starts[1:] = roots[1:] != roots[:-1]
-        leader = indices[np.maximum.accumulate(np.where(starts, np.arange(len(roots)), 0))]
+        leader = indices[_first_of_groups(roots)]
         copies.add(signed.rows_at(indices[indices != leader].astype(np.int64))[:, :1])
         group, kept = roots[-1:], leader[-1:]

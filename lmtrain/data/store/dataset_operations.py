@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.dataset import mix, permute
-from lmtrain.data.store.dataset_format import DatasetInfo
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.document_boundaries import DocumentMap, split_documents, use_recorded_checksums
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import DatasetInfo, IndexedDataset, dataset_file
 from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files.safe_files import read_bytes
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from lmtrain.data.store.block_checksums import BlockSums, MappedFile, TokenBlocks, build_block_file, read_block_file
-from lmtrain.data.store.dataset_format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dataset_file
+from lmtrain.data.store.indexed_dataset import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dataset_file
 from lmtrain.errors import DataError, OutputError
 from lmtrain.runtime.files import safe_files
 from lmtrain.runtime.files.crc32c import crc32c

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.store.block_checksums import MappedFile
-from lmtrain.data.store.dataset_format import hash_without
+from lmtrain.data.store.indexed_dataset import hash_without
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runtime.files import safe_files

@@ -19,8 +19,7 @@ from lmtrain.checkpoint.read_verified_contents import Contents, model_of
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_builder import build_settings
 from lmtrain.data.dataset_builder import ALL_SHARES, SHARES, TOKEN_SHARES
-from lmtrain.data.store.dataset_format import dataset_file
-from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.stream_history import KEY_DIGITS, NOTHING_READ, DataHistory
 from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few

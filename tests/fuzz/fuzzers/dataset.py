@@ -15,7 +15,7 @@ from pathlib import Path
 
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from lmtrain.data.store.block_checksums import BlockSums, build_block_file
-from lmtrain.data.store.dataset_format import SUFFIXES, dataset_file, hash_without
+from lmtrain.data.store.indexed_dataset import SUFFIXES, dataset_file, hash_without
 from lmtrain.runtime.files.crc32c import crc32c
 from lmtrain.tokenizer.train import train_bpe
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest

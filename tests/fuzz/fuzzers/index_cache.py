@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.data.store.indexed_dataset import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.tokenizer.train import train_bpe
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import change_any, some_bytes, some_json

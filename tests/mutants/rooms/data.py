@@ -289,8 +289,8 @@ MUTANTS = [
         name="the_count_of_a_blend_goes_on_into_the_next",
         file="lmtrain/data/stream_history.py",
         function="MixtureOrder.ids",
-        old="start = first - self.history.origin + self.history.skipped",
-        new="start = first + self.history.skipped",
+        old="first - self.history.origin + self.history.skipped",
+        new="first + self.history.skipped",
         breaks="A stage with a blend of its own begins in the middle of that blend's schedule and skips samples of "
         "each of its datasets.",
         only_for="stages after the first whose blend is another",

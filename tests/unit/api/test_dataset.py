@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lmtrain
-from lmtrain.data.store.indexed_dataset import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe

@@ -12,7 +12,8 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Counts, Dataset, ShuffledOrder
 from lmtrain.data.loader import Loader
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import SettingsError
 from tests.unit.data.writing import add_document
 

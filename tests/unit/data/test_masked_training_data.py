@@ -15,7 +15,7 @@ from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.dataset_builder import DataRequirements
 from lmtrain.data.samples.masked_language_samples import MaskedDataset
 from lmtrain.data.samples.megatron_sample_order import SequentialOrder
-from lmtrain.data.store.indexed_dataset import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make

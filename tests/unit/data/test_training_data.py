@@ -20,7 +20,8 @@ from lmtrain.data.loader import Loader
 from lmtrain.data.samples.blend import integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset, split_sequences
 from lmtrain.data.store.block_checksums import BLOCK_BYTES
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.data.stream_history import DataHistory
 from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import DataError, SettingsError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.store.indexed_dataset import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.errors import DataError
 from lmtrain.eval.run_task import run
 from lmtrain.eval.scoring import Subject

@@ -17,7 +17,8 @@ from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples import masked_language_samples as sampling
 from lmtrain.data.samples.masked_in_python import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval import scoring
 from lmtrain.eval.run_task import Outcome, run

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from lmtrain.config.compose import compose
 from lmtrain.data.data_settings import BlendPart, BlendSettings
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before.preflight import Inputs, load_stages
 from lmtrain.train.run_config import RunConfig, StageConfig

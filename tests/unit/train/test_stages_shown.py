@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.config.compose import compose
-from lmtrain.data.store.indexed_dataset import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before.preflight import Inputs, load_stages
 from lmtrain.train.layouts.stage_table import dry_run_facts_of_stages, stage_lines, stage_rows

@@ -9,7 +9,8 @@ import pytest
 
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
 from tests.unit.data.writing import add_document
 

@@ -23,8 +23,9 @@ from lmtrain.data.samples.masked_language_samples import (
     ngram_thresholds,
 )
 from lmtrain.data.samples.sentence_pairs import Draws, stream_key
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.writing import add_document
 

@@ -25,8 +25,9 @@ from lmtrain.data.samples.megatron_sample_order import (
     build_index,
     split_sequences,
 )
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexBuild, IndexCache
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
 from tests.unit.data.writing import add_document

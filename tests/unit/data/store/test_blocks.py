@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from lmtrain import native
 from lmtrain.data.store import block_checksums
 from lmtrain.data.store.block_checksums import BLOCK_BYTES, BlockCheckTwin, BlockSums, block_sums, block_sums_twin
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, StorageError
 from lmtrain.runtime.files.crc32c import crc32c
 from tests.unit.data.writing import add_document

@@ -11,7 +11,8 @@ import pytest
 
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store import dataset_operations
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dataset_file
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
 from tests.unit.data.writing import add_document
 

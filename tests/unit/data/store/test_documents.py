@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.data.store import document_boundaries
+from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.document_boundaries import (
     DocumentMap,
     are_contiguous,
@@ -25,7 +26,7 @@ from lmtrain.data.store.document_boundaries import (
     split_tokens,
 )
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
 from tests.unit.data.writing import add_document, map_of
 

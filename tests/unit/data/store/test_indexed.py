@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.data.store import dataset_writer as dataset_writer
-from lmtrain.data.store.dataset_format import hash_without
 from lmtrain.data.store.dataset_operations import verify
-from lmtrain.data.store.indexed_dataset import DatasetWriter, IndexedDataset, dtype_for
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset, hash_without
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError
+from lmtrain.tokenizer.bulk_encoding import dtype_for
 from tests.unit.data.writing import add_document
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8]]
