@@ -232,8 +232,10 @@ def recipes() -> dict[str, Recipe | PublishedTexts]:
 
 def published_hashes() -> dict[str, str]:
     """Return published name -> SHA-256 of each file that evaluation reads."""
-    texts = [recipe for recipe in recipes().values() if isinstance(recipe, PublishedTexts)]
-    return {file.name: file.sha256 for recipe in texts for file in recipe.files}
+    return {
+        file.name: file.sha256
+        for recipe in recipes().values() if isinstance(recipe, PublishedTexts) for file in recipe.files
+    }  # fmt: skip
 
 
 def find_recipe(name: str) -> Recipe | PublishedTexts:

@@ -151,9 +151,8 @@ def _download(url: str, partial: Path, num_bytes: int | None, report: ReportByte
     request = urllib.request.Request(url, headers={"User-Agent": "lmtrain", "Accept-Encoding": "identity"})  # noqa: S310
     if num_done:
         request.add_header("Range", f"bytes={num_done}-")
-    opener = urllib.request.build_opener(_SafeRedirects)
     try:
-        response = opener.open(request, timeout=TIMEOUT_S)
+        response = urllib.request.build_opener(_SafeRedirects).open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         if error.code == 416 and num_done:  # the requested range is empty: the file is complete
             return

@@ -347,32 +347,24 @@ def read_lines(
     line of several slices is read.
     """
     with safe_files.read_errors(path), safe_files.open_fd(path) as (fd, size):
-        return _read_lines(fd, size, start, min(stop, size), limits, before_long_read)
-
-
-def _read_lines(
-    fd: int, size: int, start: int, stop: int, limits: SizeLimits, before_long_read: Callable[[], object]
-) -> FileLines:
-    """Return the lines that begin at bytes start to stop - 1 of the open file `fd` of `size` bytes. `before_long_read`
-    is called before a line of several slices is read.
-    """
-    base = max(start - 1, 0)  # because: the byte before `start` decides whether a line begins there
-    data = safe_files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
-    first = data.find(b"\n", 0, stop - start) + 1 if start else 0
-    if start and not first:
-        return FileLines(start, b"", None)
-    end = data.find(b"\n", stop - 1 - base) + 1
-    if end or base + len(data) >= size:
-        return FileLines(base + first, memoryview(data)[first : end or len(data)], None)
-    last = max(data.rfind(b"\n", first, stop - base) + 1, first)  # start of the line whose end is not in `data`
-    line_end = _find_line_end(fd, base + len(data), min(base + last + limits.overlong_bytes, size))
-    if line_end is None and base + last + limits.overlong_bytes <= size:
-        return FileLines(base + first, memoryview(data)[first:last], base + last)
-    end_of_lines = size if line_end is None else line_end
-    del data
-    if end_of_lines - base > _MANY_SLICES * limits.slice_bytes:
-        before_long_read()
-    return FileLines(base + first, _read_exactly(fd, base + first, end_of_lines), None)
+        stop = min(stop, size)
+        base = max(start - 1, 0)  # because: the byte before `start` decides whether a line begins there
+        data = safe_files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
+        first = data.find(b"\n", 0, stop - start) + 1 if start else 0
+        if start and not first:
+            return FileLines(start, b"", None)
+        end = data.find(b"\n", stop - 1 - base) + 1
+        if end or base + len(data) >= size:
+            return FileLines(base + first, memoryview(data)[first : end or len(data)], None)
+        last = max(data.rfind(b"\n", first, stop - base) + 1, first)  # start of the line whose end is not in `data`
+        line_end = _find_line_end(fd, base + len(data), min(base + last + limits.overlong_bytes, size))
+        if line_end is None and base + last + limits.overlong_bytes <= size:
+            return FileLines(base + first, memoryview(data)[first:last], base + last)
+        end_of_lines = size if line_end is None else line_end
+        del data
+        if end_of_lines - base > _MANY_SLICES * limits.slice_bytes:
+            before_long_read()
+        return FileLines(base + first, safe_files.read_range(fd, base + first, end_of_lines - base - first), None)
 
 
 def _find_line_end(fd: int, offset: int, stop: int) -> int | None:
@@ -387,17 +379,6 @@ def _find_line_end(fd: int, offset: int, stop: int) -> int | None:
             return offset + newline + 1
         offset += len(data)
     return None
-
-
-def _read_exactly(fd: int, start: int, stop: int) -> Buffer:
-    """Return bytes start to stop - 1 of the open file `fd`, fewer if it ends before. One buffer of the final size is
-    filled, so that a long document is not in memory twice.
-    """
-    buffer = bytearray(stop - start)
-    view, filled = memoryview(buffer), 0
-    while filled < len(view) and (count := os.preadv(fd, [view[filled:]], start + filled)):
-        filled += count
-    return view[:filled]
 
 
 # ---- memory budget

@@ -245,7 +245,12 @@ class TextList:
             del self.rows[item]
 
     def drop_long(self, limits: SizeLimits) -> list[BadLine]:
-        long = [item for item, row in self.rows.items() if len(row[0]) > limits.max_doc_bytes]
+        most = limits.max_doc_bytes
+        # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
+        long = [
+            item for item, row in self.rows.items()
+            if any(text and 4 * len(text) > most and _num_utf8_bytes(text) > most for text in row)
+        ]  # fmt: skip
         bad_lines = self.locate_rejects([Reject(item, 0, limits.too_long_cause) for item in long])
         self.drop(long)
         return bad_lines
@@ -285,19 +290,8 @@ def read_content(
     if chunk.problem:
         empty: Content = LineList(b"", chunk.start) if chunk.kind == "jsonl" else TextList([], num_lines=0)
         return empty, [BadLine(0, chunk.start, chunk.problem)]
-    if chunk.kind == "parquet":
-        return _read_parquet(chunk, limits)
-    if chunk.kind == "text":
-        if (data := chunk.content) is None:
-            with read_errors(chunk.path), open(chunk.path, "rb") as file:
-                data = file.read(limits.overlong_bytes)
-        text = bytes(data).removeprefix(BOM)
-        is_short = len(text) <= limits.max_doc_bytes
-        return TextList([(text,)] if is_short else []), [] if is_short else [BadLine(0, 0, limits.too_long_cause)]
-    if chunk.kind in _DOCUMENT_ENDS:
-        text = bytes(chunk.content or b"")
-        start = len(BOM) if chunk.start == 0 and text.startswith(BOM) else 0
-        texts = TextList.cut(text[start:], chunk.start + start, _DOCUMENT_ENDS[chunk.kind])
+    if chunk.kind != "jsonl":
+        texts = _read_texts(chunk, limits)
         return texts, texts.drop_long(limits)
     start, data, long_at = chunk.start, chunk.content, None
     if data is None:
@@ -310,19 +304,18 @@ def read_content(
     return lines, bad_lines
 
 
-def _read_parquet(chunk: Chunk, limits: SizeLimits) -> tuple[Content, list[BadLine]]:
-    """Return (the rows of a .parquet chunk, bad lines). A row with a text of more than `limits.max_doc_bytes` is left
-    out of the rows and is a bad line.
-    """
-    rows = TextList(chunk.rows, chunk.start, is_table=True)
-    # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
-    long = [
-        item
-        for item, row in enumerate(chunk.rows)
-        if any(t and 4 * len(t) > limits.max_doc_bytes and _num_utf8_bytes(t) > limits.max_doc_bytes for t in row)
-    ]
-    rows.drop(long)
-    return rows, [BadLine(item, None, limits.too_long_cause) for item in long]
+def _read_texts(chunk: Chunk, limits: SizeLimits) -> TextList:
+    """Return the rows of a .parquet chunk, the whole text of a file, or the documents of a part of it."""
+    if chunk.kind == "parquet":
+        return TextList(chunk.rows, chunk.start, is_table=True)
+    if chunk.kind == "text":
+        if (data := chunk.content) is None:
+            with read_errors(chunk.path), open(chunk.path, "rb") as file:
+                data = file.read(limits.overlong_bytes)
+        return TextList([(bytes(data).removeprefix(BOM),)])
+    text = bytes(chunk.content or b"")
+    start = len(BOM) if chunk.start == 0 and text.startswith(BOM) else 0
+    return TextList.cut(text[start:], chunk.start + start, _DOCUMENT_ENDS[chunk.kind])
 
 
 def _num_utf8_bytes(text: str | bytes) -> int:

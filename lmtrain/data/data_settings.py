@@ -135,20 +135,19 @@ class DataSettings(DataChoice):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from self.problem_if(not self.path, "path", "names no dataset", _PREFIX_HINT)
         yield from self.validation_key_conflict("valid_path")
         yield from self.checked(
+            (not self.path, "path", "names no dataset", _PREFIX_HINT),
             (self.text is not None and not self.text.strip(), "text", "names no text", "Give a file or a folder."),
             (self.text == "-", "text", "is a pipe, which cannot be read again on resume", "Write it to a file first."),
             self.at_least(1, "text_limit", "Use 1GiB."),
         )
         for key, entry in self.text_fields().items():
-            if self.text is None:
-                yield from self.problem_if(
-                    getattr(self, key) != entry.default, key,
-                    "has no effect without data.text, of which it says how a dataset is made",
-                    "Leave it out, or add data.text=FILE.",
-                )  # fmt: skip
+            yield from self.problem_if(
+                self.text is None and getattr(self, key) != entry.default, key,
+                "has no effect without data.text, of which it says how a dataset is made",
+                "Leave it out, or add data.text=FILE.",
+            )  # fmt: skip
 
     def problems_without_validation(self) -> Iterator[Problem]:
         yield from super().problems_without_validation()

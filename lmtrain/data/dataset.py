@@ -25,7 +25,7 @@ from lmtrain.errors import DataError
 Int64s = NDArray[np.int64]
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # because: constants of splitmix64, a mixer without weak bits
+GOLDEN = 0x9E3779B97F4A7C15  # because: constants of splitmix64, a mixer without weak bits
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ROUNDS = 6
 _MIN_HALF_BITS = 3  # because: with fewer bits per half the permutation of a tiny set is far from random
@@ -54,7 +54,7 @@ def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
     if ids.size and (ids.min() < 0 or ids.max() >= n):
         raise ValueError(f"sample numbers must lie from 0 to {n - 1}")
     half_bits = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
-    keys = [np.uint64(mix((seed & _MASK) + (i + 1) * _GOLDEN)) for i in range(_ROUNDS)]
+    keys = [np.uint64(mix((seed & _MASK) + (i + 1) * GOLDEN)) for i in range(_ROUNDS)]
     values = ids.astype(np.uint64)
     outside = np.arange(values.size)
     while outside.size:
@@ -94,7 +94,7 @@ class ShuffledOrder:
         while count > 0:
             epoch, start = divmod(first, self.num_samples)
             length = min(count, self.num_samples - start)
-            seed = mix(mix(self.seed) + epoch * _GOLDEN)
+            seed = mix(mix(self.seed) + epoch * GOLDEN)
             parts.append(permute(np.arange(start, start + length, dtype=np.int64), self.num_samples, seed))
             first, count = first + length, count - length
         return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -78,7 +77,12 @@ class Loader:
         try:
             for step in range(start, stop):
                 current_phase.enter("data", step + 1)
-                yield self._wait_for_step(prefetcher.get if prefetcher else partial(self.read, step))
+                began = time.perf_counter()
+                fault_point("data.next")
+                batches = prefetcher.get() if prefetcher else self.read(step)
+                self.data_wait_s = time.perf_counter() - began
+                current_phase.leave()
+                yield batches
         finally:
             if prefetcher:
                 prefetcher.close()
@@ -88,17 +92,6 @@ class Loader:
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
-
-    def _wait_for_step(self, read: Callable[[], StepBatches]) -> StepBatches:
-        """Call `read` and return the batches of a step that it returns; store the seconds that the call took in
-        `data_wait_s`.
-        """
-        began = time.perf_counter()
-        fault_point("data.next")
-        step = read()
-        self.data_wait_s = time.perf_counter() - began
-        current_phase.leave()
-        return step
 
     def _to_torch(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)

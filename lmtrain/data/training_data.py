@@ -171,8 +171,7 @@ def tokens_at_end(
     tokens = dict(tokens_before)
     counts_before = data.samples_per_dataset(samples_before)
     for part, facts, count_before in zip(data.parts, data.contributions(seq_len), counts_before, strict=True):
-        left = facts["run_samples"] - count_before
-        to_read = facts["run_tokens"] * left // max(facts["run_samples"], 1)
+        to_read = facts["run_tokens"] * (facts["run_samples"] - count_before) // max(facts["run_samples"], 1)
         tokens[part.key] = tokens.get(part.key, 0) + to_read
     return tokens
 

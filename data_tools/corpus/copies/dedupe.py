@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from data_tools.corpus.flow.corpus_step_runner import Documents, SelectionStep, Tally, find_step_sources
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
-from data_tools.corpus.flow.word_ngram_hashes import Hashes, mix, shingles
+from data_tools.corpus.flow.word_ngram_hashes import ODD, Hashes, mix, shingles
 from data_tools.read.find_input_files import Inputs
 from data_tools.read.input_chunks import WHOLE_PART, TaskPart
 from lmtrain import native
@@ -38,7 +38,6 @@ Signature = npt.NDArray[np.uint16]
 ROW_COLUMNS = ("position", "hash_high", "hash_low", "length")
 _PART = re.compile(r"rows\.part-(\d{5})-of-(\d{5})\.u64|rows\.u64")
 _CHUNK = 512  # because: 512 x 256 x 8 bytes is 1 MB, which fits a core's cache
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 Indices = npt.NDArray[np.int64]
 EXACT_FILE, NEAR_FILE = "exact.u64", "near.u64"
 PAIRS_FILE = Path("pairs.u64")
@@ -74,7 +73,7 @@ class MinHash:
         columns = signatures[:, band * self.rows : (band + 1) * self.rows].astype(np.uint64)
         keys = np.full(len(signatures), band, np.uint64)
         for column in columns.T:
-            keys = mix(keys * _GOLDEN + column)
+            keys = mix(keys * ODD + column)
         return keys
 
 
@@ -83,7 +82,7 @@ def _hash_functions(count: int) -> tuple[Hashes, Hashes]:
     """Return the factors (odd numbers) and the offsets of `count` hash functions x -> factor * x + offset. They are the
     same in every version and on every machine.
     """
-    numbers = mix(np.arange(1, 2 * count + 1, dtype=np.uint64) * _GOLDEN)
+    numbers = mix(np.arange(1, 2 * count + 1, dtype=np.uint64) * ODD)
     return numbers[:count] | np.uint64(1), numbers[count:]
 
 

@@ -18,7 +18,7 @@ Hashes = npt.NDArray[np.uint64]
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 # because: multiplication by an odd number is a bijection modulo 2^64, so that no bit of a word is lost
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+ODD = np.uint64(0x9E3779B97F4A7C15)
 _CACHED_WORDS = 1 << 18  # because: this many common words cover nearly all of a text; 40 MB a process
 
 
@@ -50,8 +50,8 @@ def hash_runs(hashes: Hashes, length: int) -> Hashes:
     words; the result is empty if there are fewer than `length`.
     """
     mixed = np.zeros(max(hashes.size - length + 1, 0), dtype=np.uint64)
-    for offset in range(length):  # a polynomial in _ODD, so that the order of the words matters
-        mixed = mixed * _ODD + hashes[offset : offset + mixed.size]
+    for offset in range(length):  # a polynomial in ODD, so that the order of the words matters
+        mixed = mixed * ODD + hashes[offset : offset + mixed.size]
     return mixed
 
 

@@ -159,8 +159,8 @@ class BlendedDataset:
 
     def counts_by_dataset(self, sample_ids: Int64s) -> tuple[SourceCounts, ...]:
         """Return the counts of each dataset that has any of these samples, in the order of the datasets."""
-        parts = ((d, rows, self.datasets[d].counts(ids)) for d, ids, rows in self._split_by_dataset(sample_ids))
-        return tuple(SourceCounts(d, rows, counts.labels, counts.tokens) for d, rows, counts in parts)
+        parts = self._split_by_dataset(sample_ids)
+        return tuple(SourceCounts(d, rows, *self.datasets[d].counts(ids)) for d, ids, rows in parts)
 
     def batch(self, sample_ids: Int64s) -> Batch:
         parts = [(self.datasets[d].batch(ids), rows) for d, ids, rows in self._split_by_dataset(sample_ids)]

@@ -21,15 +21,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream_key
+from lmtrain.data.samples.sentence_pairs import Draws, Ints, draw_at, stream_key
 
-Ints = NDArray[Any]
 Run = tuple[int, int]  # first token, number of tokens
 
 BEGINS, CONTINUES, SPECIAL = 0, 1, 2  # kinds of ids: first piece of a word, later piece, special token
@@ -110,17 +107,15 @@ class MaskedSamplerTwin(Sentences):
         """
         samples = [self.sample(number) for number in self._checked_numbers(ids)]
         sizes = [(len(sample.masked), len(sample.tokens)) for sample in samples]
-        runs = [run for sample in samples for run in sample.runs]
-        return np.array(sizes, np.int64).reshape(-1, 2), _runs_to_array(runs)
+        runs = _runs_to_array([run for sample in samples for run in sample.runs])
+        return np.array(sizes, np.int64).reshape(-1, 2), runs
 
     def runs(self, ids: Ints) -> Ints:
         """Return the token runs of the two segments of each of B samples, as an array [2, 2B]: first tokens and
         lengths.
         """
-        runs: list[Run] = []
-        for number in self._checked_numbers(ids):
-            runs += self._segment_runs(number, Draws(stream_key(self.seed, number)))[:2]
-        return _runs_to_array(runs)
+        draws = ((number, Draws(stream_key(self.seed, number))) for number in self._checked_numbers(ids))
+        return _runs_to_array([run for sample in draws for run in self._segment_runs(*sample)[:2]])
 
     def sample(self, number: int) -> Sample:
         """Build the sample with this number: read its segments, join them with [CLS] and [SEP], and choose the tokens

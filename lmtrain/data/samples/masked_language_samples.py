@@ -106,8 +106,9 @@ class MaskedDataset:
         return Counts(*sizes.sum(axis=0).tolist())
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        arrays = self._call_sampler(self._sampler.batch, sample_ids)
-        tokens_BT, labels_BT, segments_BT, not_padding_BT, pair_labels_B = arrays
+        tokens_BT, labels_BT, segments_BT, not_padding_BT, pair_labels_B = self._call_sampler(
+            self._sampler.batch, sample_ids
+        )
         if self.settings.pairs == "none":
             return Batch(tokens_BT, labels_BT, not_padding_BT=not_padding_BT)
         return Batch(

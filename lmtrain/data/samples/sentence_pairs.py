@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.dataset import mix
+from lmtrain.data.dataset import GOLDEN, mix
 
-_GOLDEN = 0x9E3779B97F4A7C15
 Ints = NDArray[Any]
 Row = tuple[int, int, int]
 _LONGEST_SENTENCE = 512  # because: Megatron-LM skips documents with a longer sentence
@@ -33,12 +32,12 @@ _ALL_SAMPLES = 2**62
 
 def stream_key(seed: int, number: int) -> int:
     """Return the 64-bit key of random stream `number`; `draw_at` and `Draws` generate numbers from it."""
-    return mix(mix(seed) + number * _GOLDEN)
+    return mix(mix(seed) + number * GOLDEN)
 
 
 def draw_at(key: int, i: int) -> int:
     """Return draw i of the random stream with this key: 64 random bits."""
-    return mix(key + (i + 1) * _GOLDEN)
+    return mix(key + (i + 1) * GOLDEN)
 
 
 class Draws:
@@ -73,8 +72,9 @@ def build_map(
     """Build lmtrain's sample map. `lengths`: tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] -
     1.
     """
-    build = native.compiled("build_map", build_map_twin)
-    return build(*_to_index_dtypes(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed)
+    return native.compiled("build_map", build_map_twin)(
+        *_to_index_dtypes(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed
+    )
 
 
 def build_megatron_map(
@@ -95,8 +95,9 @@ def build_megatron_map(
     """
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
     epochs, max_samples = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
-    build = native.compiled("build_megatron_map", build_megatron_map_twin)
-    return build(*_to_index_dtypes(lengths, bounds), epochs, max_samples, max_tokens, ratio, min_sentences, seed)
+    return native.compiled("build_megatron_map", build_megatron_map_twin)(
+        *_to_index_dtypes(lengths, bounds), epochs, max_samples, max_tokens, ratio, min_sentences, seed
+    )
 
 
 def build_map_twin(

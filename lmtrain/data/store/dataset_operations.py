@@ -132,8 +132,7 @@ def _verify_source(dataset: IndexedDataset) -> None:
 
 def _require_compatible(first: IndexedDataset, other: IndexedDataset) -> None:
     """Raise DataError if two datasets have different dtypes or tokenizers."""
-    infos = (first.info, other.info)
-    fingerprints = [info.tokenizer_fingerprint[:12] if info else "no sidecar" for info in infos]
+    fingerprints = [d.info.tokenizer_fingerprint[:12] if d.info else "no sidecar" for d in (first, other)]
     for kind, expected, actual in (("dtype", first.dtype, other.dtype), ("tokenizer", *fingerprints)):
         if expected != actual:
             raise DataError(

@@ -57,10 +57,10 @@ class _HashedFile:
             self.blocks.add(view)
         self.num_bytes += view.nbytes
 
-    def read(self, at: int = 0) -> Iterator[bytes]:
-        """Yield the content of the file from the offset `at` on, in pieces."""
+    def read(self) -> Iterator[bytes]:
+        """Yield the content of the file in pieces."""
         self.file.flush()
-        self.file.seek(at)
+        self.file.seek(0)
         while data := self.file.read(_READ_BYTES):
             yield data
 
@@ -134,9 +134,11 @@ class DatasetSpool:
         with safe_files.storage_errors(self.prefix, "Writing"):
             for file in self._files:
                 file.file.flush()
-        counts = {name: getattr(self, name) for name in _COUNTS}
-        hashes = tuple(file.digest.hexdigest() for file in self._files)
-        return SpoolState(**counts, sizes=tuple(file.num_bytes for file in self._files), hashes=hashes)
+        return SpoolState(
+            **{name: getattr(self, name) for name in _COUNTS},
+            sizes=tuple(file.num_bytes for file in self._files),
+            hashes=tuple(file.digest.hexdigest() for file in self._files),
+        )
 
     def rewind(self, states: Sequence[SpoolState]) -> int:
         """Truncate the files of the dataset under construction to the last of these recorded states, given oldest

@@ -271,11 +271,6 @@ class IndexedDataset:
         self.check(np.array([start]), np.array([len(tokens)]))
         return tokens
 
-    def sequence(self, i: int) -> Ints:
-        """Return a checked copy of the tokens of sequence i."""
-        start = int(self.pointers[i]) // self.dtype.itemsize
-        return self.read(start, start + int(self.lengths[i]))
-
     def document(self, d: int) -> Ints:
         """Return a checked copy of the tokens of document d."""
         return self.read(*self.document_range(d))

@@ -36,7 +36,7 @@ MUTANTS = [
         name="next_epoch_is_next_seed",
         file="lmtrain/data/dataset.py",
         function="ShuffledOrder.ids",
-        old="mix(mix(self.seed) + epoch * _GOLDEN)",
+        old="mix(mix(self.seed) + epoch * GOLDEN)",
         new="mix(mix(self.seed + epoch))",
         breaks="Epoch 1 of one seed is read in the order of epoch 0 of the next seed; in a blend, dataset d repeats "
         "the order that dataset d + 1 of the same size had an epoch before.",

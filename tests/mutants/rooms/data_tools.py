@@ -160,7 +160,7 @@ MUTANTS = [
     Mutant(
         name="line_behind_a_full_slice",
         file="data_tools/read/input_chunks.py",
-        function="_read_lines",
+        function="read_lines",
         old='data.find(b"\\n", stop - 1 - base)',
         new='data.find(b"\\n", stop - base)',
         breaks="The line that begins where a slice ends is read with both slices: a document stands in the dataset "
@@ -189,9 +189,9 @@ MUTANTS = [
     Mutant(
         name="longest_document_in_characters",
         file="data_tools/read/parse_documents.py",
-        function="_read_parquet",
-        old="t and 4 * len(t) > limits.max_doc_bytes and _num_utf8_bytes(t) > limits.max_doc_bytes for t",
-        new="t and len(t) > limits.max_doc_bytes for t",
+        function="TextList.drop_long",
+        old="text and 4 * len(text) > most and _num_utf8_bytes(text) > most for text",
+        new="text and len(text) > most for text",
         breaks="Texts of up to four times as many bytes as a document may have are taken.",
         only_for="rows of .parquet files beyond ASCII that are longer than the limit in bytes but not in characters",
     ),

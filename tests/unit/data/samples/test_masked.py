@@ -27,7 +27,7 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
-from tests.unit.data.writing import add_document
+from tests.unit.data.writing import add_document, read_sequence
 
 VOCAB = 400
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 399}
@@ -115,7 +115,7 @@ def test_one_segment_without_pairs(indexed: IndexedDataset) -> None:
 
 
 def text_of(indexed: IndexedDataset, first: int, end: int) -> list[int]:
-    return [token for i in range(first, end) for token in indexed.sequence(i).tolist()]
+    return [token for i in range(first, end) for token in read_sequence(indexed, i)]
 
 
 def test_the_text_is_that_of_the_sentences(indexed: IndexedDataset) -> None:

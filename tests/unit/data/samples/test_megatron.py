@@ -30,7 +30,7 @@ from lmtrain.data.store.index_cache import IndexBuild, IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
-from tests.unit.data.writing import add_document
+from tests.unit.data.writing import add_document, read_sequence
 
 Rows = list[tuple[int, int]]
 
@@ -139,7 +139,7 @@ def slow_sample(dataset: IndexedDataset, documents: list[int], rows: Rows, numbe
     tokens: list[int] = []
     begins = []
     for place in range(first, last + 1):
-        sequence = dataset.sequence(documents[place]).tolist()
+        sequence = read_sequence(dataset, documents[place])
         part = sequence[skipped if place == first else 0 : kept + 1 if place == last else None]
         if part and tokens:
             begins.append(len(tokens))

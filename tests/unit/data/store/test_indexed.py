@@ -21,7 +21,7 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset, hash_without
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError
 from lmtrain.tokenizer.bulk_encoding import dtype_for
-from tests.unit.data.writing import add_document
+from tests.unit.data.writing import add_document, read_sequence
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8]]
 
@@ -36,7 +36,7 @@ def write(prefix: Path, documents: list[list[list[int]]], *, described: bool = F
 
 def content(dataset: IndexedDataset) -> tuple[list[list[int]], list[list[int]]]:
     documents = [dataset.document(d).tolist() for d in range(dataset.num_documents)]
-    return documents, [dataset.sequence(i).tolist() for i in range(dataset.num_sequences)]
+    return documents, [read_sequence(dataset, i) for i in range(dataset.num_sequences)]
 
 
 def test_bytes_of_the_format(tmp_path: Path) -> None:

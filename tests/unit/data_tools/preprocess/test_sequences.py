@@ -14,6 +14,7 @@ from lmtrain.data.store.dataset_operations import verify
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.marks import wide
+from tests.unit.data.writing import read_sequence
 
 TEXTS = ["One sentence. And another one!\nA third", "", "  \n", "Alone.", "It is 5 p.m. now. Dr. Who waits."]
 SENTENCES = [
@@ -41,7 +42,7 @@ def test_each_sentence_is_a_sequence(tmp_path: Path, append_eod: bool, workers: 
     dataset = IndexedDataset.open(tmp_path / "out")
     verify(dataset)
     found = [
-        [dataset.sequence(i).tolist() for i in range(dataset.document_index[d], dataset.document_index[d + 1])]
+        [read_sequence(dataset, i) for i in range(dataset.document_index[d], dataset.document_index[d + 1])]
         for d in range(dataset.num_documents)
     ]
     wanted = [BPE.encode_batch(sentences) for sentences in SENTENCES]
