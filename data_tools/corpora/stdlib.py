@@ -12,9 +12,9 @@ import hashlib
 import json
 import re
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -66,18 +66,13 @@ class Document:
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """Result of the build: files, sizes, and the number of skipped files per reason."""
+    """Result of the build: the number of files and their sizes."""
 
-    library: str
-    train_path: Path
-    heldout_path: Path
     num_train: int
     num_heldout: int
     train_bytes: int
     heldout_bytes: int
     num_near_copies: int  # held-out candidates too similar to other files, used for training
-    largest_overlap: float  # greatest share of a held-out file's eight-word runs that occur elsewhere
-    skipped: dict[str, int] = field(default_factory=dict)  # reason -> number of files
 
 
 def build_stdlib_corpus(
@@ -95,9 +90,8 @@ def build_stdlib_corpus(
     library = library if library is not None else Path(sysconfig.get_path("stdlib"))
     if not library.is_dir():
         raise MissingInputError(f"{library} is not a folder. Give the folder of a Python standard library.")
-    skipped: Counter[str] = Counter()
-    documents = _limit_bytes(max_bytes, sorted(read_library(library, skipped), key=lambda d: d.rank), skipped)
-    heldout, num_near_copies, largest = choose_heldout(documents, heldout_ratio)
+    documents = _limit_bytes(max_bytes, sorted(read_library(library), key=lambda d: d.rank))
+    heldout, num_near_copies = choose_heldout(documents, heldout_ratio)
     train = [d for d in documents if d.source not in heldout]
     chosen = [d for d in documents if d.source in heldout]
     if not train or not chosen:
@@ -105,27 +99,19 @@ def build_stdlib_corpus(
             f"{library} gives {len(train)} texts to train on and {len(chosen)} to hold out, but both must exist. "
             "Use a whole standard library, or a larger max_bytes or heldout_ratio."
         )
-    report = CorpusReport(
-        library=str(library),
-        train_path=output / "train.jsonl",
-        heldout_path=output / "heldout.jsonl",
+    write_jsonl(output / "train.jsonl", train)
+    write_jsonl(output / "heldout.jsonl", chosen)
+    return CorpusReport(
         num_train=len(train),
         num_heldout=len(chosen),
         train_bytes=sum(d.num_bytes for d in train),
         heldout_bytes=sum(d.num_bytes for d in chosen),
         num_near_copies=num_near_copies,
-        largest_overlap=largest,
-        skipped=dict(sorted(skipped.items())),
     )
-    write_jsonl(report.train_path, train)
-    write_jsonl(report.heldout_path, chosen)
-    return report
 
 
-def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
-    """Yield a document for every usable text file under the folder `library`, sorted by path. Count the files that are
-    not used in `skipped`, by reason.
-    """
+def read_library(library: Path) -> Iterator[Document]:
+    """Yield a document for every usable text file under the folder `library`, sorted by path."""
     for path in sorted(library.rglob("*")):
         relative = path.relative_to(library)
         is_left_out = LEFT_OUT_FOLDERS.intersection(relative.parts[:-1]) or relative.parts[0].startswith("config-")
@@ -134,33 +120,23 @@ def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
             continue
         data, source = path.read_bytes(), relative.as_posix()
         if source == TOPICS:
-            try:
+            with suppress(SyntaxError):
                 yield from split_topics(data)
-            except SyntaxError:
-                skipped["not Python"] += 1
-        elif reason := skip_reason(data):
-            skipped[reason] += 1
-        else:
+        elif is_usable(data):
             yield Document(source, data.decode())
 
 
-def skip_reason(data: bytes) -> str | None:
-    """Return why a file with this content is not used ("too short", "not UTF-8", "a table", ...), or None if it is
-    usable.
-    """
-    if len(data) < MIN_FILE_BYTES:
-        return "too short"
-    if len(data) > MAX_FILE_BYTES:
-        return "too long"
+def is_usable(data: bytes) -> bool:
+    """Return True if a file with this content is a text to use: not too short or too long, UTF-8, and not a table."""
+    if not MIN_FILE_BYTES <= len(data) <= MAX_FILE_BYTES:
+        return False
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return "not UTF-8"
+        return False
     words = _WORD.findall(text)
     digits = sum(any(c.isdigit() for c in word) for word in words)
-    if digits > MAX_DIGIT_WORDS * len(words) or max(map(len, text.splitlines())) > MAX_LINE_CHARS:
-        return "a table"
-    return None
+    return digits <= MAX_DIGIT_WORDS * len(words) and max(map(len, text.splitlines())) <= MAX_LINE_CHARS
 
 
 def split_topics(data: bytes) -> Iterator[Document]:
@@ -177,9 +153,9 @@ def split_topics(data: bytes) -> Iterator[Document]:
                         yield Document(f"{TOPICS}/{name}", text)
 
 
-def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str], int, float]:
+def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str], int]:
     """Choose about `ratio` of the documents' bytes to be held out, without near-copies of other documents. Return the
-    sources of the chosen documents, the number of candidates refused as near-copies, and the largest overlap kept.
+    sources of the chosen documents, and the number of candidates refused as near-copies.
 
     Each package contributes its share, so that every part of the library is tested. A candidate of which too much
     occurs in the other documents taken together, candidates or not, goes to training; this never affects the other
@@ -194,8 +170,8 @@ def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str
             candidates.append(document)
             quota_bytes -= document.num_bytes
     shares = overlaps([shingles(d.text, SHINGLE_WORDS) for d in documents], [position[d.source] for d in candidates])
-    accepted = {d.source: share for d, share in zip(candidates, shares, strict=True) if share < NEAR_COPY}
-    return set(accepted), len(candidates) - len(accepted), max(accepted.values(), default=0.0)
+    accepted = {d.source for d, share in zip(candidates, shares, strict=True) if share < NEAR_COPY}
+    return accepted, len(candidates) - len(accepted)
 
 
 def overlaps(sets: Sequence[Hashes], indices: Sequence[int]) -> list[float]:
@@ -218,9 +194,9 @@ def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
         )
 
 
-def _limit_bytes(max_bytes: int, documents: Sequence[Document], skipped: Counter[str]) -> list[Document]:
+def _limit_bytes(max_bytes: int, documents: Sequence[Document]) -> list[Document]:
     """Return the documents, in order, that fit into `max_bytes` bytes together; a document that does not fit is passed
-    over and counted in `skipped`.
+    over.
     """
     chosen: list[Document] = []
     remaining = max_bytes
@@ -228,6 +204,4 @@ def _limit_bytes(max_bytes: int, documents: Sequence[Document], skipped: Counter
         if document.num_bytes <= remaining:
             chosen.append(document)
             remaining -= document.num_bytes
-        else:
-            skipped["over max_bytes"] += 1
     return chosen

@@ -62,7 +62,7 @@ def resolve_input(name: str, format_: str | None) -> str | Source:
     unchanged. Raise UsageError for an unknown format.
     """
     path = Path(name)
-    if path != STDIN and (format_ is None or _has_known_suffix(path) or not path.is_file()):
+    if path != STDIN and (format_ is None or known_suffix(path) or not path.is_file()):
         return name
     kind, codec = SUFFIXES.get(f".{(format_ or 'jsonl').removeprefix('.')}", ("", ""))
     if not kind or (path == STDIN and kind == "parquet"):
@@ -78,15 +78,11 @@ def skipped_files(inputs: Inputs) -> list[Path]:
     Links to folders are skipped too, because they can form a cycle.
     """
     skipped = []
-    for name in inputs:
-        if isinstance(name, Source) or Path(name) == STDIN:
-            continue
-        path = Path(name)
+    for path in (Path(name) for name in inputs if not isinstance(name, Source) and Path(name) != STDIN):
         if path.is_dir():
-            skipped += sorted(file for file in _walk(path) if not _has_known_suffix(file) or file.is_dir())
+            skipped += [file for file in _files_of(path) if not known_suffix(file) or file.is_dir()]
         elif not path.exists():
-            matches = map(Path, glob.iglob(str(name), recursive=True))
-            skipped += sorted(file for file in matches if file.is_file() and not _has_known_suffix(file))
+            skipped += [file for file in _files_of(path) if not known_suffix(file) and file.is_file()]
     return skipped
 
 
@@ -106,22 +102,24 @@ def find_sources(inputs: Inputs, split: TextSplit = "file", split_option: str = 
     return [replace(source, kind=_TEXT_KINDS[split]) if source.is_text else source for source in sources]
 
 
-def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths. Raise UsageError if two of them are the same file."""
+def _refuse_repeated(paths: Iterable[Path]) -> None:
+    """Raise UsageError if two of these paths are the same file."""
     first_paths: dict[str, Path] = {}
     for path in paths:
         real = os.path.realpath(path)
         if real in first_paths:
             raise UsageError(f"{path} is given more than once: it is {first_paths[real]}. Give every file once.")
         first_paths[real] = path
-    return list(first_paths.values())
+
+
+def known_suffix(path: Path) -> str:
+    """Return the suffix by which a file's kind is known, "" if there is none."""
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
 
 
 def name_without_suffix(path: Path) -> str:
     """Return a file's name without the suffix by which its kind is known: a.jsonl.gz -> a."""
-    suffixes = sorted(SUFFIXES, key=len, reverse=True)
-    stem = next((path.name.removesuffix(suffix) for suffix in suffixes if path.name.endswith(suffix)), "")
-    return stem or path.name
+    return path.name.removesuffix(known_suffix(path)) or path.name
 
 
 def codec_of(name: str) -> str:
@@ -133,8 +131,7 @@ def _build_source(path: Path, kind_and_codec: tuple[str, str] | None = None) -> 
     """Return the Source for a path, with the file's size and modification time. `kind_and_codec`, if given, replaces
     the (kind, codec) that the suffix implies.
     """
-    from_suffix = (suffix_kind for suffix, suffix_kind in SUFFIXES.items() if path.name.endswith(suffix))
-    kind, codec = kind_and_codec or next(from_suffix, ("jsonl", ""))
+    kind, codec = kind_and_codec or SUFFIXES.get(known_suffix(path), ("jsonl", ""))
     if path == STDIN:
         return Source(path, kind, codec)
     status = _stat(path)
@@ -161,34 +158,31 @@ def _stat(path: Path) -> os.stat_result:
     return status
 
 
-def _has_known_suffix(path: Path) -> bool:
-    return path.name.endswith(tuple(SUFFIXES))
-
-
 def _expand(path: Path | Source) -> Sequence[Path | Source]:
     """Return the files of an input: itself if it is a file, or those in a folder or glob whose suffix is known. Raise
     if there are none.
     """
     if isinstance(path, Source) or path == STDIN:
         return [path]
-    if path.is_dir():
-        files = sorted(path for path in _walk(path) if _has_known_suffix(path) and not path.is_dir())
-        if not files:
+    if path.is_dir() or not os.path.lexists(path):
+        files = [file for file in _files_of(path) if known_suffix(file) and not file.is_dir()]
+        if files:
+            return files
+        if path.is_dir():
             raise MissingInputError(f"{path} holds no file with a readable suffix: {READABLE}. Check the folder.")
-        return files
-    if not os.path.lexists(path):
-        matches = _refuse_repeated(Path(name) for name in glob.iglob(str(path), recursive=True))
-        files = sorted(path for path in matches if _has_known_suffix(path) and not path.is_dir())
-        if not files:
-            raise MissingInputError(f"{path} does not exist. Give files ({READABLE}), folders of them, or globs.")
-        return files
+        raise MissingInputError(f"{path} does not exist. Give files ({READABLE}), folders of them, or globs.")
     _stat(path)
-    if not _has_known_suffix(path):
+    if not known_suffix(path):
         way_out = "Add its format, as in --format txt, or convert it."
         if path.suffix == ".json":
             way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add --format jsonl."
         raise UsageError(f"{path} has no readable suffix: {READABLE}. {way_out}")
     return [path]
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return all files and links in a folder, or all that a glob names, sorted by path."""
+    return sorted(_walk(path) if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True)))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

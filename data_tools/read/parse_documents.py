@@ -15,6 +15,7 @@ first bad line raises an error with its place and cause.
 from __future__ import annotations
 
 import base64
+import heapq
 import json
 import re
 from collections import Counter
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +95,9 @@ class LineList:
         line's offset in the buffer; `key_number` is used by TextList only.
         """
         result = read_jsonl(self._data, key)  # type: ignore[arg-type]
-        rejects = iter([*result.rejects, None])
-        reject = next(rejects)
-        for start, text in zip(result.starts, result.documents, strict=True):
-            while reject is not None and reject.item < start:
-                yield reject.item, reject
-                reject = next(rejects)
-            yield start, text.decode()
-        yield from ((remaining.item, remaining) for remaining in (reject, *rejects) if remaining is not None)
+        texts: Iterable[tuple[int, str | Reject]] = zip(result.starts, map(bytes.decode, result.documents), strict=True)
+        rejects: Iterable[tuple[int, str | Reject]] = ((reject.item, reject) for reject in result.rejects)
+        yield from heapq.merge(texts, rejects, key=itemgetter(0))
 
     def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
         """Yield (item, JSON object) of every line, in order; for a bad line, (item, Reject). The item is the line's
@@ -288,7 +285,7 @@ def read_content(
     read. `before_long_read` is called before a line of several slices is read.
     """
     if chunk.problem:
-        empty: Content = LineList(b"", chunk.start) if chunk.kind == "jsonl" else TextList([], num_lines=0)
+        empty = LineList(b"", chunk.start) if chunk.kind == "jsonl" else TextList([])
         return empty, [BadLine(0, chunk.start, chunk.problem)]
     if chunk.kind != "jsonl":
         texts = _read_texts(chunk, limits)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -198,10 +199,8 @@ def source_names(parts: Sequence[BlendPart]) -> list[str]:
         name = part.name
         if name is None:
             base = re.sub(r"[^A-Za-z0-9_-]", "_", PurePath(part.path).name) or "_"
-            name, number = base, 1
-            while name in taken:
-                number += 1
-                name = f"{base}-{number}"
+            candidates = chain([base], (f"{base}-{number}" for number in count(2)))
+            name = next(candidate for candidate in candidates if candidate not in taken)
             taken.add(name)
         names.append(name)
     return names

@@ -16,7 +16,6 @@ import argparse
 import json
 import statistics
 import sysconfig
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,15 +96,14 @@ def choose_documents() -> tuple[list[Document], list[Document], list[Document]]:
     library = Path(sysconfig.get_path("stdlib"))
     if not (library / "test").is_dir():
         raise SystemExit(f"{library} has no folder `test`. Use a Python with its tests, such as a build of CPython.")
-    skipped: Counter[str] = Counter()
-    found = sorted(read_library(library, skipped), key=lambda document: document.rank)
+    found = sorted(read_library(library), key=lambda document: document.rank)
     modules = [document for document in found if document.source.endswith(".py")]
     tests, num_bytes = list[Document](), 0
-    for document in sorted(read_library(library / "test", skipped), key=lambda document: document.rank):
+    for document in sorted(read_library(library / "test"), key=lambda document: document.rank):
         if document.source.endswith(".py") and num_bytes + document.num_bytes <= TESTS_BYTES:
             tests.append(document)
             num_bytes += document.num_bytes
-    held_out, _, _ = choose_heldout(modules, 0.03)
+    held_out, _ = choose_heldout(modules, 0.03)
     chosen = [document for document in modules if document.source in held_out]
     shares = overlaps([shingles(d.text, SHINGLE_WORDS) for d in [*chosen, *tests]], range(len(chosen)))
     judged = [document for document, share in zip(chosen, shares, strict=True) if share < NEAR_COPY]

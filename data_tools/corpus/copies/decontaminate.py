@@ -29,7 +29,7 @@ from data_tools.corpus.flow.corpus_step_runner import (
     read_documents,
 )
 from data_tools.corpus.flow.word_ngram_hashes import UNSPACED, Hashes, hash_runs, hash_words
-from data_tools.read.find_input_files import SUFFIXES
+from data_tools.read.find_input_files import SUFFIXES, known_suffix
 from data_tools.read.stream_readers import open_decompressed
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.text_from_json_lines import Document
@@ -114,7 +114,7 @@ def _read_texts(path: Path) -> Iterator[str]:
     """Yield the texts of an evaluation file: the whole content of a plain text file, or every string in a file of JSON
     lines or Parquet rows.
     """
-    if next((kind for suffix, (kind, _) in SUFFIXES.items() if path.name.endswith(suffix)), "text") != "text":
+    if SUFFIXES.get(known_suffix(path), ("text", ""))[0] != "text":
         # because: evaluation files use various keys, and every string in them counts
         for _, document in read_documents(find_step_sources([path]), ReadOptions(key=None), lambda bad: None):
             yield from _iterate_strings(document)

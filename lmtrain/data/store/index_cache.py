@@ -133,11 +133,11 @@ def _crc_of(file: MappedFile) -> int:
     return crc
 
 
+@dataclass(frozen=True)
 class IndexCache:
-    """Cache of indexes in a folder; None builds in memory. `notify` receives warnings about damaged indexes."""
+    """Cache of indexes in a folder; None builds in memory."""
 
-    def __init__(self, folder: Path | None, notify: Callable[[str], None] = warn) -> None:
-        self.folder, self.notify = folder, notify
+    folder: Path | None
 
     def get(
         self, kind: str, describe_inputs: Callable[[], dict[str, Any]], build: Callable[[IndexBuild], dict[str, Any]],
@@ -156,7 +156,7 @@ class IndexCache:
         if (index := _read_index(path, header, check)) is not None:
             return index
         if os.path.lexists(path):
-            self.notify(f"the index {path} is damaged. It is not used and is built again.")
+            warn(f"the index {path} is damaged. It is not used and is built again.")
         try:
             with _build_lock(self.folder, path.name) as has_lock:
                 return _read_index(path, header, check) or _build_on_disk(path, header, build, check, has_lock)
