@@ -284,6 +284,7 @@ class Run:
     memory: Memory
     previous_end: Mapping[str, object]  # how the previous start ended
     changed_settings: Mapping[str, list[Any]]  # settings that differ from the previous start: [old, new]
+    hosts: Sequence[str] = ()  # host names by rank, on rank 0
     skipped_checkpoints: tuple[str, ...] = ()  # messages on damaged checkpoints that the resume skipped
     reported_save: int | None = None  # step of the newest checkpoint reported to metrics and view
     failed_saves: int = 0  # failed saves since that checkpoint

@@ -45,7 +45,7 @@ def open_run(
     """Build everything that a run needs (model, optimizer, resumed state, data loader, checkpoint writer, records),
     yield it as a Run, and close it all afterwards.
 
-    All ranks take part in collectives. `hosts` has the host name of each rank, for the table that rank 0 shows.
+    All ranks take part in collectives. `hosts` has the host name of each rank, for what rank 0 shows and records.
     """
     with ExitStack() as stack:
         folder = Path(config.run.dir)
@@ -96,7 +96,7 @@ def open_run(
             config, inputs, folder, mesh, model, optimizer, average, progress, loader, writer, metrics, sinks, view,
             build_throughput(config, inputs, mesh, device),
             Durations(sum(p.numel() for p in model.parameters.values()), keeps_average=config.checkpoint.ema.is_on),
-            Memory(str(device), mesh.rank), previous_end, changed, skipped_checkpoints=tuple(skip_messages),
+            Memory(str(device), mesh.rank), previous_end, changed, hosts, skipped_checkpoints=tuple(skip_messages),
         )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ or the last.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.current_phase import MESSAGES, PHASES, main
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.stragglers.find_slow_ranks import (
@@ -36,7 +34,6 @@ from lmtrain.observe.stragglers.find_slow_ranks import (
 )
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
-from lmtrain.runtime.processes.process_group import gather_to_rank0
 from lmtrain.train.run_config import RunConfig
 
 OWN_WORK = ("data", "forward", "backward", "optimizer")  # work that only this process's own slowness makes longer
@@ -206,14 +203,14 @@ class StragglerWatch:
         return {axis: index for axis, index in at.items() if getattr(self.layout, axis) > 1}
 
 
-def build_straggler_watch(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory) -> StragglerWatch | None:
-    """Build the run's StragglerWatch on each rank; None for a run of a single process. All ranks take part, in a gather
-    of host names.
+def build_straggler_watch(
+    config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory, hosts: Sequence[str]
+) -> StragglerWatch | None:
+    """Build this rank's StragglerWatch; None for a run of a single process. `hosts` has each rank's host name, on rank
+    0 only.
     """
     if mesh.world.size == 1:
         return None
-    with current_phase.within("collective", "an agreement"):
-        hosts = [name.decode(errors="replace") for name in gather_to_rank0(socket.gethostname().encode()[:64], 64)]
     return StragglerWatch(
         mesh.layout, mesh.rank, hosts, stage_work_keys(config, model), memory, on_host=mesh.device_type == "cpu"
     )

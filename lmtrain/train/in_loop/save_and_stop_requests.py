@@ -331,7 +331,7 @@ def open_requests(
     requested. All ranks take part.
     """
     is_rank_0, limit, save_interval = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.saves_every_s
-    run.durations.stragglers = build_straggler_watch(run.config, run.inputs.model, run.mesh, run.memory)
+    run.durations.stragglers = build_straggler_watch(run.config, run.inputs.model, run.mesh, run.memory, run.hosts)
     requests = Requests(Vote(run.mesh), run.view.show_note, trace, run.durations.stragglers)
     requests.add_sources(*(SignalSource(name, stop) for name in STOP_NAMES), FullestMemory(run.memory, clock))
     with Allocation(SlurmJob.detect() if is_rank_0 else None) as allocation:
