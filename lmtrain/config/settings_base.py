@@ -122,11 +122,11 @@ class Settings:
         )
 
     def above_0(self, key: str, way_out: str) -> Check:
-        """Return a check, to pass to `checked`, that the field `key` is above 0; None passes. `way_out` says how to
-        correct the value.
+        """Return a check, to pass to `checked`, that the field `key` is a finite number above 0; None passes. `way_out`
+        says how to correct the value.
         """
         value = getattr(self, key)
-        return value is not None and value <= 0, key, "must be above 0", way_out
+        return value is not None and not 0 < value < float("inf"), key, "must be above 0", way_out
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
