@@ -37,15 +37,6 @@ class BertSettings(TransformerSettings):
         """The init std of a branch's last linear; not reduced with post-norm, which normalizes every residual sum."""
         return self.init_std if self.norm_order == "post" else super().branch_std
 
-    @property
-    def num_parameters(self) -> int:
-        width, vocab = self.width, self.vocab_size or 0
-        block = self.shape.block_matrix_params + self.ffn + 9 * width  # biases of four linears, two norms
-        embedding = (vocab + self.position_rows + NUM_SEGMENTS) * width
-        head = width * width + 3 * width + vocab
-        pair = width * width + 3 * width + 2 if self.pair_head else 0
-        return self.num_layers * block + embedding + 2 * width + head + pair
-
     def weights(self) -> dict[str, Shape]:
         shape, width, vocab, post = self.shape, self.width, self.padded_vocab_size, self.norm_order == "post"
         result: dict[str, Shape] = {

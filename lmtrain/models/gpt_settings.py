@@ -136,19 +136,6 @@ class GPTSettings(RotarySettings, TransformerSettings):
             window=self.window, num_window_layers=sum(kind.window for kind in self.layer_kinds),
         )  # fmt: skip
 
-    @property
-    def num_parameters(self) -> int:
-        shape, width = self.shape, self.width
-        norm = width * len(self.norm_parts)
-        qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_width
-        biases = qkv if self.bias in ("all", "qkv") else 0
-        biases += width if self.bias == "all" else 0
-        biases += shape.ffn_width * (1 + shape.gated) + width if self.bias in ("all", "mlp") else 0
-        block = shape.block_matrix_params + biases + norm * len(self.block_norms) + sum(self._qk_norm_widths())
-        tokens = shape.vocab_size * (width * (1 if self.tied else 2) + self.head_bias)
-        positions = self.position_rows * width if self.positions == "learned" else 0
-        return self.num_layers * block + (0 if self.norm_order == "post" else norm) + tokens + positions
-
     def _qk_norm_widths(self) -> tuple[int, ...]:
         """Return the number of weights of the norms of queries and of keys, () if there are none."""
         if self.qk_norm == "none" or self.norm_weight == "none":

@@ -75,10 +75,10 @@ class ModelSettings(Choice):
     def with_vocab(self, vocab_size: int) -> Self:
         """Return the settings for a tokenizer of this size; raise SettingsError if a smaller vocabulary is set."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def num_parameters(self) -> int:
-        """The number of parameters without padding, tied weights once: a closed form, so that plans need no torch."""
+        """The number of parameters without padding, tied weights once."""
+        return sum(math.prod(shape) for shape in unpadded_shapes(self).values())
 
     @abstractmethod
     def weights(self) -> dict[str, Shape]:

@@ -43,12 +43,6 @@ class MeanMixerSettings(ModelSettings):
     def padded_vocab_size(self) -> int:
         return round_up(self.vocab_size or 0, self.vocab_multiple)
 
-    @property
-    def num_parameters(self) -> int:
-        width, ffn, vocab = self.width, self.ffn_width, self.vocab_size or 0
-        block = 4 * width * width + 2 * width * ffn + 2 * width + self.bias * (5 * width + ffn)
-        return self.num_layers * block + width + vocab * width * (1 if self.tied else 2)
-
     def weights(self) -> dict[str, tuple[int, ...]]:
         width, ffn, vocab = self.width, self.ffn_width, self.padded_vocab_size
         result: dict[str, tuple[int, ...]] = {"tokens.weight": (vocab, width)}

@@ -33,23 +33,14 @@ MUTANTS = [
         only_for="evaluation of a pipeline where few positions are asked for",
     ),
     Mutant(
-        name="parameters_without_the_gates_biases",
-        file="lmtrain/models/gpt_settings.py",
-        function="GPTSettings.num_parameters",
-        old="shape.ffn_width * (1 + shape.gated)",
-        new="shape.ffn_width",
-        breaks="The number of parameters that is reported misses ffn_width numbers a layer.",
-        only_for="swiglu with bias=true",
-    ),
-    Mutant(
-        name="parameters_without_the_rows_behind_the_sequence",
-        file="lmtrain/models/bert_settings.py",
-        function="BertSettings.num_parameters",
-        old="(vocab + self.position_rows + NUM_SEGMENTS)",
-        new="(vocab + self.seq_len + NUM_SEGMENTS)",
-        breaks="The number of parameters that is reported, and the room on the disk that is checked for, miss rows "
-        "of the table of positions.",
-        only_for="a BERT with model.num_positions above model.seq_len",
+        name="rows_that_pad_the_vocabulary_are_parameters",
+        file="lmtrain/models/model_settings.py",
+        function="ModelSettings.num_parameters",
+        old="unpadded_shapes(self).values()",
+        new="self.weights().values()",
+        breaks="The number of parameters on every screen, and the room on the disk that is checked for, have the rows "
+        "that pad the vocabulary.",
+        only_for="a vocabulary that is no multiple of model.vocab_multiple",
     ),
     Mutant(
         name="rotary_base_is_not_handed_on",
@@ -320,15 +311,6 @@ MUTANTS = [
         new="score_mod, mask, None, q_BHTK.shape",
         breaks="model.attention_scale has no effect on a GPU.",
         only_for="model.attention_scale where masks are block masks",
-    ),
-    Mutant(
-        name="norms_of_queries_are_not_counted",
-        file="lmtrain/models/gpt_settings.py",
-        function="GPTSettings.num_parameters",
-        old=" + sum(self._qk_norm_widths())",
-        new="",
-        breaks="The number of parameters on every screen lacks the weights of the norms of queries and keys.",
-        only_for="qk_norm=head or whole",
     ),
     Mutant(
         name="a_pattern_without_an_effect_is_accepted",
