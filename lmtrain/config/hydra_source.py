@@ -249,41 +249,41 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
     """Parse the defaults list of a config file and return (its valid entries, error messages on the others).
     `config_path` is the file's path without `.yaml` within conf/.
     """
-    raw, problems, entries = file.data.get("defaults", []), list[str](), list[Entry]()
+    raw, folder = file.data.get("defaults", []), config_path.rpartition("/")[0]
     if not isinstance(raw, list):
         return [], [
             f"{file.location('defaults')} has a `defaults` that is not a list. Write lines such as `- optim: adamw`."
         ]
-    folder, num_selves = config_path.rpartition("/")[0], 0
-    for index, item in enumerate(raw):
-        location = file.location("defaults", index)
-        [(key, value)] = item.items() if isinstance(item, dict) and len(item) == 1 else [("", item)]
-        values = value if isinstance(value, list) and key else [value]
-        if not all(isinstance(value, str) or (value is None and key) for value in values):
-            problems.append(f"{location} has {item!r}, which names no file. Write `- GROUP: NAME`, or `- GROUP: null`.")
-            continue
-        if value == "_self_" and not key:
-            num_selves += 1
-            continue
-        *keywords, name = (key or value).split() or [""]
-        text = f"`- {key}: {', '.join(map(str, values)) if value is not None else 'null'}`" if key else f"`- {value}`"
-        unknown_word = next((word for word in keywords if word not in _KEYWORDS), None)
-        if unknown_word is not None or (keywords and not key):
-            hint = spelling_hint(unknown_word or "", _KEYWORDS)
-            problems.append(f"{location} has {text}, with the wrong word {unknown_word or keywords[0]}. {hint}")
-            continue
-        if problem := value_references.reference_problem(" ".join((key, *map(str, values)))):
-            problems.append(f"{location} has {text}: {problem}")
-            continue
-        name = name.partition("@")[0]
-        full_path = name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
-        files = tuple(value for value in values if value is not None) if key else (full_path,)
-        entries.append(
-            Entry(location, text, full_path if key else "", files, "override" in keywords, "optional" in keywords)
-        )
-    if num_selves > 1:
+    parsed = [
+        _parse_entry(item, file.location("defaults", index), folder)
+        for index, item in enumerate(raw) if item != "_self_"
+    ]  # fmt: skip
+    problems = [entry for entry in parsed if isinstance(entry, str)]
+    if raw.count("_self_") > 1:
         problems.append(f"{file.location('defaults')} has _self_ twice. Keep one.")
-    return entries, problems
+    return [entry for entry in parsed if isinstance(entry, Entry)], problems
+
+
+def _parse_entry(item: Any, location: str, folder: str) -> Entry | str:
+    """Return an item of a defaults list as an Entry, or an error message about it. `folder` is that of its config file
+    within conf/.
+    """
+    [(key, value)] = item.items() if isinstance(item, dict) and len(item) == 1 else [("", item)]
+    values = value if isinstance(value, list) and key else [value]
+    if not all(isinstance(value, str) or (value is None and key) for value in values):
+        return f"{location} has {item!r}, which names no file. Write `- GROUP: NAME`, or `- GROUP: null`."
+    *keywords, name = (key or value).split() or [""]
+    text = f"`- {key}: {', '.join(map(str, values)) if value is not None else 'null'}`" if key else f"`- {value}`"
+    unknown_word = next((word for word in keywords if word not in _KEYWORDS), None)
+    if unknown_word is not None or (keywords and not key):
+        hint = spelling_hint(unknown_word or "", _KEYWORDS)
+        return f"{location} has {text}, with the wrong word {unknown_word or keywords[0]}. {hint}"
+    if problem := value_references.reference_problem(" ".join((key, *map(str, values)))):
+        return f"{location} has {text}: {problem}"
+    name = name.partition("@")[0]
+    full_path = name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
+    files = tuple(value for value in values if value is not None) if key else (full_path,)
+    return Entry(location, text, full_path if key else "", files, "override" in keywords, "optional" in keywords)
 
 
 def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, root_groups: set[str]) -> Iterator[str]:

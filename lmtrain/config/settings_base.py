@@ -37,12 +37,9 @@ class Problem:
     way_out: str
     of_layout: bool = False  # True if each key is right by itself, but together they make an impossible layout
 
-    def text(self, prefix: str = "") -> str:
-        """Return the error message "KEY=VALUE RULE. WAY_OUT". `prefix` is the dotted path of the group that holds the
-        key, put before it.
-        """
-        key = f"{prefix}.{self.key}" if prefix else self.key
-        message = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
+    def text(self) -> str:
+        """Return the error message "KEY=VALUE RULE. WAY_OUT"."""
+        message = f"{self.key}={show(self.value)} {self.rule}. {self.way_out}"
         return LayoutProblem(message) if self.of_layout else message
 
 

@@ -150,10 +150,10 @@ def checked_vocab_size(vocab_size: int | None, num_tokens: int) -> int:
     """
     if vocab_size is not None and vocab_size < num_tokens:
         problem = Problem(
-            "vocab_size", vocab_size,
+            "model.vocab_size", vocab_size,
             f"is smaller than the tokenizer's {num_tokens} tokens", f"Use {num_tokens}, or null for the tokenizer's.",
         )  # fmt: skip
-        raise SettingsError([problem.text("model")])
+        raise SettingsError([problem.text()])
     return num_tokens if vocab_size is None else vocab_size
 
 

@@ -64,4 +64,4 @@ def test_values_are_shown_as_one_types_them(value: object, text: str) -> None:
 
 
 def test_a_problem_carries_its_whole_key() -> None:
-    assert Problem("lr", -1, "is negative", "Use 0.1.").text("optim") == "optim.lr=-1 is negative. Use 0.1."
+    assert Problem("optim.lr", -1, "is negative", "Use 0.1.").text() == "optim.lr=-1 is negative. Use 0.1."

@@ -145,7 +145,7 @@ def test_wrong_values_are_refused(changes: dict[str, Any], words: list[str]) -> 
 )
 def test_settings_without_an_effect_are_named(changes: dict[str, Any], words: str) -> None:
     (problem,) = tiny(**changes).unused()
-    assert words in problem.text("model")
+    assert words in problem.text()
 
 
 def test_settings_with_an_effect_are_not_named() -> None:

@@ -144,4 +144,4 @@ def test_settings() -> None:
         build_settings(RecomputeSettings, {"kind": "attention", "blocks": 0}, "recompute")
     assert list(settings.problems_in_model(2)) == []
     (problem,) = settings.problems_in_model(1)
-    assert problem.text("recompute") == "recompute.blocks=2 is more than model.num_layers=1. Use null for all blocks."
+    assert problem.text() == "blocks=2 is more than model.num_layers=1. Use null for all blocks."
