@@ -152,19 +152,22 @@ class Settings:
         """Return the settings as nested dicts and lists, which `build_settings` turns into equal settings. The `kind`
         of a choice is included.
         """
-        result: dict[str, Any] = {"kind": self.kind} if isinstance(self, Choice) else {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            plain = list(value) if isinstance(value, tuple) else value
-            if isinstance(value, dict):
-                plain = {k: v.to_dict() if isinstance(v, Settings) else v for k, v in value.items()}
-            result[field.name] = value.to_dict() if isinstance(value, Settings) else plain
-        return result
+        kind = {"kind": self.kind} if isinstance(self, Choice) else {}
+        return kind | {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def digest(self) -> str:
         """Return a hash of all values: 16 hex digits, equal for equal settings."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a setting as nested dicts and lists."""
+    if isinstance(value, Settings):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True, kw_only=True)

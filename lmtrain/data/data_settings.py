@@ -256,11 +256,6 @@ class BlendSettings(DataChoice):
         paths = "[" + ",".join(part.path for part in self.valid_datasets) + "]"
         yield from problem_if(len(self.valid_datasets) > 0, "data.valid_datasets", paths, _UNUSED, _VALIDATION_HINT)
 
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {
-            key: [part.to_dict() for part in getattr(self, key)] for key in ("datasets", "valid_datasets")
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSettings(DataSettings):

@@ -28,7 +28,6 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
 
-_BEST_BY = "checkpoint.best_by"
 MAX_INCREMENTS = 10_000  # because: code lists them all before a run begins, and no real run comes near
 MAX_PARAMETERS = 10**15  # because: code enumerates weights before a run begins, and no real run comes near
 
@@ -241,7 +240,7 @@ def best_by_problems(
          f"checkpoint.interval_steps={saves} saves none of these steps before the last, {total_steps}",
          "Use a smaller checkpoint.ema.from_step."),
     )  # fmt: skip
-    problems = (Problem(_BEST_BY, name, rule, way_out) for is_wrong, rule, way_out in checks if is_wrong)
+    problems = (Problem("checkpoint.best_by", name, rule, way_out) for is_wrong, rule, way_out in checks if is_wrong)
     yield from islice(problems, 1)  # because: the later rules say nothing about a name that breaks an earlier one
 
 

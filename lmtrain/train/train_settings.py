@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 from lmtrain.config.settings_builder import quantity
@@ -166,9 +166,6 @@ class EvalSettings(Settings):
             len(repeated) > 0, "tasks", ", ".join(repeated), "is the name of several entries",
             "Give each entry a name of its own, as in {task: perplexity, data: a.txt, name: a}.",
         )  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"tasks": [task.to_dict() for task in self.tasks]}
 
 
 def count_steps(train: TrainSettings, seq_len: int) -> int:

@@ -29,8 +29,7 @@ from lmtrain.units import format_bytes
 
 PROFILE_FOLDER = "profile"  # within the run's folder
 _FILE = re.compile(r"rank-\d{5,}(?:\.(\d{1,9}))?\.spans")
-_CAPACITY = {TRACE_ALL: 1 << 17}  # records, of 48 bytes each
-_SAMPLED_CAPACITY = 1 << 15
+_CAPACITY, _SAMPLED_CAPACITY = 1 << 17, 1 << 15  # records, of 48 bytes each, of all steps and of some
 
 
 @contextmanager
@@ -78,7 +77,7 @@ def _header(run: Run, start_number: int) -> Header:
         start=start_number,
         wall_ns=time.time_ns(),
         monotonic_ns=time.monotonic_ns(),
-        capacity=_CAPACITY.get(config.observe.trace, _SAMPLED_CAPACITY),
+        capacity=_CAPACITY if config.observe.trace == TRACE_ALL else _SAMPLED_CAPACITY,
         schedule=config.parallel.schedule,
         num_microbatches=config.train.global_batch // (config.train.micro_batch * layout.dp),
     )
