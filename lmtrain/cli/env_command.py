@@ -7,12 +7,7 @@ from contextlib import closing
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
 from lmtrain.cli.shared_options import Json
-from lmtrain.runtime.processes.process_environment import (
-    NodeRanks,
-    ProcessEnv,
-    environment_report,
-    has_compiled_helpers,
-)
+from lmtrain.runtime.processes.process_environment import ProcessEnv, environment_report, has_compiled_helpers
 from lmtrain.units import format_bytes
 
 
@@ -20,12 +15,12 @@ def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
 
-    from lmtrain.runtime.machine.choose_device import device_name, memory_stats, pick_device
+    from lmtrain.runtime.machine.choose_device import device_name, pick_device, total_memory_bytes
 
     device = pick_device("auto")
     report = environment_report() | {
         "device": device_name(device),
-        "device_memory": format_bytes(memory_stats(device).total_bytes),
+        "device_memory": format_bytes(total_memory_bytes(device)),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "compiled_helpers": has_compiled_helpers(),
@@ -48,7 +43,7 @@ def _describe_rank_start() -> str:
     from lmtrain.runtime.processes.start_rank_processes import Program, RankStarter
 
     reasons: list[str] = []
-    environment, host = NodeRanks(1).shared_environment(), ProcessEnv.detect().host
+    environment, host = ProcessEnv().shared_environment(), ProcessEnv.detect().host
     program = Program([], imports=TRAINING_IMPORTS)
     starter = RankStarter(program, environment, host, report=reasons.append, explain_no_server=reasons.append)
     with closing(starter):

@@ -16,7 +16,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.runtime.processes.launcher import launch
-from lmtrain.runtime.processes.process_environment import NodeRanks
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.start_rank_processes import Program
 from lmtrain.tokenizer.train import train_bpe
 
@@ -45,7 +45,7 @@ def measured(folder: Path, checkpoint: Path, num_processes: int, *words: str) ->
         subprocess.run([sys.executable, "-m", "tests.cli.measured_eval", *arguments], check=True)
     else:
         program = Program(arguments, module="tests.cli.measured_eval")
-        assert launch(program, NodeRanks(num_processes)).exit_code == 0
+        assert launch(program, ProcessEnv().as_launcher(num_processes)).exit_code == 0
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_processes)]
 
 

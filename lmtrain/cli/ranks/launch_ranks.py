@@ -20,7 +20,6 @@ from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
 from lmtrain.runtime.processes.launcher import Outcome, end_with_launcher, launch
 from lmtrain.runtime.processes.process_environment import (
     DRY_RUN_LAUNCHER,
-    NodeRanks,
     ProcessEnv,
     Rendezvous,
     limit_spinning,
@@ -136,7 +135,7 @@ def launch_evaluation(argv: Sequence[str], env: ProcessEnv) -> None:
     Raise typer.Exit if a process fails.
     """
     program = Program(rank_arguments(argv), imports=EVALUATION_IMPORTS)
-    _exit_with_outcome(launch(program, _local_ranks(env), report=print_notice, explain_no_server=_print_if_debug), env)
+    _exit_with_outcome(launch(program, env, report=print_notice, explain_no_server=_print_if_debug), env)
 
 
 def training_imports(config: RunConfig) -> tuple[str, ...]:
@@ -205,19 +204,13 @@ def launch_training(
     prepare = (PREPARE_FUNCTION, prepared)
     program = Program(rank_arguments(argv), imports=imports, prepare=prepare, helper=COMPANION_FUNCTION)
     outcome = launch(
-        program, _local_ranks(env), max_restarts=max_restarts or 0, on_restart=before_restart, report=print_notice,
+        program, env, max_restarts=max_restarts or 0, on_restart=before_restart, report=print_notice,
         explain_no_server=_print_if_debug,
     )  # fmt: skip
     ignore_stops()  # because: srun asks the other nodes to stop once the first has ended, and this one has a result
     if outcome.is_before_ranks and env.has_peers:
         report_refusal(env, StoppedEarly(str(outcome.cause)))
     _exit_with_outcome(outcome, env, is_reported=record_end(outcome) is not None)
-
-
-def _local_ranks(env: ProcessEnv) -> NodeRanks:
-    """Return the ranks that this process starts; `env` describes the first of them."""
-    launcher = "slurm" if env.launcher == "slurm" else "lmtrain"
-    return NodeRanks(env.local_world_size or 1, env.rank, env.world_size, launcher, env.host)
 
 
 def _print_if_debug(problem: str) -> None:

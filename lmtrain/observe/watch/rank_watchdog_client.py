@@ -11,17 +11,15 @@ import json
 import os
 import queue
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe.measure import current_phase
@@ -31,6 +29,7 @@ from lmtrain.observe.watch.hang_verdict import HANG_KIND
 from lmtrain.observe.watch.heartbeat_server import verdict_text
 from lmtrain.runtime.processes.process_environment import ProcessEnv, Rendezvous, take_companion
 from lmtrain.runtime.processes.process_group import RunGroup, is_peer_error
+from lmtrain.runtime.processes.start_rank_processes import ForkedProcess
 from lmtrain.runtime.processes.stop_signals import Stopped, ignore_stops
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +39,6 @@ _CODE = (
 _KEY = "watch"  # key of the run's store: the hub's host, port and secret
 _ANSWER_S = 5.0
 _COMPANION_END_S = 5.0
-_POLL_S = 0.005
 _VERDICT_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may come before the verdict
 _MAX_ROWS = 30
 _DUMP_S = 1.0  # because: the dump takes locks that a hung process may hold
@@ -66,7 +64,7 @@ class Watch:
         self._is_answered, self._is_leaving = threading.Event(), threading.Event()
         self._control: socket.socket | None = None
         self._sending = threading.Lock()
-        self._companion: subprocess.Popen[bytes] | _ForkedCompanion | None = None
+        self._companion: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def send_stop(self, signal_name: str) -> None:
         """Report to all other processes of the run that this process has received the signal `signal_name`, which asks
@@ -105,7 +103,7 @@ class Watch:
         if waiting is None:
             self._control, self._companion = _start_companion(config, fds, may_print=is_leader)
         else:
-            self._control, self._companion = socket.socket(fileno=waiting[0]), _ForkedCompanion(waiting[1])
+            self._control, self._companion = socket.socket(fileno=waiting[0]), ForkedProcess(waiting[1])
             socket.send_fds(self._control, [json.dumps(config).encode()], list(fds.values()))
         os.close(marks)
         port = None
@@ -200,29 +198,6 @@ class Watch:
                 self._control.sendall(json.dumps(message).encode() + b"\n")
 
 
-class _ForkedCompanion:
-    """A companion that was forked by this process, with the `wait` and `kill` of subprocess.Popen."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid, self._has_ended = pid, False
-
-    def wait(self, timeout: float | None = None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._has_ended:
-            try:
-                self._has_ended = os.waitpid(self._pid, 0 if deadline is None else os.WNOHANG)[0] != 0
-            except ChildProcessError:
-                self._has_ended = True
-            if deadline is not None and not self._has_ended:
-                if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired("companion", timeout or 0.0)
-                time.sleep(_POLL_S)
-
-    def kill(self) -> None:
-        if not self._has_ended:
-            os.kill(self._pid, signal.SIGKILL)
-
-
 def _start_companion(
     config: dict[str, Any], fds: dict[str, int], *, may_print: bool
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -236,11 +211,9 @@ def _start_companion(
         )  # fmt: skip
 
 
-def _raise_verdict(verdict_error: LmtrainError, process: ProcessEnv, error: BaseException) -> NoReturn:
-    if process.rank > 0:
-        # because: rank 0 or its companion prints the error for all ranks
-        raise SystemExit(verdict_error.exit_code) from error
-    raise verdict_error from error
+def _error_of_rank(process: ProcessEnv, verdict_error: LmtrainError) -> BaseException:
+    """Return the error that this rank raises for a verdict: rank 0 or its companion prints it for all ranks."""
+    return SystemExit(verdict_error.exit_code) if process.rank > 0 else verdict_error
 
 
 @contextmanager
@@ -273,7 +246,7 @@ def watch_run(
             watch.report_end({"left": True})  # because: the report makes the other ranks stop as well
             raise
         watch.report_end({"failed": str(stopped), "code": earlier_error.exit_code})
-        _raise_verdict(earlier_error, process, stopped)
+        raise _error_of_rank(process, earlier_error) from stopped
     except BaseException as error:
         of_peers = is_peer_error(error)
         culprit = watch.find_culprit(error) if of_peers else None
@@ -281,7 +254,7 @@ def watch_run(
         watch.report_end({"failed": f"{type(error).__name__}: {error}"[:2000], "code": code})
         if culprit is None:
             raise
-        _raise_verdict(culprit, process, error)
+        raise _error_of_rank(process, culprit) from error
     watch.report_end({"done": True})
 
 

@@ -234,9 +234,9 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
 
 
-def parse_json(data: bytes | str, path: Path, max_bytes: int | None = None) -> Any:
+def parse_json(data: bytes | str, path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Parse JSON text strictly and return its value. Raise DataError, which names `path`, for a duplicate key, NaN,
-    deep nesting, more than `max_bytes` of text (default MAX_JSON_BYTES) or values that would take too much memory.
+    deep nesting, more than `max_bytes` of text or values that would take too much memory.
 
     The memory of the values is estimated from the text before it is parsed.
     """
@@ -251,11 +251,10 @@ def parse_json(data: bytes | str, path: Path, max_bytes: int | None = None) -> A
     return value
 
 
-def json_size_problem(data: bytes | str, max_bytes: int | None = None) -> str | None:
-    """Return why a JSON text is too large to parse, as the end of a message, or None. The text may have `max_bytes`
-    (default MAX_JSON_BYTES); the memory of its parsed values is estimated and limited, too.
+def json_size_problem(data: bytes | str, max_bytes: int) -> str | None:
+    """Return why a JSON text is too large to parse, as the end of a message, or None. The text may have `max_bytes`;
+    the memory of its parsed values is estimated and limited, too.
     """
-    max_bytes = MAX_JSON_BYTES if max_bytes is None else max_bytes
     # because: counting characters takes time, and a text that is too large is refused without it
     return size_problem(len(data), 0 if len(data) > max_bytes else json_memory(data), max_bytes)
 

@@ -1,13 +1,11 @@
-"""The device a run computes on: choose it, name it, measure its memory, and set torch's numerical modes."""
+"""The device a run computes on: choose it, name it, look up its memory, and set torch's numerical modes."""
 
 from __future__ import annotations
 
+import os
 import platform
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,15 +13,6 @@ import torch
 from lmtrain.errors import OutOfMemoryError, SettingsError
 from lmtrain.runtime.machine.gpus import Gpus, device_problem, gpu_index
 from lmtrain.runtime.processes.process_environment import ProcessEnv, set_env_default
-
-
-@dataclass(frozen=True)
-class MemoryStats:
-    """Memory of a device: on a GPU what torch's allocator holds, on a CPU the resident memory of the process."""
-
-    used_bytes: int
-    peak_bytes: int
-    total_bytes: int
 
 
 def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
@@ -52,24 +41,11 @@ def device_name(device: torch.device) -> str:
     return model_name if model_name is not None else platform.processor() or platform.machine()
 
 
-def memory_stats(device: torch.device) -> MemoryStats:
-    """Return the bytes of memory in use, their peak since the start, and the total: for a GPU those of torch's
-    allocator and of the GPU, for the CPU those of this process and of the host.
-    """
+def total_memory_bytes(device: torch.device) -> int:
+    """Return the bytes of memory of a GPU, or of the host for the CPU."""
     if device.type == "cuda":
-        return MemoryStats(
-            torch.cuda.memory_allocated(device),
-            torch.cuda.max_memory_allocated(device),
-            torch.cuda.get_device_properties(device).total_memory,
-        )
-    # because: Linux counts in KiB, macOS in bytes
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    page, used, total = resource.getpagesize(), peak, 0
-    if sys.platform == "linux":
-        used = int(Path("/proc/self/statm").read_text().split()[1]) * page
-        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-        total = next((int(words[1]) * 1024 for words in lines if words[0] == "MemTotal:"), 0)
-    return MemoryStats(used, max(used, peak), total)
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextmanager
@@ -112,8 +88,7 @@ def set_tf32(enabled: bool) -> None:
     torch.backends.cudnn.allow_tf32 = enabled
 
 
-def set_threads(count: int | None) -> int:
-    """Set how many CPU threads a torch operation uses; None keeps torch's choice. Return the number in use."""
+def set_threads(count: int | None) -> None:
+    """Set how many CPU threads a torch operation uses; None keeps torch's choice."""
     if count is not None:
         torch.set_num_threads(count)
-    return torch.get_num_threads()

@@ -1,9 +1,9 @@
-"""The fork server: it imports once what the ranks of a node need, and forks them. Started by rank_starter. Torch-free.
+"""The fork server: it imports once what the ranks of a node need, and forks them. Torch-free.
 
-It has one thread and opens no device, so that a fork is safe; if its imports have done either, it reports that and
-forks nothing. Each message on its socket requests one process, which does what `python -m MODULE ARGUMENTS` would by
-calling the module's `main`. A process is forked twice: its parent ends at once and the launcher adopts it, so that the
-launcher gets its exit code even if the server is gone.
+Started by start_rank_processes.py. It has one thread and opens no device, so that a fork is safe; if its imports have
+done either, it reports that and forks nothing. Each message on its socket requests one process, which does what `python
+-m MODULE ARGUMENTS` would by calling the module's `main`. A process is forked twice: its parent ends at once and the
+launcher adopts it, so that the launcher gets its exit code even if the server is gone.
 
 `ps` shows a forked process with the command line and variables of its parent, since Linux reads both from fixed
 addresses in memory. `show_title` and `show_environment` write there; on other systems they do nothing.
@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from lmtrain.runtime.processes.process_environment import COMPANION_VARIABLE, drop_variable, end_now, set_variables
 
@@ -106,15 +106,20 @@ def _serve_or_run_fork(control: socket.socket, arguments: Sequence[str]) -> None
     global _program
     _program = tuple(arguments)
     # because: the closed socket reports the launcher's end too, but not to a process that is stopped
-    with suppress(OSError, AttributeError, ImportError):
-        import ctypes  # because: it is slow to import, and the ranks import it anyway
-
-        ctypes.CDLL(None).prctl(_CHILD_DIES_WITH_PARENT, signal.SIGKILL)
+    prctl(_CHILD_DIES_WITH_PARENT, signal.SIGKILL)
     run = None
     with suppress(BrokenPipeError, ConnectionResetError):  # because: the launcher has ended, and so does this process
         run = serve(control)
     if run is not None:
         run_and_end(run)
+
+
+def prctl(option: int, argument: Any) -> None:
+    """Set or read a property of this process with Linux's prctl; do nothing on other systems."""
+    with suppress(OSError, AttributeError, ImportError):
+        import ctypes  # because: it is slow to import, and most commands start no processes
+
+        ctypes.CDLL(None).prctl(option, argument, 0, 0, 0)
 
 
 def serve(control: socket.socket) -> Callable[[], None] | None:
@@ -218,29 +223,25 @@ def fork_for_launcher() -> tuple[int, int]:
     process, or (-1, errno) if forking fails.
     """
     read_fd, write_fd = os.pipe()
-    try:
-        middle_pid = os.fork()
-    except OSError as error:
-        os.close(read_fd)
-        os.close(write_fd)
-        return -1, error.errno or errno.EAGAIN
-    if middle_pid == 0:
+    with os.fdopen(read_fd, "rb", buffering=0) as reader, os.fdopen(write_fd, "wb", buffering=0) as writer:
         try:
-            pid = os.fork()
+            middle_pid = os.fork()
         except OSError as error:
-            os.write(write_fd, json.dumps([-1, error.errno]).encode())
-            os._exit(0)
-        if pid > 0:
-            os._exit(0)
-        os.setsid()  # because: Ctrl-C would reach it twice, from the terminal and from the launcher
-        os.write(write_fd, json.dumps([os.getpid(), 0]).encode())
-        os.close(read_fd)
-        os.close(write_fd)
-        return 0, 0
-    os.close(write_fd)
-    os.waitpid(middle_pid, 0)  # because: only after its parent's end is the process a child of the launcher
-    answer = os.read(read_fd, 4096)
-    os.close(read_fd)
+            return -1, error.errno or errno.EAGAIN
+        if middle_pid == 0:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                writer.write(json.dumps([-1, error.errno]).encode())
+                os._exit(0)
+            if pid > 0:
+                os._exit(0)
+            os.setsid()  # because: Ctrl-C would reach it twice, from the terminal and from the launcher
+            writer.write(json.dumps([os.getpid(), 0]).encode())
+            return 0, 0
+        writer.close()
+        os.waitpid(middle_pid, 0)  # because: only after its parent's end is the process a child of the launcher
+        answer = reader.read(4096)
     if not answer:
         return -1, errno.EAGAIN  # the process in the middle was killed
     pid, error_number = json.loads(answer)
@@ -336,27 +337,22 @@ def _fork_helper(function: str, title: str, name: str, *, unused_fds: Sequence[i
     of the helper, which closes `unused_fds`.
     """
     own_end, helper_end = socket.socketpair()
-    try:
+    with own_end, helper_end:
         pid = os.fork()
-    except OSError:
-        own_end.close()
-        helper_end.close()
-        raise
-    if pid == 0:
-        code = 1
-        try:
-            own_end.close()
-            for fd in unused_fds:
-                os.close(fd)
-            show_title(_full_title(title), name)
-            _load_function(function)(helper_end)
-            code = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(code)
-    helper_end.close()
-    return f"{own_end.detach()}:{pid}"
+        if pid == 0:
+            code = 1
+            try:
+                own_end.close()
+                for fd in unused_fds:
+                    os.close(fd)
+                show_title(_full_title(title), name)
+                _load_function(function)(helper_end)
+                code = 0
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(code)
+        return f"{own_end.detach()}:{pid}"
 
 
 def show_title(title: str, name: str) -> None:

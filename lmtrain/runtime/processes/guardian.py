@@ -1,4 +1,4 @@
-"""A small process that outlives a killed launcher and kills the ranks that it left behind. Started by launch.
+"""A small process that outlives a killed launcher and kills the ranks that it left behind. Started by launcher.py.
 
 Run as `python -m lmtrain.runtime.processes.guardian`; its input is a pipe with a process id on each line, which closes
 when the launcher ends. A rank ends itself when its launcher is gone, but not while it is stopped by SIGSTOP or holds

@@ -25,8 +25,14 @@ from types import FrameType
 from typing import IO, Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
-from lmtrain.runtime.processes.process_environment import STORE_FD_VARIABLE, NodeRanks
-from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter, StartCancelledError
+from lmtrain.runtime.processes.process_environment import STORE_FD_VARIABLE, ProcessEnv
+from lmtrain.runtime.processes.start_rank_processes import (
+    OrphanAdoption,
+    Program,
+    RankStarter,
+    StartCancelledError,
+    is_in_state,
+)
 from lmtrain.runtime.processes.stop_signals import STOPS
 
 _MAX_LINES_KEPT = 50  # of each rank
@@ -114,28 +120,29 @@ class Outcome:
 
 
 def launch(
-    program: Program, ranks: NodeRanks, *, grace_s: float = GRACE_S, max_restarts: int = 0,
+    program: Program, env: ProcessEnv, *, grace_s: float = GRACE_S, max_restarts: int = 0,
     on_restart: Callable[[Outcome, int], None] = lambda outcome, attempt: None,
     report: Callable[[str], None] = lambda text: None, explain_no_server: Callable[[str], None] = lambda text: None,
 ) -> Outcome:  # fmt: skip
-    """Run the program once for each rank, as one job; return how it ended once the last rank has ended. After the first
-    failure the other ranks have `grace_s` seconds before they are killed. A job that lost a rank is restarted, up to
-    `max_restarts` times. Callbacks: `on_restart` gets the outcome and the number of the next start, and may raise;
-    `report` gets messages about the fork server; `explain_no_server` gets the reason if no fork server is used.
+    """Run the program once for each rank of this process, whose place is `env`, as one job; return how it ended once
+    the last rank has ended. After the first failure the other ranks have `grace_s` seconds before they are killed. A
+    job that lost a rank is restarted, up to `max_restarts` times. Callbacks: `on_restart` gets the outcome and the
+    number of the next start, and may raise; `report` gets messages about the fork server; `explain_no_server` gets the
+    reason if no fork server is used.
 
     A restart begins with a new store and token once all processes of the job are gone.
     """
     with _StopForwarder() as stops, OrphanAdoption():
         starter = RankStarter(
-            program, ranks.shared_environment(), ranks.host, report=report, explain_no_server=explain_no_server,
+            program, env.shared_environment(), env.host, report=report, explain_no_server=explain_no_server,
             is_cancelled=lambda: bool(stops.received),
         )  # fmt: skip
         with closing(starter):
             for attempt in itertools.count(1):
                 is_last = attempt > max_restarts
-                outcome = _Job(program, ranks, starter, grace_s, stops, is_last=is_last).run(attempt - 1)
+                outcome = _Job(program, env, starter, grace_s, stops, is_last=is_last).run(attempt - 1)
                 # because: srun stops all nodes if one has lost a rank, and the lost rank is the cause to report
-                if outcome.is_restartable and stops.received and ranks.launcher != "slurm":
+                if outcome.is_restartable and stops.received and env.launcher != "slurm":
                     return _stopped_outcome(outcome, stops, "was stopped")
                 if not outcome.is_restartable or is_last:
                     return outcome
@@ -156,18 +163,6 @@ def _wait_for_parent_end() -> None:
             pass
     # because: the rank leads a process group of its own, so helpers such as compilers end with it
     os.killpg(0, signal.SIGKILL)
-
-
-def _is_in_state(state: int, pid: int) -> bool:
-    """Return whether the child process `pid` is in `state`: os.WEXITED (it has ended) or os.WSTOPPED (SIGSTOP stopped
-    it).
-
-    A child that has ended is not reaped: its exit code can still be read.
-    """
-    try:
-        return os.waitid(os.P_PID, pid, state | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return state == os.WEXITED  # because: the system raises it for a child that has just ended
 
 
 def _kill_group(pid: int) -> None:
@@ -229,7 +224,7 @@ class _Job:
     """A single start of all ranks of this launcher; a restart is another job."""
 
     program: Program
-    ranks: NodeRanks
+    env: ProcessEnv
     starter: RankStarter
     grace_s: float
     stops: _StopForwarder
@@ -244,7 +239,7 @@ class _Job:
         """Start all ranks, wait until they have ended or were killed, and return how the job ended. `num_restarts` is
         how often the job has been restarted so far.
         """
-        self.outputs = RankOutputs(range(self.ranks.first, self.ranks.first + self.ranks.count))
+        self.outputs = RankOutputs(range(self.env.rank, self.env.rank + self.env.num_ranks))
         parent_pipe, alive_fd = os.pipe()
         try:
             try:
@@ -289,7 +284,7 @@ class _Job:
         The store's socket listens before any rank runs, so that its port cannot be taken.
         """
         with (
-            socket.create_server(("127.0.0.1", 0), backlog=self.ranks.count) as store,
+            socket.create_server(("127.0.0.1", 0), backlog=self.env.num_ranks) as store,
             open(os.devnull, "wb") as null,
         ):
             # because: if this process was started without an output stream, another file may have its descriptor
@@ -297,17 +292,17 @@ class _Job:
                 fd if stream is not None else null.fileno()
                 for fd, stream in ((1, sys.__stdout__), (2, sys.__stderr__))
             ]
-            port, token, is_watched = store.getsockname()[1], secrets.token_hex(16), self.ranks.num_all > 1
-            is_own_run = self.ranks.launcher == "lmtrain"
-            for local_rank in range(self.ranks.count):
-                rank = self.ranks.first + local_rank
+            port, token, is_watched = store.getsockname()[1], secrets.token_hex(16), self.env.world_size > 1
+            for local_rank in range(self.env.num_ranks):
+                rank = self.env.rank + local_rank
                 read_fd, write_fd = os.pipe() if rank else (-1, -1)
                 try:
                     pid = self.starter.start(
                         (parent_pipe, write_fd, write_fd) if rank else (parent_pipe, outputs[0], outputs[1]),
-                        self.ranks.rank_environment(local_rank, port, token, num_restarts=num_restarts),
-                        title=f"rank {rank} of {self.ranks.num_all}", name=f"lmtrain rank {rank}",
-                        keep=(STORE_FD_VARIABLE, store.fileno()) if rank == 0 and is_own_run else None,
+                        self.env.rank_environment(local_rank, port, token, num_restarts=num_restarts),
+                        title=f"rank {rank} of {self.env.world_size}", name=f"lmtrain rank {rank}",
+                        keep=(STORE_FD_VARIABLE, store.fileno())
+                        if rank == 0 and self.env.launcher != "slurm" else None,
                         helper=(f"companion of rank {rank}", f"lmtrain watch {rank}") if is_watched else None,
                         announce=self._add_to_guardian,
                     )  # fmt: skip
@@ -354,7 +349,7 @@ class _Job:
     def _check_guardian(self) -> None:
         """Replace the guardian if it has ended; if that fails, the job goes on without a guardian until the next check.
         """
-        if self.guardian_pid < 0 or _is_in_state(os.WEXITED, self.guardian_pid):
+        if self.guardian_pid < 0 or is_in_state(os.WEXITED, self.guardian_pid):
             with suppress(OSError, StartCancelledError):
                 self._start_guardian()
                 self._add_to_guardian(*self.pids)
@@ -370,7 +365,7 @@ class _Job:
         local ranks that had to be killed. Ranks are killed `grace_s` seconds after the first failure, or after SIGSTOP
         has stopped all that are left.
         """
-        alive, failed, killed = set(range(self.ranks.count)), list[int](), set[int]()
+        alive, failed, killed = set(range(self.env.num_ranks)), list[int](), set[int]()
         deadline: float | None = None
         while alive:
             try:
@@ -380,8 +375,8 @@ class _Job:
             except queue.Empty:
                 self.starter.check_server()
                 self._check_guardian()
-                if deadline is None and len(alive) < self.ranks.count and all(
-                    _is_in_state(os.WSTOPPED, self.pids[rank]) for rank in alive
+                if deadline is None and len(alive) < self.env.num_ranks and all(
+                    is_in_state(os.WSTOPPED, self.pids[rank]) for rank in alive
                 ):
                     deadline = time.monotonic() + self.grace_s  # because: no running rank is left to notice
                 elif deadline is not None:
@@ -417,14 +412,13 @@ class _Job:
         """Return how the job ended: the rank that failed first, its exit code and the cause for a message. `failed` are
         local ranks in the order of their ends, `killed` the local ranks that the launcher had to kill.
         """
-        codes, first = self.codes, self.ranks.first
+        codes, first = self.codes, self.env.rank
         # because: survivors may end sooner than the rank whose failure they report
         own_failures = [rank for rank in failed if codes[rank] != PeerLostError.exit_code]
         if killed and not own_failures:
             when = "while the others waited" if failed else "when the others had ended"
-            names = self.ranks.name([first + rank for rank in killed])
-            cause_hung = f"{names} hung {when}, and had to be killed."
-            return Outcome(PeerLostError.exit_code, first + killed[0], cause_hung)
+            names = self.env.name_ranks([first + rank for rank in killed])
+            return Outcome(PeerLostError.exit_code, first + killed[0], f"{names} hung {when}, and had to be killed.")
         if not failed:
             return Outcome(max(codes.values()))
         local_rank = (own_failures or failed)[0]
@@ -441,10 +435,12 @@ class _Job:
         rest = f"; the other {len(killed)} had to be killed" if killed else ""
         if code < 0:
             name = signal.Signals(-code).name
-            cause_lost = f"{self.ranks.name([rank])} was ended by {name}, and the run with it{rest}."
-            return Outcome(PeerLostError.exit_code, rank, cause_lost, signal=-code)
-        cause = f"{self.ranks.name([rank])} failed with exit code {code}{rest}: {self.outputs.last_error(rank)}"
+            return Outcome(
+                PeerLostError.exit_code, rank,
+                f"{self.env.name_ranks([rank])} was ended by {name}, and the run with it{rest}.", signal=-code,
+            )  # fmt: skip
+        cause = f"{self.env.name_ranks([rank])} failed with exit code {code}{rest}: {self.outputs.last_error(rank)}"
         # whether the ranks of this node ended for a reason of the whole run, which rank 0 reports on its node
         silent = set(self.codes.values()) == {code} and not self.outputs.has_output(rank)
-        reported_elsewhere = self.ranks.launcher == "slurm" and (code == PeerLostError.exit_code or silent)
+        reported_elsewhere = self.env.launcher == "slurm" and (code == PeerLostError.exit_code or silent)
         return Outcome(code, rank, None if rank == 0 or reported_elsewhere else f"{cause.rstrip('.')}.")

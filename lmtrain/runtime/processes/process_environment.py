@@ -70,16 +70,15 @@ class ProcessEnv:
     local_world_size: int = 0  # processes on this node; 0 if the launcher does not give it
     num_own_gpus: int = 0  # GPUs that the launcher shows to this process only; 0 if it sees those of its node
     is_child: bool = False  # whether our own launcher started it
-    num_ranks: int = 1  # ranks that this process represents: all of its node if it is the node's launcher
+    num_ranks: int = 1  # ranks that this process represents, from `rank` on: all of its node if it is their launcher
 
     def as_launcher(self, num_processes: int, flag: str = "--nproc") -> ProcessEnv:
         """Return the environment of this process as a launcher that starts `num_processes` ranks on its node: its rank
         is that of the first of them. `flag` is the command-line flag that gave the number. Raise UsageError if another
         launcher has started this process, unless it is the only srun task of its node.
         """
-        if self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child:
-            return self._as_node_launcher(num_processes)
-        if self.launcher != "single":
+        is_task_of_node = self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child
+        if self.launcher != "single" and not is_task_of_node:
             launcher = "lmtrain" if self.is_child else self.launcher
             way_out = f"Leave out {flag}." if self.is_child else f"Leave out {flag}, or {launcher}."
             if launcher == "slurm":
@@ -88,17 +87,7 @@ class ProcessEnv:
                 f"{flag}={num_processes} would start {num_processes} processes from each process that {launcher} has "
                 f"started. {way_out}"
             )
-        if num_processes == 1:
-            return self
-        return replace(
-            self, world_size=num_processes, local_world_size=num_processes, launcher="lmtrain", num_ranks=num_processes
-        )
-
-    def _as_node_launcher(self, num_processes: int) -> ProcessEnv:
-        """Return the environment of this srun task as the launcher of `num_processes` ranks on its node: its rank is
-        that of the first of them. Raise UsageError if srun has started several tasks on the node.
-        """
-        if self.local_world_size > 1:
+        if is_task_of_node and self.local_world_size > 1:
             raise UsageError(
                 f"srun has started {self.local_world_size} tasks on {self.host}, but --nproc-per-node={num_processes} "
                 f"would start {num_processes} processes from each task. Use srun --ntasks-per-node=1, or leave out "
@@ -108,7 +97,8 @@ class ProcessEnv:
             return self
         return replace(
             self, rank=self.rank * num_processes, world_size=self.world_size * num_processes,
-            local_world_size=num_processes, num_own_gpus=0, num_ranks=num_processes,
+            local_world_size=num_processes, launcher="slurm" if is_task_of_node else "lmtrain", num_own_gpus=0,
+            num_ranks=num_processes,
         )  # fmt: skip
 
     @property
@@ -121,13 +111,46 @@ class ProcessEnv:
         """True if ranks that this process does not start would wait for it."""
         return self.world_size > self.num_ranks
 
-    @classmethod
-    def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
-        """Return this process's place in its run from the variables of our launcher, torchrun or srun; a single process
-        if there are none. `environ` replaces os.environ. Raise UsageError if the variables are malformed or contradict
-        each other.
+    def name_ranks(self, ranks: Sequence[int]) -> str:
+        """Return how a message names some ranks of this node, given in rising order: with the node if the run may have
+        several.
         """
-        env = os.environ if environ is None else environ
+        return f"{ranks_text(ranks)} {f'on {self.host}' if self.launcher == 'slurm' else f'of {self.world_size}'}"
+
+    def shared_environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return the environment variables of all ranks that this process starts: those of `environ`, and defaults for
+        thread counts and for gloo's network interface.
+        """
+        env = dict(environ)
+        env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // self.num_ranks)))
+        # because: numpy's products are small here, and threads that it starts at import would make a fork unsafe
+        env.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if self.launcher != "slurm":
+            # because: gloo would listen on the address of the machine's name, and all peers are on this node
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        env.pop(STORE_FD_VARIABLE, None)
+        return env
+
+    def rank_environment(self, local_rank: int, port: int, token: str, *, num_restarts: int = 0) -> dict[str, str]:
+        """Return the environment variables of a single rank: its rank, local rank and the world sizes. If lmtrain
+        starts all ranks of the run, also the rendezvous `port`, the run's `token` and the number of restarts.
+        """
+        env = {
+            "RANK": str(self.rank + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.num_ranks),
+        }  # fmt: skip
+        if self.launcher == "slurm":
+            return env | {_LAUNCHER_VARIABLE: "slurm"}
+        return env | {
+            _LAUNCHER_VARIABLE: "lmtrain", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            _RUN_ID_VARIABLE: token, _RESTARTS_VARIABLE: str(num_restarts),
+        }  # fmt: skip
+
+    @classmethod
+    def detect(cls, env: Mapping[str, str] = os.environ) -> ProcessEnv:
+        """Return this process's place in its run from the variables of our launcher, torchrun or srun; a single process
+        if there are none. Raise UsageError if the variables are malformed or contradict each other.
+        """
         step = env.get("SLURM_STEP_ID", "")
         if "RANK" in env or "WORLD_SIZE" in env:
             launcher, local_size = env.get(_LAUNCHER_VARIABLE, "torchrun"), _read_number(env, "LOCAL_WORLD_SIZE", 0)
@@ -177,11 +200,10 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
     @classmethod
-    def detect(cls, process: ProcessEnv, environ: Mapping[str, str] | None = None) -> Rendezvous:
-        """Return the address at which the ranks meet, from the launcher's variables; `environ` replaces os.environ.
-        Raise UsageError if they give no address.
+    def detect(cls, process: ProcessEnv, env: Mapping[str, str] = os.environ) -> Rendezvous:
+        """Return the address at which the ranks meet, from the launcher's variables. Raise UsageError if they give no
+        address.
         """
-        env = os.environ if environ is None else environ
         if process.launcher == "slurm":
             return cls._from_srun_step(env)
         if not env.get("MASTER_ADDR"):
@@ -261,50 +283,6 @@ def _gpus_per_task(env: Mapping[str, str]) -> int:
     return len(step_gpus) if step_gpus[0] and len(step_gpus) < on_node else 0
 
 
-@dataclass(frozen=True)
-class NodeRanks:
-    """The ranks that our own launcher starts on its node: `count` from rank `first` on, of `world_size` in all."""
-
-    count: int
-    first: int = 0
-    world_size: int = 0  # 0 if all ranks are on this node
-    launcher: str = "lmtrain"  # or slurm, if srun has started such a launcher on each node
-    host: str = ""
-
-    @property
-    def num_all(self) -> int:
-        return self.world_size or self.count
-
-    def name(self, ranks: Sequence[int]) -> str:
-        """Return how a message names some of these ranks, given in rising order: with the node if there are several."""
-        return f"{ranks_text(ranks)} {f'on {self.host}' if self.launcher == 'slurm' else f'of {self.num_all}'}"
-
-    def shared_environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment variables that all ranks of this node get: those of `environ` (default os.environ),
-        and defaults for thread counts and for gloo's network interface.
-        """
-        env = dict(os.environ if environ is None else environ)
-        env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // self.count)))
-        # because: numpy's products are small here, and threads that it starts at import would make a fork unsafe
-        env.setdefault("OPENBLAS_NUM_THREADS", "1")
-        if self.launcher == "lmtrain":
-            # because: gloo would listen on the address of the machine's name, and all peers are on this node
-            env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        env.pop(STORE_FD_VARIABLE, None)
-        return env
-
-    def rank_environment(self, local_rank: int, port: int, token: str, *, num_restarts: int = 0) -> dict[str, str]:
-        """Return the environment variables of a single rank: its rank, local rank and the world sizes. If lmtrain
-        starts all ranks of the run, also the rendezvous `port`, the run's `token` and the number of restarts.
-        """
-        env = {"RANK": str(self.first + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(self.num_all)}
-        env |= {"LOCAL_WORLD_SIZE": str(self.count), _LAUNCHER_VARIABLE: self.launcher}
-        if self.launcher == "lmtrain":
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            env |= {_RUN_ID_VARIABLE: token, _RESTARTS_VARIABLE: str(num_restarts)}
-        return env
-
-
 def may_fork_ranks() -> bool:
     """Return whether ranks may be forked from one process; LMTRAIN_FORK=0 starts each separately."""
     return os.environ.get("LMTRAIN_FORK", "1") != "0"
@@ -364,14 +342,10 @@ class SlurmJob:
     ends: float | None = None
 
     @classmethod
-    def detect(cls, environ: Mapping[str, str] | None = None) -> SlurmJob | None:
-        """Return the Slurm job of this process from Slurm's variables, or None outside of a job. `environ` replaces
-        os.environ.
-        """
-        env = os.environ if environ is None else environ
-        began, ends = (env.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
-        number = env.get("SLURM_JOB_ID", "")
-        times = [float(text) if re.fullmatch(r"[0-9]{1,12}", text) else None for text in (began, ends)]
+    def detect(cls, env: Mapping[str, str] = os.environ) -> SlurmJob | None:
+        """Return the Slurm job of this process from Slurm's variables, or None outside of a job."""
+        number, *texts = (env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"))
+        times = [float(text) if re.fullmatch(r"[0-9]{1,12}", text) else None for text in texts]
         return cls(number, *times) if re.fullmatch(r"[0-9]{1,12}", number) else None
 
 
@@ -384,9 +358,8 @@ def command_start_s(own_s: float) -> float:
     return own_s
 
 
-def fault_request(environ: Mapping[str, str] | None = None) -> tuple[str | None, bool]:
+def fault_request(env: Mapping[str, str] = os.environ) -> tuple[str | None, bool]:
     """Return the text of LMTRAIN_FAULT, None if it is not set, and whether faults are allowed."""
-    env = os.environ if environ is None else environ
     return env.get("LMTRAIN_FAULT") or None, env.get("LMTRAIN_ALLOW_FAULTS") == "1"
 
 

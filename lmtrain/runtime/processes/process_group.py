@@ -194,8 +194,10 @@ def wait_place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     torch_calls = [f.name for f in frames if f.filename.endswith("distributed_c10d.py") and not f.name.startswith("_")]
     collective = torch_calls[0] if torch_calls else "a collective"
-    wrappers = ("peer_errors", "open_process_group")
-    own_frames = [f for f in frames if PACKAGE in Path(f.filename).parents and f.name not in wrappers]
+    own_frames = [
+        f for f in frames
+        if PACKAGE in Path(f.filename).parents and f.name not in ("peer_errors", "open_process_group")
+    ]  # fmt: skip
     if not own_frames:
         return collective
     calls = " > ".join([name for name, _ in groupby(f.name for f in own_frames)][-_MAX_CALLS:])

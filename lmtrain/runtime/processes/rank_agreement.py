@@ -80,8 +80,7 @@ def collective_phase(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
     rows = peers.gather([code, *(agreement.own_numbers if error is None else [0] * num_numbers)])
     failed = [rank for rank, (code, *_) in enumerate(rows) if code]
     if failed:
-        is_ours = error is None or isinstance(error, LmtrainError)
-        own_text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        own_text = str(error) if isinstance(error, LmtrainError | None) else f"{type(error).__name__}: {error}"
         size = struct.calcsize(_MESSAGE_FORMAT)
         encoded_texts = peers.gather(struct.unpack(_MESSAGE_FORMAT, own_text.encode()[:size].ljust(size, b"\0")))
         if error is not None:

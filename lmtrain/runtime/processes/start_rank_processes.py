@@ -1,6 +1,7 @@
 """Start the ranks of a launcher: as forks of one server if that is safe, otherwise each as a new process. Torch-free.
 
-Called by launch. A server that is lost is replaced; ranks that it has forked are the launcher's children and go on.
+Called by launcher.py. A server that is lost is replaced; the ranks that it has forked are the launcher's children and
+go on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from lmtrain.runtime.processes.fork_server import (
     MAX_MESSAGE_BYTES,
@@ -26,12 +27,14 @@ from lmtrain.runtime.processes.fork_server import (
     Request,
     fork_problem,
     main_of_fork,
+    prctl,
 )
 from lmtrain.runtime.processes.process_environment import may_fork_ranks
 from lmtrain.runtime.processes.stop_signals import blocked_stops
 
 _ADOPT_ORPHANS, _ADOPTS_ORPHANS = 36, 37  # PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER
 _POLL_S = 0.2
+_WAIT_POLL_S = 0.005
 _MAX_STOPPED_S = 10.0  # how long a server may be stopped by SIGSTOP before it is replaced
 _MAX_LOST_SERVERS = 3  # after so many, ranks are started without a server
 
@@ -175,10 +178,10 @@ class OrphanAdoption:
 
     def __enter__(self) -> None:
         self._was_adopting = _adopts_orphans()
-        _prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
+        prctl(_ADOPT_ORPHANS, 1)
 
     def __exit__(self, *_: object) -> None:
-        _prctl(_ADOPT_ORPHANS, int(self._was_adopting), 0, 0, 0)
+        prctl(_ADOPT_ORPHANS, int(self._was_adopting))
 
 
 class _Server:
@@ -187,10 +190,15 @@ class _Server:
     def __init__(self, program: Program, environment: Mapping[str, str]) -> None:
         self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stopped_at: float | None = None
-        self._process: subprocess.Popen[bytes] | _Fork
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         if _can_fork_itself(program, environment):
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()  # because: buffered output would be written by both processes
             with server_end, blocked_stops():
-                self._process = _Fork(lambda: main_of_fork(server_end, program.arguments, environment))
+                pid = os.fork()
+                if pid == 0:
+                    main_of_fork(server_end, program.arguments, environment)
+            self._process = ForkedProcess(pid)
             return
         # because: a forked process can show its own command line and variables only in the memory that these occupy
         arguments = ["lmtrain.runtime.processes.fork_server", str(server_end.fileno()), *program.arguments]
@@ -245,11 +253,9 @@ class _Server:
     def check(self) -> None:
         """Raise ServerLostError if the server has ended, or was stopped by a signal for longer than _MAX_STOPPED_S."""
         if self._process.poll() is not None:
-            raise ServerLostError(_end_text(self._process.returncode))
-        stopped = None
-        with suppress(ChildProcessError):  # because: the system raises it for a child that has just ended
-            stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        self._stopped_at = (self._stopped_at or time.monotonic()) if stopped is not None else None
+            raise self._lost_error()
+        is_stopped = is_in_state(os.WSTOPPED, self.pid)
+        self._stopped_at = (self._stopped_at or time.monotonic()) if is_stopped else None
         if self._stopped_at is not None and time.monotonic() - self._stopped_at > _MAX_STOPPED_S:
             raise ServerLostError(f"the server that forks the ranks was stopped by a signal for {_MAX_STOPPED_S:.0f} s")
 
@@ -264,8 +270,7 @@ class _Server:
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 raise
-            self._process.wait()
-            raise ServerLostError(_end_text(self._process.returncode)) from None
+            raise self._lost_error() from None
 
     def _receive_answer(self, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
         while not select.select([self._control], [], [], _POLL_S)[0]:
@@ -275,33 +280,58 @@ class _Server:
         with suppress(ConnectionResetError):
             if data := self._control.recv(MAX_MESSAGE_BYTES):
                 return dict(json.loads(data))
-        self._process.wait()
-        raise ServerLostError(_end_text(self._process.returncode))
+        raise self._lost_error()
+
+    def _lost_error(self) -> ServerLostError:
+        """Wait until the server has ended, and return the error that says how."""
+        code = self._process.wait()
+        end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return ServerLostError(f"the server that forks the ranks {end}")
 
 
-class _Fork:
-    """A fork of this process, with the methods of `subprocess.Popen` that a server needs."""
+class ForkedProcess:
+    """A process that was forked by this one, with the methods of `subprocess.Popen` that its users need."""
 
-    def __init__(self, run: Callable[[], NoReturn]) -> None:
-        self.returncode = 0
-        self._has_ended = False
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # because: buffered output would be written by both processes
-        self.pid = os.fork()
-        if self.pid == 0:
-            run()
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._exit_code: int | None = None  # None until this process has reaped it
 
     def poll(self) -> int | None:
-        return self.wait(os.WNOHANG)
+        return self._reap(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has ended, and return its exit code. Raise TimeoutExpired after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self._reap(0 if deadline is None else os.WNOHANG)) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(_WAIT_POLL_S)
+        return code
 
     def kill(self) -> None:
-        if not self._has_ended:
+        if self._exit_code is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self, options: int = 0) -> int | None:
-        if not self._has_ended and (result := os.waitpid(self.pid, options))[0]:
-            self.returncode, self._has_ended = os.waitstatus_to_exitcode(result[1]), True
-        return self.returncode if self._has_ended else None
+    def _reap(self, options: int) -> int | None:
+        if self._exit_code is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # because: the system may have reaped it
+                pid, status = self.pid, 0
+            self._exit_code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._exit_code
+
+
+def is_in_state(state: int, pid: int) -> bool:
+    """Return whether the child process `pid` is in `state`: os.WEXITED (it has ended) or os.WSTOPPED (SIGSTOP stopped
+    it).
+
+    A child that has ended is not reaped: its exit code can still be read.
+    """
+    try:
+        return os.waitid(os.P_PID, pid, state | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return state == os.WEXITED  # because: the system raises it for a child that has just ended
 
 
 def _can_fork_itself(program: Program, environment: Mapping[str, str]) -> bool:
@@ -318,12 +348,6 @@ def _can_fork_itself(program: Program, environment: Mapping[str, str]) -> bool:
     return torch is None or str(torch.get_num_threads()) == environment.get("OMP_NUM_THREADS")
 
 
-def _end_text(code: int) -> str:
-    """Return how the server ended, as a clause; a negative code is a signal."""
-    end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"the server that forks the ranks {end}"
-
-
 def _platform_problem() -> str | None:
     """Return why this system or the user does not allow that ranks are forked from a fork server, or None."""
     if not may_fork_ranks():
@@ -337,18 +361,10 @@ def _platform_problem() -> str | None:
 
 def _adopts_orphans() -> bool:
     """Return whether processes that the children of this process leave behind become its own children."""
-    with suppress(OSError, AttributeError, ImportError):
+    with suppress(ImportError):
         import ctypes  # because: most commands start no processes
 
         answer = ctypes.c_int(0)
-        ctypes.CDLL(None).prctl(_ADOPTS_ORPHANS, ctypes.byref(answer), 0, 0, 0)
+        prctl(_ADOPTS_ORPHANS, ctypes.byref(answer))
         return answer.value == 1
     return False
-
-
-def _prctl(*arguments: int) -> None:
-    """Call Linux's prctl() with these arguments; do nothing on other systems."""
-    with suppress(OSError, AttributeError, ImportError):
-        import ctypes  # because: as above
-
-        ctypes.CDLL(None).prctl(*arguments)

@@ -142,9 +142,9 @@ MUTANTS = [
     Mutant(
         name="threads_shared_with_ranks_elsewhere",
         file="lmtrain/runtime/processes/process_environment.py",
-        function="NodeRanks.shared_environment",
-        old="num_usable_cpus() // self.count",
-        new="num_usable_cpus() // self.num_all",
+        function="ProcessEnv.shared_environment",
+        old="num_usable_cpus() // self.num_ranks",
+        new="num_usable_cpus() // self.world_size",
         breaks="Each rank gets the cores of its node divided by the ranks of all nodes, and most cores idle.",
         only_for="--nproc-per-node on two or more nodes",
     ),
@@ -168,8 +168,8 @@ MUTANTS = [
         name="killed_rank_named_by_its_place_on_the_node",
         file="lmtrain/runtime/processes/launcher.py",
         function="_Job._outcome",
-        old="return Outcome(PeerLostError.exit_code, first + killed[0], cause_hung)",
-        new="return Outcome(PeerLostError.exit_code, killed[0], cause_hung)",
+        old="return Outcome(PeerLostError.exit_code, first + killed[0], ",
+        new="return Outcome(PeerLostError.exit_code, killed[0], ",
         breaks="stop.json names a rank of the first node for one that stood still on another, and the batch script "
         "leaves out a healthy node.",
         only_for="nodes other than the first, under --nproc-per-node, where a rank had to be killed",

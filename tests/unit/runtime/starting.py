@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmtrain.runtime.processes.process_environment import NodeRanks
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter
 
 MODULE = "tests.unit.runtime.launched"
@@ -39,7 +39,7 @@ class Place:
 
     @contextmanager
     def starter(self, program: Program, **options: Any) -> Iterator[RankStarter]:
-        shared = NodeRanks(1).shared_environment()
+        shared = ProcessEnv().shared_environment()
         shared["PYTHONPATH"] = os.pathsep.join([str(self.folder), shared.get("PYTHONPATH", "")])
         with OrphanAdoption():
             found = RankStarter(

@@ -186,7 +186,7 @@ def test_a_server_whose_launcher_is_gone_ends_in_silence() -> None:
 FORKED_LAUNCHER = f"""
 import fcntl, os, select, signal, sys, types
 from pathlib import Path
-from lmtrain.runtime.processes.process_environment import NodeRanks
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.start_rank_processes import Program, RankStarter
 from tests.unit.runtime.starting import Place
 folder, fork = Path(sys.argv[0]).parent, os.environ["LMTRAIN_FORK"]

@@ -21,8 +21,8 @@ import pytest
 
 from lmtrain.runtime.processes import launcher as launcher
 from lmtrain.runtime.processes.launcher import Outcome
-from lmtrain.runtime.processes.process_environment import NodeRanks
-from lmtrain.runtime.processes.start_rank_processes import Program
+from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.processes.start_rank_processes import Program, is_in_state
 from tests.marks import wide
 from tests.unit.runtime.starting import children
 
@@ -51,7 +51,7 @@ def child(body: str) -> Program:
 
 
 def launch(program: Program, num: int, **options: Any) -> Outcome:
-    return launcher.launch(program, NodeRanks(num), **options)
+    return launcher.launch(program, ProcessEnv().as_launcher(num), **options)
 
 
 @pytest.fixture(params=["fork", *wide("process")])
@@ -89,13 +89,13 @@ def test_rank_0_speaks_where_all_end_for_one_reason() -> None:
 
 def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
     body = "if rank in (2, 4):\n    wait()\nos.close(0)\nsys.exit(76)"
-    outcome = launcher.launch(child(body), NodeRanks(3, 2, 5, "slurm", "n2"), grace_s=0.0)
+    outcome = launcher.launch(child(body), ProcessEnv(2, 5, launcher="slurm", host="n2", num_ranks=3), grace_s=0.0)
     assert outcome == Outcome(
         76, 2, "ranks 2 and 4 on n2 hung while the others waited, and had to be killed."
     )  # fmt: skip
 
 
-NODE = NodeRanks(2, 2, 4, "slurm", "n2")  # the second of two nodes
+NODE = ProcessEnv(2, 4, launcher="slurm", host="n2", num_ranks=2)  # the second of two nodes
 SILENT, SPEAKS = "sys.exit({})", 'if rank == 3:\n    print("error: full")\nsys.exit({})'
 
 
@@ -133,9 +133,9 @@ def parent(
     program = replace(child(body), imports=imports)
     code = (
         "import sys\nfrom lmtrain.runtime.processes.launcher import launch\n"
-        "from lmtrain.runtime.processes.process_environment import NodeRanks\n"
+        "from lmtrain.runtime.processes.process_environment import ProcessEnv\n"
         "from lmtrain.runtime.processes.start_rank_processes import Program\n"
-        f"outcome = launch({program!r}, NodeRanks({num}){options})\n"
+        f"outcome = launch({program!r}, ProcessEnv().as_launcher({num}){options})\n"
         "print('outcome', outcome.exit_code, outcome.cause)\nsys.exit(outcome.exit_code)"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -264,7 +264,7 @@ def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
 def test_a_child_that_has_just_ended_does_not_stand_still() -> None:
     with subprocess.Popen([sys.executable, "-c", ""], text=True) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        assert not launcher._is_in_state(os.WSTOPPED, ended.pid)
+        assert not is_in_state(os.WSTOPPED, ended.pid)
 
 
 def test_helpers_of_children_end_with_them(ready: Callable[[int], list[int]]) -> None:

@@ -14,7 +14,6 @@ import pytest
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.process_environment import (
     STORE_FD_VARIABLE,
-    NodeRanks,
     ProcessEnv,
     Rendezvous,
     environment_report,
@@ -186,7 +185,7 @@ def test_each_restart_of_torchrun_meets_anew() -> None:
 
 def test_children_of_our_own_launcher() -> None:
     token = "0123456789abcdef" * 2
-    ranks = NodeRanks(2)
+    ranks = ProcessEnv().as_launcher(2)
     first = ranks.shared_environment({"KEPT": "1"}) | ranks.rank_environment(0, 1234, token) | {STORE_FD_VARIABLE: "7"}
     second = ranks.rank_environment(1, 1234, token)
     env = ProcessEnv.detect(first)
@@ -198,8 +197,8 @@ def test_children_of_our_own_launcher() -> None:
     assert token not in repr(Rendezvous.detect(env, first))
     assert first["KEPT"] == "1"
     assert first["OMP_NUM_THREADS"] == str(max(1, num_usable_cpus() // 2))
-    assert NodeRanks(4096).shared_environment({})["OMP_NUM_THREADS"] == "1"
-    one_of_many = NodeRanks(1, 3, 64, "slurm", "n4")  # whose node has its cores to itself
+    assert ProcessEnv().as_launcher(4096).shared_environment({})["OMP_NUM_THREADS"] == "1"
+    one_of_many = ProcessEnv(3, 64, launcher="slurm", host="n4")  # whose node has its cores to itself
     assert one_of_many.shared_environment({})["OMP_NUM_THREADS"] == str(num_usable_cpus())
     assert ranks.shared_environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
 
@@ -211,8 +210,7 @@ def test_a_launcher_on_each_node_of_a_slurm_step() -> None:
     first = ProcessEnv.detect(task).as_launcher(8, "--nproc-per-node")
     assert (first.rank, first.world_size, first.local_world_size, first.num_own_gpus) == (8, 24, 8, 0)
     assert (first.num_ranks, first.has_peers, first.label) == (8, True, f"node {first.host}")
-    ranks = NodeRanks(8, first.rank, first.world_size, first.launcher, first.host)
-    env = ranks.shared_environment(task) | ranks.rank_environment(3, 0, "")
+    env = first.shared_environment(task) | first.rank_environment(3, 0, "")
     rank = ProcessEnv.detect(env)
     assert (rank.rank, rank.world_size, rank.local_rank, rank.local_world_size) == (11, 24, 3, 8)
     assert (rank.launcher, rank.num_restarts, rank.num_own_gpus, rank.is_child) == ("slurm", 2, 0, True)

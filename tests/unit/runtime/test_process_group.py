@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import DataError, PeerLostError, UsageError
-from lmtrain.runtime.processes.process_environment import STORE_FD_VARIABLE, NodeRanks, ProcessEnv
+from lmtrain.runtime.processes.process_environment import STORE_FD_VARIABLE, ProcessEnv
 from lmtrain.runtime.processes.process_group import new_group, open_process_group, peer_errors
 from tests.marks import slow
 
@@ -109,7 +109,7 @@ def processes(environments: Sequence[Mapping[str, str]], *arguments: object, fds
 def ours(num: int) -> tuple[list[Mapping[str, str]], socket.socket]:
     store = socket.create_server(("127.0.0.1", 0))
     port, fd = store.getsockname()[1], store.fileno()
-    ranks = NodeRanks(num)
+    ranks = ProcessEnv().as_launcher(num)
     kept = [{STORE_FD_VARIABLE: str(fd)}, *[{}] * (num - 1)]
     shared = ranks.shared_environment()
     return [shared | ranks.rank_environment(rank, port, "a" * 32) | kept[rank] for rank in range(num)], store

@@ -14,9 +14,10 @@ import pytest
 
 from lmtrain.errors import PeerLostError, StoppedEarly
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.watch.rank_watchdog_client import Watch, _ForkedCompanion, watch_run
+from lmtrain.observe.watch.rank_watchdog_client import Watch, watch_run
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
+from lmtrain.runtime.processes.start_rank_processes import ForkedProcess
 
 VERDICT = {"verdict": "rank 1 on n1 is gone.", "kind": "lost", "ranks": [1]}
 
@@ -34,7 +35,7 @@ def test_a_process_alone_has_nobody_to_watch(tmp_path: Path) -> None:
 def test_a_companion_that_was_forked_is_waited_for_and_killed() -> None:
     """On systems without pidfd_open too."""
     with subprocess.Popen(["sleep", "60"]) as process:
-        companion = _ForkedCompanion(process.pid)
+        companion = ForkedProcess(process.pid)
         with pytest.raises(subprocess.TimeoutExpired):
             companion.wait(0.05)
         companion.kill()
@@ -74,6 +75,7 @@ from lmtrain.observe.measure import current_phase
 from lmtrain.observe.watch.rank_watchdog_client import watch_run
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
+from lmtrain.runtime.processes.start_rank_processes import ForkedProcess
 
 folder, heard, ranks = Path(sys.argv[1]), threading.Event(), []
 for rank in (0, 1):
