@@ -57,7 +57,9 @@ class GrowingFile:
         try:
             self._write(record if self._size else self._head + record)
         except OSError as error:
-            self._truncate_partial_record()
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._size)  # because: the record may have been written in part
+                self._torn = False
             self.num_lost += bool(record)
             if not self._failing:
                 self._failing = True
@@ -95,11 +97,6 @@ class GrowingFile:
             rest = rest[os.write(self._fd, rest) :]
         self._size += len(data)
         self._torn = False
-
-    def _truncate_partial_record(self) -> None:
-        with suppress(OSError):
-            os.ftruncate(self._fd, self._size)
-            self._torn = False
 
 
 class MetricsLog:

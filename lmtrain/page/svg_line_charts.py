@@ -182,17 +182,6 @@ class Charts:
         return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def curve_colour(charts: Charts, figure: Figure, curve: Curve) -> int:
-    """Return a curve's colour: one for each run, or one for each curve if there is a single run."""
-    return (curve.run if len(charts.runs) > 1 else figure.curves.index(curve)) % NUM_COLOURS
-
-
-def curve_dash(charts: Charts, figure: Figure, curve: Curve) -> int:
-    """Return a curve's dash pattern: with several runs, colours are for runs and dashes for the curves of a run."""
-    names = list(dict.fromkeys(other.name for other in figure.curves))
-    return names.index(curve.name) % _NUM_DASHES if len(charts.runs) > 1 else 0
-
-
 def draw_figure(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
     """Draw a figure as an SVG element. The x axis is the first of `charts.axes`. If the legend needs several rows, the
     picture becomes higher than `height`.
@@ -227,48 +216,56 @@ def draw_figure(charts: Charts, figure: Figure, width: float = 1060, height: flo
             middle = min(x(position), width - _LETTER_WIDTH / 2 * len(label) - 1)
             yield svg_text(middle, height - _BOTTOM_MARGIN + 16, label, "soft small", "middle")
         yield svg_text(width - _RIGHT_MARGIN, height - 6, _AXIS_LABELS[axis], "soft small", "end")
-        for curve in figure.curves:
-            css_class = f"r{curve_colour(charts, figure, curve)}"
-            yield from _draw_curve(curve, axis, x, y, css_class, curve_dash(charts, figure, curve), figure.log)
         for entry in entries:
-            colour, dash = curve_colour(charts, figure, entry.curve), curve_dash(charts, figure, entry.curve)
-            yield from _draw_legend_entry(entry, colour, dash)
+            yield from _draw_curve(entry, axis, x, y, figure.log)
+        for entry in entries:
+            yield from _draw_legend_entry(entry)
 
     return svg_element(height, parts(), figure.title, width)
 
 
-def _draw_curve(curve: Curve, axis: str, to_x: Any, to_y: Any, css_class: str, dash: int, log: bool) -> Iterator[str]:
-    """Yield the SVG elements of a curve over `axis`. `to_x` and `to_y` convert positions and values to pixels,
-    `css_class` is the colour, `dash` the number of the dash pattern; with `log`, values up to 0 are left out.
-    """
-    places = zip(curve.points.on(axis), curve.points.value, strict=True)
-    points = [(to_x(position), to_y(value)) for position, value in places if value > 0 or not log]
-    drawn = points[:: math.ceil(len(points) / _MAX_DRAWN_POINTS)] if curve.mean is None else points
-    yield svg_polyline(drawn, f"curve {css_class} d{dash}")
-    if len(points) == 1 or (curve.dots and len(points) <= 60):  # because: a line of one point is invisible
-        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" class="{css_class}"/>' for x, y in points)
-
-
 class _LegendEntry(NamedTuple):
     curve: Curve
+    css_class: str  # the colour
+    dash: int  # number of the dash pattern
     label: str
     x: float
     row: int
 
 
+def _draw_curve(entry: _LegendEntry, axis: str, to_x: Any, to_y: Any, log: bool) -> Iterator[str]:
+    """Yield the SVG elements of an entry's curve over `axis`. `to_x` and `to_y` convert positions and values to pixels;
+    with `log`, values up to 0 are left out.
+    """
+    curve, css_class = entry.curve, entry.css_class
+    points = [
+        (to_x(position), to_y(value))
+        for position, value in zip(curve.points.on(axis), curve.points.value, strict=True)
+        if value > 0 or not log
+    ]
+    drawn = points[:: math.ceil(len(points) / _MAX_DRAWN_POINTS)] if curve.mean is None else points
+    yield svg_polyline(drawn, f"curve {css_class} d{entry.dash}")
+    if len(points) == 1 or (curve.dots and len(points) <= 60):  # because: a line of one point is invisible
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" class="{css_class}"/>' for x, y in points)
+
+
 def _place_legend(charts: Charts, figure: Figure, width: float) -> list[_LegendEntry]:
-    """Return a legend entry with label and position for each curve, in as many rows as fit `width`. A label that is
-    wider than the figure is cut.
+    """Return a legend entry with look, label and position for each curve, in as many rows as fit `width`. A label that
+    is wider than the figure is cut.
     """
     entries: list[_LegendEntry] = []
     x, row = _LEFT_MARGIN, 0
-    for curve in figure.curves:
-        label = curve_label(charts, curve)
+    has_several_runs, names = len(charts.runs) > 1, list(dict.fromkeys(curve.name for curve in figure.curves))
+    for number, curve in enumerate(figure.curves):
+        label = f"{charts.runs[curve.run]}: {curve.name}" if has_several_runs else curve.name
         while (entry_width := 34 + _LETTER_WIDTH * _display_width(label)) > width - _LEFT_MARGIN and len(label) > 1:
             label = f"{label[:-2]}…"
         if entries and x + entry_width > width:
             x, row = _LEFT_MARGIN, row + 1
-        entries.append(_LegendEntry(curve, label, x, row))
+        # because: with several runs, colours are for runs and dash patterns for the curves of a run
+        css_class = f"r{(curve.run if has_several_runs else number) % NUM_COLOURS}"
+        dash = names.index(curve.name) % _NUM_DASHES if has_several_runs else 0
+        entries.append(_LegendEntry(curve, css_class, dash, label, x, row))
         x += entry_width
     return entries
 
@@ -278,18 +275,13 @@ def _display_width(label: str) -> int:
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in label)
 
 
-def _draw_legend_entry(entry: _LegendEntry, colour: int, dash: int) -> Iterator[str]:
+def _draw_legend_entry(entry: _LegendEntry) -> Iterator[str]:
     y = 8 + _LEGEND_ROW * entry.row
-    if dash:
-        yield svg_polyline([(entry.x - 8, y + 2), (entry.x + 10, y + 2)], f"curve r{colour} d{dash}")
+    if entry.dash:
+        yield svg_polyline([(entry.x - 8, y + 2), (entry.x + 10, y + 2)], f"curve {entry.css_class} d{entry.dash}")
     else:
-        yield svg_rect(entry.x, y, 10, 4, f"r{colour}")
+        yield svg_rect(entry.x, y, 10, 4, entry.css_class)
     yield svg_text(entry.x + 14, y + 6, entry.label, "soft small")
-
-
-def curve_label(charts: Charts, curve: Curve) -> str:
-    """Return a curve's name, preceded by its run's name if there are several runs."""
-    return f"{charts.runs[curve.run]}: {curve.name}" if len(charts.runs) > 1 else curve.name
 
 
 def figure_element(charts: Charts, figure: Figure) -> str:

@@ -71,7 +71,7 @@ def compare_with_replay(segment: Segment, times: StepTimes) -> ReplayComparison 
     }
     even = simulate(table, cost_of=lambda action: mean[action.kind])
     bubbles = np.nanmedian(times.seconds[:, :, [BUBBLE, MESSAGES]].sum(axis=2), axis=0)
-    pp_of = np.array([segment.coordinate(rank).pp for rank in times.ranks])
+    pp_of = np.array([segment.layout.coordinate(rank).pp for rank in times.ranks])
     measured = [float(np.nanmean(bubbles[pp_of == pp])) for pp in range(layout.pp)]
     replayed = [float(np.mean([makespan - replay.busy[pp] for replay in replays])) for pp in range(layout.pp)]
     return ReplayComparison(

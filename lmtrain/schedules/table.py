@@ -41,14 +41,36 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """A schedule's actions; the constructor raises ValueError if the table is wrong, see `check_table`."""
+    """The checked actions of a schedule."""
 
     rank_of: tuple[int, ...]  # stage -> the rank that holds it
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]  # per rank, in execution order
 
     def __post_init__(self) -> None:
-        check_table(self)
+        """Raise ValueError unless the table has each action of every stage and micro-batch exactly once, on the rank
+        that holds the stage, in an order that cannot deadlock.
+        """
+        actual = Counter(action for actions in self.actions for action in actions)
+        halves = any(action.kind is Kind.INPUT for action in actual)
+        kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if halves else (Kind.FORWARD, Kind.BACKWARD)
+        expected = Counter(
+            Action(kind, stage, microbatch)
+            for kind in kinds for stage in range(self.num_stages) for microbatch in range(self.num_microbatches)
+        )  # fmt: skip
+        if actual != expected:
+            wrong_actions = sorted(map(str, (actual - expected) + (expected - actual)))
+            raise ValueError(
+                f"The schedule must have each action once, but repeats or lacks {', '.join(wrong_actions[:5])}."
+            )
+        for rank, actions in enumerate(self.actions):
+            for action in actions:
+                if self.rank_of[action.stage] != rank:
+                    raise ValueError(
+                        f"The schedule has the action {action} on rank {rank}, which does not hold its stage."
+                    )
+        for _ in executable_order(self.actions, self.num_stages - 1):
+            pass
 
     @property
     def num_ranks(self) -> int:
@@ -72,30 +94,6 @@ def prerequisites(action: Action, last_stage: int) -> list[Action]:
     return [Action(Kind.FORWARD, stage, microbatch), *from_next_stage]
 
 
-def check_table(table: ScheduleTable) -> None:
-    """Raise ValueError unless the table has each action of every stage and micro-batch exactly once, on the rank that
-    holds the stage, in an order that cannot deadlock.
-    """
-    actual = Counter(action for actions in table.actions for action in actions)
-    halves = any(action.kind is Kind.INPUT for action in actual)
-    kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if halves else (Kind.FORWARD, Kind.BACKWARD)
-    expected = Counter(
-        Action(kind, stage, microbatch)
-        for kind in kinds for stage in range(table.num_stages) for microbatch in range(table.num_microbatches)
-    )  # fmt: skip
-    if actual != expected:
-        wrong_actions = sorted(map(str, (actual - expected) + (expected - actual)))
-        raise ValueError(
-            f"The schedule must have each action once, but repeats or lacks {', '.join(wrong_actions[:5])}."
-        )
-    for rank, actions in enumerate(table.actions):
-        for action in actions:
-            if table.rank_of[action.stage] != rank:
-                raise ValueError(f"The schedule has the action {action} on rank {rank}, which does not hold its stage.")
-    for _ in executable_order(table.actions, table.num_stages - 1):
-        pass
-
-
 def executable_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
     """Yield (rank, action) for the actions of all ranks, `actions[rank]`, keeping each rank's order and yielding an
     action only after its prerequisites. Raise ValueError if the ranks would deadlock.
@@ -107,8 +105,7 @@ def executable_order(actions: Sequence[Sequence[Action]], last_stage: int) -> It
         rank = ready.popleft()
         while at[rank] < len(actions[rank]):
             action = actions[rank][at[rank]]
-            needed = prerequisites(action, last_stage)
-            missing = next((prerequisite for prerequisite in needed if prerequisite not in done), None)
+            missing = next((needed for needed in prerequisites(action, last_stage) if needed not in done), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break

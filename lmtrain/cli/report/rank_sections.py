@@ -317,7 +317,7 @@ def select_bars(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineR
     """Return the rows of the timeline to draw: at most 24 ranks, with a pipeline only those of its first replica, and
     of all their bars the 4,000 longest.
     """
-    coordinates = {rank: segment.coordinate(rank) for rank in sorted({row.rank for row in rows})}
+    coordinates = {rank: segment.layout.coordinate(rank) for rank in sorted({row.rank for row in rows})}
     ranks = [*coordinates]
     if segment.layout.pp > 1:
         ranks = [rank for rank, c in coordinates.items() if not (c.dp_replicate or c.dp_shard or c.tp)]

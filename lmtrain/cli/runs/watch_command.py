@@ -85,7 +85,7 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
         if any(row["event"] == "start" for row in rows) and panel.row:
             panel = _build_panel(run)  # because: the new start may have other settings
         for row in rows:
-            _update_panel(panel, row)
+            panel.show_row(row, age_s(row["time"]) if "time" in row else 0.0)
         panel.activity, is_over = _describe_row_state(state, panel.row), state["state"] not in _LIVE_STATES
         if is_over:
             panel.freeze(at_last_row=True)
@@ -138,20 +138,6 @@ def _build_panel(run: Path) -> RunPanel:
     schedule = SaveSchedule(saves.get("interval_steps"), saves.get("interval_s"))
     stages = {stage.stage_name: stage.end_step for stage in read_stages(settings)}
     return RunPanel(title, int(facts["steps"] or 0), saves=schedule, stages=stages)
-
-
-def _update_panel(panel: RunPanel, row: dict[str, Any]) -> None:
-    """Pass a row of metrics.jsonl to the panel, with its age in seconds by this machine's clock."""
-    age = age_s(row["time"]) if "time" in row else 0.0
-    match row["event"]:
-        case "step":
-            panel.show_step(row, age)
-        case "valid":
-            panel.show_validation(row)
-        case "eval":
-            panel.show_evaluation(row)
-        case "save":
-            panel.show_save(row, age)
 
 
 def _describe_row_state(state: dict[str, Any], row: Mapping[str, Any]) -> str:

@@ -122,7 +122,7 @@ def _choose_segment(timeline: Timeline, start: int | None) -> Segment:
 
 
 def _coordinate_facts(segment: Segment, rank: int) -> Facts:
-    coordinate = segment.coordinate(rank)
+    coordinate = segment.layout.coordinate(rank)
     dp = coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard
     return {"pp": coordinate.pp, "dp": dp, "tp": coordinate.tp}
 

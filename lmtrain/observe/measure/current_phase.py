@@ -311,7 +311,7 @@ class Mark:
                 break
         self.num_marks, self.phase, self.step = first, PHASES[phase], step
         self.microbatch, self.stage = microbatch, stage
-        self.num_collectives, self.seen_bits, self.name = num_collectives, seen_bits, _text(packed_name)
+        self.num_collectives, self.seen_bits, self.name = num_collectives, seen_bits, unpack_text(packed_name)
 
 
 def read_mark(memory: mmap.mmap) -> Mark:
@@ -333,14 +333,14 @@ def read_seen_names(memory: mmap.mmap, seen_bits: int) -> list[str]:
     """
     offsets = (_NAMES_AT + n * _NAME_BYTES for n in range(_MAX_NAMES) if seen_bits >> len(PHASES) + n & 1)
     return [phase for index, phase in enumerate(PHASES) if seen_bits >> index & 1] + [
-        _text(memory[offset : offset + _NAME_BYTES]) for offset in offsets
+        unpack_text(memory[offset : offset + _NAME_BYTES]) for offset in offsets
     ]
 
 
 def read_misordered(memory: mmap.mmap) -> tuple[int, str, str]:
     """Return (step, expected name, actual name) of the newest collective that came out of order."""
     step, expected, actual = _MISORDERED.unpack_from(memory, _MISORDERED_AT)
-    return step, _text(expected), _text(actual)
+    return step, unpack_text(expected), unpack_text(actual)
 
 
 def read_order(memory: mmap.mmap) -> tuple[int, int, list[tuple[int, int]]]:
@@ -351,9 +351,9 @@ def read_order(memory: mmap.mmap) -> tuple[int, int, list[tuple[int, int]]]:
     step, previous = _ORDER.unpack_from(memory, _ORDER_AT)
     offset = _ORDER_AT + _ORDER.size
     entries = _ORDER_ENTRY.iter_unpack(memory[offset : offset + _NUM_ORDER_ENTRIES * _ORDER_ENTRY.size])
-    own = [(number, checksum) for entry_step, number, checksum in entries if entry_step == step and number]
-    return step, previous, own
+    return step, previous, [(number, crc) for entry_step, number, crc in entries if entry_step == step and number]
 
 
-def _text(packed: bytes) -> str:
+def unpack_text(packed: bytes) -> str:
+    """Return a text that was packed into a field of fixed size, without the zero bytes behind it."""
     return packed.rstrip(b"\0").decode(errors="replace")

@@ -20,8 +20,7 @@ def host_memory_bytes(status: Path = _STATUS) -> int | None:
         lines = status.read_text().splitlines()
     except OSError:
         return None
-    sizes_kib = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
-    return next((int(kibibytes) * 1024 for kibibytes in sizes_kib), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)  # in KiB there
 
 
 def device_peak_bytes(device: str) -> int | None:
@@ -35,30 +34,23 @@ def device_peak_bytes(device: str) -> int | None:
     return int(torch.cuda.max_memory_reserved(device))
 
 
-def memory_bytes(device: str) -> int | None:
-    """Return the bytes to show for a step: the device's peak, or resident host memory without a cuda device."""
-    peak = device_peak_bytes(device)
-    return host_memory_bytes() if peak is None else peak
-
-
 class Memory:
     """Memory use of this process and, as exchanged at the end of a step, of the rank that uses the most."""
 
     def __init__(self, device: str, rank: int) -> None:
         self._device, self._rank = device, rank
-        self._fullest = (0, rank)
+        self.fullest_of_ranks = (0, rank)  # (bytes, rank) of the rank with the most, which the ranks find together
         self.newest = 0  # bytes, as `measure` last returned them
         self._peaks: list[int] = []  # bytes per rank; filled on the rank that receives them
         self._reported_peaks: list[int] = []
 
     def measure(self) -> tuple[int, int]:
-        """Measure this process now, and return (bytes, rank); 0 bytes if unknown."""
-        self.newest = memory_bytes(self._device) or 0
+        """Measure this process now, and return (bytes, rank): the peak of its cuda device, or resident host memory
+        without one; 0 bytes if unknown.
+        """
+        peak = device_peak_bytes(self._device)
+        self.newest = (host_memory_bytes() if peak is None else peak) or 0
         return self.newest, self._rank
-
-    def set_fullest(self, fullest: tuple[int, int]) -> None:
-        """Store (bytes, rank) of the rank that uses the most memory, which the ranks have found together."""
-        self._fullest = fullest
 
     def update_peaks(self, bytes_by_rank: Sequence[int]) -> None:
         """Update the peak of each rank; `bytes_by_rank` has the present values."""
@@ -76,5 +68,5 @@ class Memory:
 
     def fullest(self) -> tuple[int | None, int]:
         """Return (bytes, rank) of the rank that uses the most memory; None bytes if unknown."""
-        num_bytes, rank = max(self.measure(), self._fullest)
+        num_bytes, rank = max(self.measure(), self.fullest_of_ranks)
         return num_bytes or None, rank

@@ -53,8 +53,9 @@ def row_measures(row: Mapping[str, Any]) -> dict[str, float]:
     average, measures = row.get(AVERAGE_KEY), dict[str, Any]()
     if row["event"] == "eval":
         of_average = [(f"{AVERAGE_PREFIX}{measure}", value) for measure, value in _items(average)]
-        named = [*_items(row.get("measures")), *of_average]
-        measures = {f"eval/{row.get('name')}/{measure}": value for measure, value in named}
+        measures = {
+            f"eval/{row.get('name')}/{measure}": value for measure, value in [*_items(row.get("measures")), *of_average]
+        }
     elif row["event"] == "valid":
         measures = _validation_measures(row, "valid") | _validation_measures(dict(_items(average)), AVERAGE_KEY)
     return {name: float(value) for name, value in measures.items() if type(value) in (int, float)}
@@ -68,8 +69,9 @@ def _validation_measures(values: Mapping[str, Any], word: str) -> dict[str, Any]
     for domain, of_domain in [("", values), *_items(values.get("domains"))]:
         suffix = f"/{domain}" if domain else ""
         measures |= {f"loss/{word}{suffix}": value for key, value in _items(of_domain) if key == "loss"}
-        quality = {key: value for key, value in _items(of_domain) if "/" in key or key in _QUALITY}
-        measures |= {f"{word}{suffix}/{key}": value for key, value in quality.items()}
+        measures |= {
+            f"{word}{suffix}/{key}": value for key, value in _items(of_domain) if "/" in key or key in _QUALITY
+        }
     return measures
 
 
@@ -97,8 +99,9 @@ def validation_measure_names(
     weights, or with `of_average` of their average.
     """
     values = dict.fromkeys(["loss", *_QUALITY, *term_measure_names(terms)], 0.0)
-    all_values = {**values, "domains": dict.fromkeys(domains, values)}
-    return list(_validation_measures(all_values, AVERAGE_KEY if of_average else "valid"))
+    return list(_validation_measures(
+        {**values, "domains": dict.fromkeys(domains, values)}, AVERAGE_KEY if of_average else "valid"
+    ))  # fmt: skip
 
 
 def term_measure_names(terms: Sequence[str]) -> list[str]:

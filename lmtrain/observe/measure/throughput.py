@@ -42,8 +42,8 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     column = _COLUMNS.get(dtype.removeprefix("torch."))
     if column is None:
         return None
-    rows = (row for pattern, *row in _PEAKS if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE))
-    return next((row[column] for row in rows), None)
+    matches = (row[column] for pattern, *row in _PEAKS if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE))
+    return next(matches, None)
 
 
 @dataclass(frozen=True)

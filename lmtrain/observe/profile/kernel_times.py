@@ -93,9 +93,9 @@ def read_tables(folder: Path) -> list[KernelTable]:
     """Return the tables of kernel times in `folder`, a run's `profile` folder: one per profiled rank and range of
     steps, in order of step and rank.
     """
-    tables = map(read_json, sorted(folder.glob(f"*{TABLE_SUFFIX}")))
     return [
-        KernelTable(**table | {"kernels": tuple(Kernel(**kernel) for kernel in table["kernels"])}) for table in tables
+        KernelTable(**table | {"kernels": tuple(Kernel(**kernel) for kernel in table["kernels"])})
+        for table in map(read_json, sorted(folder.glob(f"*{TABLE_SUFFIX}")))
     ]
 
 

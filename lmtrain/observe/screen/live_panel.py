@@ -75,20 +75,19 @@ class RunPanel:
         self._row_at_s = self._began_s = clock()
         self._stopped_at_s: float | None = None
 
-    def show_step(self, row: Row, age_s: float = 0.0) -> None:
-        """Show the step row `row` of metrics.jsonl, which was written `age_s` seconds ago."""
-        if row.get("loss") is not None:
-            self.losses = (*self.losses, float(row["loss"]))[-_NUM_LOSSES:]
-        self.row, self._row_at_s, self.activity = dict(row), self._clock() - age_s, "Ctrl-C stops after a step"
-
-    def show_validation(self, row: Row) -> None:
-        self.last_valid = dict(row)
-
-    def show_evaluation(self, row: Row) -> None:
-        self.last_evals = self.last_evals | {str(row["name"]): dict(row)}
-
-    def show_save(self, row: Row, age_s: float = 0.0) -> None:
-        self.last_save = (int(row["saved_step"]), self._clock() - age_s)
+    def show_row(self, row: Row, age_s: float = 0.0) -> None:
+        """Show a step, validation, evaluation or save row of metrics.jsonl, which was written `age_s` seconds ago."""
+        match row["event"]:
+            case "step":
+                if row.get("loss") is not None:
+                    self.losses = (*self.losses, float(row["loss"]))[-_NUM_LOSSES:]
+                self.row, self._row_at_s, self.activity = dict(row), self._clock() - age_s, "Ctrl-C stops after a step"
+            case "valid":
+                self.last_valid = dict(row)
+            case "eval":
+                self.last_evals = self.last_evals | {str(row["name"]): dict(row)}
+            case "save":
+                self.last_save = (int(row["saved_step"]), self._clock() - age_s)
 
     def freeze(self, *, at_last_row: bool = False) -> None:
         """Stop the panel's clock, so that the times it shows no longer advance: at the present time, or with
@@ -146,7 +145,7 @@ class RunPanel:
         row = {**self.row, "elapsed_s": self.row.get("elapsed_s", 0.0) + since_s}
         has_two_columns = width + 4 >= _TWO_COLUMN_WIDTH
         half = width // 2 if has_two_columns else width
-        loss, validation = loss_figures(row, self.last_valid)
+        (loss, validation), average = loss_figures(row, self.last_valid), self.last_valid.get("ema")
         spark = "" if ascii_only else sparkline(self.losses, max(half - 19 - len(loss), 0))
         left: list[tuple[str, RenderableType]] = [
             ("loss", Text.assemble((loss, "bold"), "  ", (spark, "green"))),
@@ -154,7 +153,8 @@ class RunPanel:
             *([("z-loss", Text(_number(row["z_loss"], ".2e")))] if "z_loss" in row else []),
             ("smoothed loss", Text(_number(smoothed_loss(self.losses), ".4f"))),
             ("validation", Text(validation)),
-            *([("average", Text(_average_text(self.last_valid)))] if self.last_valid.get("ema") else []),
+            *([("average", Text(f"{average['loss']:.4f} with averaged weights{format_domains(average)}"))]
+              if average else []),
             ("learning rate", Text(_number(row.get("lr"), ".2e"))),
             ("gradient norm", Text(_number(row.get("grad_norm"), ".3f"))),
             ("skipped steps", Text(_number(row.get("skipped"), "d"), style="red" if row.get("skipped") else "")),
@@ -238,11 +238,6 @@ class RunPanel:
             return "-"
         step, at_s = self.last_save
         return f"step {step}, {format_clock(self._time_s() - at_s)} ago"
-
-
-def _average_text(valid: Row) -> str:
-    """Return the loss of the weights' average in a validation row, with the losses per data domain."""
-    return f"{valid['ema']['loss']:.4f} with averaged weights{format_domains(valid['ema'])}"
 
 
 def _number(value: Any, spec: str) -> str:

@@ -6,7 +6,7 @@ A figure that a row lacks is left out of a line, and shown as a dash in the pane
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,31 +20,23 @@ _DECAY = 0.9  # factor by which the weight of older losses falls with each row
 
 def step_line(row: Row, total_steps: int) -> str:
     """Format a step row of metrics.jsonl as one line: `step  100/2000  loss 3.2140  lr 3.00e-04  grad 0.840 ...`."""
-    parts = [
+    figures: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
+        ("loss", "loss ", "{:.4f}".format, format_terms(row) + format_sources(row)),
+        ("z_loss", "z-loss ", "{:.2e}".format, ""),
+        ("lr", "lr ", "{:.2e}".format, ""),
+        ("grad_norm", "grad ", "{:.3f}".format, ""),
+        ("tokens_per_s", "", format_count, " tok/s"),
+        ("flops_per_s", "", format_flops, "/s"),
+        ("mfu", "mfu ", format_percent, ""),
+        ("data_wait_s", "wait ", format_milliseconds, ""),
+        ("memory_bytes", "mem ", format_bytes, ""),
+        ("eta_s", "left ", format_seconds, ""),
+    )
+    return "  ".join([
         f"step {row['step']:>{len(str(total_steps))}}/{total_steps}",
-        *(
-            f"{word} {row[key]:{spec}}" + (format_terms(row) + format_sources(row) if key == "loss" else "")
-            for key, spec, word in (
-                ("loss", ".4f", "loss"), ("z_loss", ".2e", "z-loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad")
-            )
-            if row.get(key) is not None
-        ),
-    ]
-    parts += [
-        text
-        for key, text in (
-            ("tokens_per_s", f"{format_count(row.get('tokens_per_s') or 0)} tok/s"),
-            ("flops_per_s", format_flops_per_s(row.get("flops_per_s"))),
-            ("mfu", f"mfu {format_percent(row.get('mfu'))}"),
-            ("data_wait_s", f"wait {format_milliseconds(row.get('data_wait_s'))}"),
-            ("memory_bytes", f"mem {_bytes(row.get('memory_bytes'))}"),
-            ("eta_s", f"left {seconds_text(row.get('eta_s'))}"),
-        )
-        if row.get(key) is not None
-    ]
-    if row.get("skipped"):
-        parts.append(f"skipped {row['skipped']}")
-    return "  ".join(parts)
+        *(f"{before}{form(row[key])}{after}" for key, before, form, after in figures if row.get(key) is not None),
+        *([f"skipped {row['skipped']}"] if row.get("skipped") else []),
+    ])  # fmt: skip
 
 
 def valid_line(row: Row) -> str:
@@ -110,15 +102,18 @@ def loss_figures(row: Row, valid: Row) -> tuple[str, str]:
 
 def speed_figures(row: Row) -> list[tuple[str, str]]:
     """Return (name, text) pairs of a step row for the panel: speed, compute, data wait, memory and elapsed time."""
+
+    def figure(key: str, form: Callable[[float], str], unit: str = "") -> str:
+        return "-" if row.get(key) is None else f"{form(row[key])}{unit}"
+
     mfu = "" if row.get("mfu") is None else f", MFU {format_percent(row['mfu'])}"
     of_start, in_all = (" this start", " in all") if row.get("attempt", 1) > 1 else ("", "")
     return [
-        ("speed", "-" if row.get("tokens_per_s") is None else f"{format_count(row['tokens_per_s'])} tokens/s"),
-        ("compute", format_flops_per_s(row.get("flops_per_s")) + mfu),
-        ("data wait", format_milliseconds(row.get("data_wait_s"))
-                      + ("" if row.get("data_wait_s") is None else " a step")),
-        ("memory", _bytes(row.get("memory_bytes")) + _fullest_rank_text(row)),
-        ("elapsed", ("-" if row.get("elapsed_s") is None else format_clock(row["elapsed_s"])) + of_start
+        ("speed", figure("tokens_per_s", format_count, " tokens/s")),
+        ("compute", figure("flops_per_s", format_flops, "/s") + mfu),
+        ("data wait", figure("data_wait_s", format_milliseconds, " a step")),
+        ("memory", figure("memory_bytes", format_bytes) + _fullest_rank_text(row)),
+        ("elapsed", figure("elapsed_s", format_clock) + of_start
                     + ("" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens{in_all}")),
     ]  # fmt: skip
 
@@ -138,10 +133,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
     low, high = min(finite), max(finite)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((m - low) * scale)] if math.isfinite(m) else " " for m in means)
-
-
-def format_flops_per_s(value: float | None) -> str:
-    return "-" if value is None else f"{format_flops(value)}/s"
 
 
 def format_flops(value: float) -> str:
@@ -186,14 +177,6 @@ def _fullest_rank_text(row: Row) -> str:
     return f" on rank {row['memory_rank']}" if has_several_ranks and "memory_rank" in row else ""
 
 
-def _bytes(value: float | None) -> str:
-    return "-" if value is None else format_bytes(value)
-
-
 def format_clock(value: float) -> str:
     """Format seconds for a clock that is redrawn, in whole seconds."""
     return f"{int(value)}s" if value < 60 else format_seconds(int(value))
-
-
-def seconds_text(value: float | None) -> str:
-    return "-" if value is None else format_seconds(value)

@@ -103,18 +103,15 @@ class RunView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
 
-    def show_step(self, row: Row) -> None:
-        self._line(step_line(row, self.total_steps))
-
-    def show_validation(self, row: Row) -> None:
-        self._line(valid_line(row))
-
-    def show_evaluation(self, row: Row) -> None:
-        self._line(eval_line(row))
-
-    def show_save(self, row: Row, text: str) -> None:
-        """Report that a checkpoint is on disk."""
-        self.show_note(text)
+    def show_row(self, row: Row) -> None:
+        """Show a step, validation or evaluation row of metrics.jsonl; rows of other events have no line."""
+        match row["event"]:
+            case "step":
+                self._line(step_line(row, self.total_steps))
+            case "valid":
+                self._line(valid_line(row))
+            case "eval":
+                self._line(eval_line(row))
 
     def show_note(self, text: str) -> None:
         self._line(text)
@@ -157,21 +154,9 @@ class LiveView(RunView):
         with suppress(OSError):
             self._live.stop()
 
-    def show_step(self, row: Row) -> None:
-        self.panel.show_step(row)
-        super().show_step(row)
-
-    def show_validation(self, row: Row) -> None:
-        self.panel.show_validation(row)
-        super().show_validation(row)
-
-    def show_evaluation(self, row: Row) -> None:
-        self.panel.show_evaluation(row)
-        super().show_evaluation(row)
-
-    def show_save(self, row: Row, text: str) -> None:
-        self.panel.show_save(row)
-        super().show_save(row, text)
+    def show_row(self, row: Row) -> None:
+        self.panel.show_row(row)
+        super().show_row(row)
 
     def show_note(self, text: str) -> None:
         super().show_note(text)

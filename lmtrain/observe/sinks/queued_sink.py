@@ -17,15 +17,15 @@ from lmtrain.observe.terminal_safe_text import warn
 Histograms = Mapping[str, Histogram]
 CAPACITY = 1000  # records; because: at a row per second a backend may then be unavailable for a quarter of an hour
 CLOSE_TIMEOUT_S = 30.0  # seconds for the records still in the queue when the run is over
-_STEP_CURVES = {
-    "loss": "loss/train", "z_loss": "loss/z", "lr": "optim/lr", "grad_norm": "optim/grad_norm",
-    "loss_scale": "optim/loss_scale",
-    "skipped": "optim/skipped", "tokens": "progress/tokens", "samples": "progress/samples",
-    "stage_number": "progress/stage",
-    "tokens_per_s": "speed/tokens_per_s", "mfu": "speed/mfu", "data_wait_s": "speed/data_wait_s",
-    "memory_bytes": "memory/bytes",
+_CURVES = {  # event -> key of a row -> name of its curve
+    "step": {
+        "loss": "loss/train", "z_loss": "loss/z", "lr": "optim/lr", "grad_norm": "optim/grad_norm",
+        "loss_scale": "optim/loss_scale", "skipped": "optim/skipped", "tokens": "progress/tokens",
+        "samples": "progress/samples", "stage_number": "progress/stage", "tokens_per_s": "speed/tokens_per_s",
+        "mfu": "speed/mfu", "data_wait_s": "speed/data_wait_s", "memory_bytes": "memory/bytes",
+    },
+    "save": {"write_s": "save/write_s", "stall_s": "save/stall_s"},
 }  # fmt: skip
-_SAVE_CURVES = {"write_s": "save/write_s", "stall_s": "save/stall_s"}
 _KEY_PREFIXES = ("loss/", "straggler_")  # prefixes of keys: terms of the loss, and measurements of slow ranks
 
 # pages of related curves, for a sink that supports a layout: page -> chart -> patterns of names
@@ -45,8 +45,7 @@ def row_scalars(row: Mapping[str, Any]) -> dict[str, float]:
     """
     if row["event"] in ("valid", "eval"):
         return row_measures(row)
-    names = {"step": _STEP_CURVES, "save": _SAVE_CURVES}.get(row["event"], {})
-    numbers: dict[str, Any] = {name: row.get(key) for key, name in names.items()}
+    numbers: dict[str, Any] = {name: row.get(key) for key, name in _CURVES.get(row["event"], {}).items()}
     if row["event"] == "step":
         numbers |= {key.replace("straggler_", "straggler/"): row[key] for key in row if key.startswith(_KEY_PREFIXES)}
         numbers |= source_measures(row)
@@ -97,8 +96,9 @@ class QueuedSink:
         num_lost = self.num_lost + len(self._queue)
         self._report_messages()
         if num_lost:
-            lost = f"{num_lost} of {self.num_records} records did not reach {self.name}"
-            self._report(f"{lost}; metrics.jsonl has them all.")
+            self._report(
+                f"{num_lost} of {self.num_records} records did not reach {self.name}; metrics.jsonl has them all."
+            )
         elif self._thread.is_alive():
             self._report(f"{self.name} has not finished within {self._close_timeout_s:g} s; the run ends without it.")
 

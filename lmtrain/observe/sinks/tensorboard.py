@@ -91,9 +91,9 @@ class EventWriter:
         value = math.copysign(math.inf, value) if abs(value) > _MAX_FLOAT else value
         self._write_summary(tag, field_key(2, FLOAT) + struct.pack("<f", value), step)
 
-    def write_text(self, tag: str, text: str, step: int = 0) -> None:
+    def write_text(self, tag: str, text: str) -> None:
         """Write Markdown for TensorBoard's text tab."""
-        self.write_plugin_data(tag, "text", text=text.encode(), step=step)
+        self.write_plugin_data(tag, "text", text=text.encode())
 
     def write_histogram(self, tag: str, histogram: Histogram, step: int) -> None:
         buckets = histogram.buckets()
@@ -162,10 +162,8 @@ class TensorBoardSink:
         for tag, value in row_scalars(row).items():
             self._events.write_scalar(tag, value, row["step"])
         if row["event"] == "stop":
-            status = _FAILURE if row.get("stopped_by") else _SUCCESS
-            self._events.write_plugin_data(
-                "_hparams_/session_end_info", _HPARAMS, content=field_bytes(4, field_varint(1, status))
-            )
+            status = field_varint(1, _FAILURE if row.get("stopped_by") else _SUCCESS)
+            self._events.write_plugin_data("_hparams_/session_end_info", _HPARAMS, content=field_bytes(4, status))
 
     def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         for tag, histogram in histograms.items():

@@ -95,8 +95,7 @@ class DeviceClock:
     def _on_host(self, moment: Moment) -> int:
         assert self._reference is not None
         event, ns = self._reference
-        elapsed_ms: float = event.elapsed_time(moment.event)
-        return ns + round(elapsed_ms * 1e6)
+        return ns + round(float(event.elapsed_time(moment.event)) * 1e6)  # because: torch measures milliseconds
 
 
 _PHASE_KINDS = {
@@ -126,8 +125,7 @@ class Recorder:
 
     def begin_step(self, step: int) -> None:
         """Write the span of the previous step, and begin the span of step number `step`."""
-        ended = self.end_step()
-        self._step, self._step_began = step, ended
+        self._step, self._step_began = step, self.end_step()
         self._counts.clear()
 
     def end_step(self) -> Time:
@@ -239,8 +237,10 @@ class Recorder:
                 num_bytes, self._step, number, microbatch, peer, stage, name_index, kind, axis, flags,
             )  # fmt: skip
         else:
-            fields = (num_bytes, self._step, number, microbatch, peer, stage, name_index, kind, axis, flags)
-            device.add_span(began, ended, fields)  # type: ignore[arg-type]
+            device.add_span(
+                began, ended,  # type: ignore[arg-type]
+                (num_bytes, self._step, number, microbatch, peer, stage, name_index, kind, axis, flags),
+            )  # fmt: skip
 
 
 _EARLY_STEPS = range(10, 16)  # steps of each start; caches and buffers are allocated by then

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError
+from lmtrain.observe.measure.current_phase import unpack_text
 from lmtrain.runtime.files.safe_files import open_fd, open_output, read_errors, read_range, storage_errors
 
 HEADER_BYTES, VERSION = 4096, 1
@@ -261,11 +262,10 @@ def _parse_header(path: Path, head: bytes) -> Header:
     (num_written,), (num_names,) = COUNTER.unpack_from(head, COUNTER_AT), _NUM_NAMES.unpack_from(head, _NUM_NAMES_AT)
     if not (1 <= num_names <= MAX_NAMES and 1 <= capacity <= MAX_RECORDS and num_written < 1 << 62):
         raise _damage_error(f"{path} has an impossible header: {num_names} names and {num_written} records")
-    names = (head[_NAMES_AT + i * NAME_BYTES :][:NAME_BYTES] for i in range(num_names))
     return Header(
         rank, world_size, (axes[0], axes[1], axes[2], axes[3]), (axes[4], axes[5], axes[6], axes[7], axes[8]),
-        _text(host), pid, start, wall_ns, monotonic_ns, capacity, _text(schedule), num_microbatches, num_written,
-        tuple(map(_text, names)),
+        unpack_text(host), pid, start, wall_ns, monotonic_ns, capacity, unpack_text(schedule), num_microbatches,
+        num_written, tuple(unpack_text(head[_NAMES_AT + i * NAME_BYTES :][:NAME_BYTES]) for i in range(num_names)),
     )  # fmt: skip
 
 
@@ -289,7 +289,3 @@ def _damage_error(problem: str) -> DataError:
         f"{problem}. Copy the file again from the folder trace of its run, or delete it to read the other ranks' files "
         "without it."
     )
-
-
-def _text(packed: bytes) -> str:
-    return packed.rstrip(b"\0").decode(errors="replace")

@@ -1,7 +1,7 @@
 """Estimation of the offsets and drifts between ranks' clocks, from the times of their exchanges. numpy only.
 
-Called by merge with the evidence of one window of time. There are two kinds of evidence: an event on one rank that
-began before an event on another ended (a message is sent before it arrives), and events that ended on two ranks at
+Called by merge_ranks.py with the evidence of one window of time. There are two kinds of evidence: an event on one rank
+that began before an event on another ended (a message is sent before it arrives), and events that ended on two ranks at
 about the same moment (a collective). The first kind bounds the difference of two clocks from one side, and messages
 both ways bound it from both sides; the distance of the bounds gives the weight of the pair. All pairs are solved
 together by weighted least squares, with outliers weighed down.

@@ -2,11 +2,11 @@
 
 `lmtrain trace` and the report show a Timeline's Segments, one per start of the run (a start may have another layout,
 and other machines):
-    step_time.step_times(segment)           seconds of each rank's steps by class, adding up to the step
-    step_time.rank_heat(segment, times)         own work by rank, with coordinate and host
-    step_time.timeline_rows(segment, step)  activity of each rank and stage over time, to draw a step
-    step_time.critical_path(segment, step)
-    perfetto.write_trace(timeline, path)
+    step_breakdown.step_times(segment)           seconds of each rank's steps by class, adding up to the step
+    step_breakdown.rank_heat(segment, times)     own work by rank, with coordinate and host
+    step_breakdown.timeline_rows(segment, step)  activity of each rank and stage over time, to draw a step
+    step_breakdown.critical_path(segment, step)
+    perfetto_export.write_trace(timeline, path)
 The common clock is the lowest rank's: its monotonic clock, set once by its wall clock. Missing or damaged files are
 left out and named in `notes`; if no file is readable, an error says what to do. Only reads files; starts nothing.
 """
@@ -121,9 +121,6 @@ class Segment:
     @property
     def hosts(self) -> list[str]:
         return list(dict.fromkeys(header.host for header in self.headers.values()))
-
-    def coordinate(self, rank: int) -> Coordinate:
-        return self.layout.coordinate(rank)
 
     def select_step(self, step: int) -> Segment:
         """Return the segment with the spans of one step only."""
@@ -289,8 +286,9 @@ def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iter
             f"start {start}: no message or collective joins {len(unlinked)} ranks to rank {ranks[0]} in some steps "
             f"({join_few(unlinked)}); there their times are by their wall clocks alone"
         )
-    in_doubt = {str(ranks[i]) for window in clocks for i in np.flatnonzero(window.doubt_ns > _MAX_DOUBT_NS)}
-    unsure = sorted(in_doubt, key=int)
+    unsure = sorted(
+        {str(ranks[i]) for window in clocks for i in np.flatnonzero(window.doubt_ns > _MAX_DOUBT_NS)}, key=int
+    )
     if unsure:
         yield (
             f"start {start}: what ranks {join_few(unsure)} exchanged does not agree to within a millisecond; their "

@@ -44,7 +44,7 @@ class _Threads:
         pid, key = self.processes[host], (segment.start, rank, stage)
         if key not in self.threads:
             tid = self.threads[key] = len(self.threads) + 1
-            coordinate = segment.coordinate(rank)
+            coordinate = segment.layout.coordinate(rank)
             dp = coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard
             label = f"(pp {coordinate.pp}, dp {dp}, tp {coordinate.tp})" if stage == _NO_STAGE else f"stage {stage}"
             label = f"beside {stage - _ASIDE}" if stage >= _ASIDE else label

@@ -326,11 +326,11 @@ def rank_heat(segment: Segment, times: StepTimes) -> list[Heat]:
     has_work = ~np.isnan(own).all(axis=0) if own.size else np.zeros(len(times.ranks), bool)
     work = np.full(len(times.ranks), np.nan)
     work[has_work] = np.nanmedian(own[:, has_work], axis=0)
-    stage = np.array([segment.coordinate(rank).pp for rank in times.ranks])
+    stage = np.array([segment.layout.coordinate(rank).pp for rank in times.ranks])
     usual_s = {pp: np.median(work[has_work & (stage == pp)]) for pp in set(stage[has_work].tolist())}
     return [
         Heat(
-            rank, segment.coordinate(rank), segment.headers[rank].host, float(seconds),
+            rank, segment.layout.coordinate(rank), segment.headers[rank].host, float(seconds),
             float(seconds / usual_s.get(int(pp), np.nan)),
         )
         for rank, seconds, pp in zip(times.ranks, work, stage, strict=True)

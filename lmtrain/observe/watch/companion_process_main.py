@@ -1,8 +1,8 @@
 """The companion process of each rank: reads the rank's marks and state, sends heartbeats to the hub, kills a hung rank.
 
-Started by guard without torch and without site packages; it ends with its rank, however the rank ends, because the
-socket between them closes. Rank 0's companion is also the hub. A companion works where the rank cannot: while the rank
-is stopped, or its interpreter's lock is held.
+Started by rank_watchdog_client.py without torch and without site packages, or forked together with its rank; it ends
+with the rank, however the rank ends, because the socket between them closes. Rank 0's companion is also the hub. A
+companion works where the rank cannot: while the rank is stopped, or its interpreter's lock is held.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class Companion:
         self.hub_silence_s, self.hub_message_at = min(config["timeout_s"], SILENT_S), time.monotonic()
         if config["address"] is None:
             self.hub = Hub(
-                self.rank, config["secret"], self.folder, config["timeout_s"], config["world_size"],
+                self.selector, self.rank, config["secret"], self.folder, config["timeout_s"], config["world_size"],
                 single_node=config["on_node"],
-            )
-            self.hub.register(self.selector)
+            )  # fmt: skip
             self.rank_connection.send({"port": self.hub.port})
         else:
             self.hub_host = config["address"][0]
-            connection = socket.create_connection(tuple(config["address"]), timeout=config["timeout_s"])
-            self.hub_connection = LineConnection(connection)
+            self.hub_connection = LineConnection(
+                socket.create_connection(tuple(config["address"]), timeout=config["timeout_s"])
+            )
             self.selector.register(self.hub_connection, selectors.EVENT_READ, self.receive_from_hub)
             self.hub_connection.send({"token": config["secret"], "rank": self.rank})
 
@@ -208,8 +208,10 @@ class Companion:
         if self.hub_connection.has_ended:
             self.selector.unregister(self.hub_connection)
             if self.verdict is None and not self.over and not self.stopping:
-                text = "rank 0 and its companion are gone, as if their node had failed."
-                self.handle_message({"verdict": text, "kind": LOST_KIND, "ranks": [0]})
+                self.handle_message({
+                    "verdict": "rank 0 and its companion are gone, as if their node had failed.", "kind": LOST_KIND,
+                    "ranks": [0],
+                })  # fmt: skip
 
     def send_to_hub(self, message: dict[str, Any]) -> None:
         if self.hub is not None:
@@ -284,8 +286,8 @@ def process_state(pid: int) -> tuple[str, float]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        ticks = int(fields[11]) + int(fields[12])
-        return STOPPED if fields[0] in (b"T", b"t") else RUNNING, ticks / os.sysconf("SC_CLK_TCK")
+        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return STOPPED if fields[0] in (b"T", b"t") else RUNNING, cpu_s
     except (OSError, ValueError, IndexError):
         return RUNNING, 0.0
 

@@ -1,9 +1,9 @@
 """The hub of the watchdog on rank 0, which receives heartbeats and decides, and its line protocol, used on all ranks.
 
-Called by companion; guard uses the texts of verdicts. Messages between a rank, its companion and the hub are one JSON
-object per line, over sockets that never block; a line that is too long ends the connection. The hub accepts a peer's
-messages only after the run's token, and reads only numbers and short texts from them, which it uses for nothing but
-verdicts.
+Called by companion_process_main.py; rank_watchdog_client.py uses the texts of verdicts. Messages between a rank, its
+companion and the hub are one JSON object per line, over sockets that never block; a line that is too long ends the
+connection. The hub accepts a peer's messages only after the run's token, and reads only numbers and short texts from
+them, which it uses for nothing but verdicts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LineConnection:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         connection.setblocking(False)
-        self.has_ended = False
+        self.has_ended, self.opened_at = False, time.monotonic()
         self.rank: int | None = None  # rank of the peer, once it has sent the run's token
         self._received, self._unsent = b"", b""
 
@@ -143,15 +143,17 @@ class Hub:
     """The watchdog's server on rank 0: a table of all ranks' states, the connections to companions, and the verdict."""
 
     def __init__(
-        self, rank: int, token: str, folder: str, timeout_s: float, world_size: int, *, single_node: bool
-    ) -> None:
-        """Open the hub's port; `folder` is the run folder. With `single_node` only this machine can connect."""
-        self.rank, self.token, self.folder, self.world_size = rank, token, folder, world_size
+        self, selector: selectors.BaseSelector, rank: int, token: str, folder: str, timeout_s: float, world_size: int,
+        *, single_node: bool,
+    ) -> None:  # fmt: skip
+        """Open the hub's port. `selector` will call the hub for each new connection and each message; `folder` is the
+        run folder. With `single_node` only this machine can connect.
+        """
+        self.selector, self.rank, self.token, self.folder, self.world_size = selector, rank, token, folder, world_size
         self.limits = Limits(timeout_s, _read_times(folder, world_size))
         self.rows: dict[int, RankRow] = {}
         self.message_times: dict[int, float] = {}
         self.peers: list[LineConnection] = []
-        self.connected_at: dict[int, float] = {}
         self.culprit_asked_at: float | None = None
         self.stop_request: dict[str, Any] | None = None  # the newest stop request that a rank received
         self.verdict: Verdict | None = None
@@ -165,10 +167,6 @@ class Hub:
         )  # fmt: skip
         self.listener.setblocking(False)
         self.port: int = self.listener.getsockname()[1]
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Have this selector call the hub for each new connection and each message."""
-        self.selector = selector
         selector.register(self.listener, selectors.EVENT_READ, self.accept_peer)
 
     def accept_peer(self) -> None:
@@ -181,7 +179,6 @@ class Hub:
             return
         peer = LineConnection(connection)
         self.peers.append(peer)
-        self.connected_at[peer.fileno()] = time.monotonic()
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.receive_from(peer))
 
     def receive_from(self, peer: LineConnection) -> None:
@@ -267,7 +264,7 @@ class Hub:
             peer.flush()
             if is_due and peer.rank is not None and peer.is_idle:
                 peer.send({"here": True})
-            if peer.rank is None and now - self.connected_at.get(peer.fileno(), now) > _TOKEN_S:
+            if peer.rank is None and now - peer.opened_at > _TOKEN_S:
                 self.drop_peer(peer)
         for rank, row in self.rows.items():
             row.silent_s = now - self.message_times[rank] if row.state == RUNNING else 0.0

@@ -163,7 +163,7 @@ class FullestMemory(RequestSource):
 
     def receive_maximum(self, maximum: int) -> None:
         kib, rank = divmod(maximum >> _REQUEST_BITS, 1 << _RANK_BITS)
-        self._memory.set_fullest((kib * 1024, rank))
+        self._memory.fullest_of_ranks = kib * 1024, rank
 
 
 class Vote:

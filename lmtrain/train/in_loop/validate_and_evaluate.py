@@ -57,9 +57,7 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     try:
         with current_phase.within("evaluation"), uncompiled:
             for result in _evaluation_results(run, evaluation, requests):
-                row = record(run, "eval", result)
-                run.view.show_evaluation(row)
-                report_measures(run, row)
+                report_measures(run, record(run, "eval", result))
     except MeasurementCutOff:
         return False
     return True
@@ -101,7 +99,6 @@ def validate(run: Run, requests: Requests) -> float | None:
     except MeasurementCutOff:
         return None
     row = record(run, "valid", values | {"seconds": time.monotonic() - began})
-    run.view.show_validation(row)
     report_measures(run, row)
     return float(row["loss"])
 

@@ -342,8 +342,8 @@ def _change_lines(run: Run) -> Iterator[str]:
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Add step, attempt and time to `values`, append the row to metrics.jsonl and the sinks on rank 0, and return it on
-    every rank. `event` is the kind of row, such as "step" or "valid".
+    """Add step, attempt and time to `values`, append the row to metrics.jsonl and the sinks on rank 0, show it, and
+    return it on every rank. `event` is the kind of row, such as "step" or "valid".
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": now} | values
@@ -353,6 +353,7 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
         run.metrics.append(row)
         for sink in run.sinks:
             sink.write_row(row)
+    run.view.show_row(row)
     return row
 
 
@@ -364,7 +365,7 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
     memory, rank = run.memory.fullest()
     # because: a loss with a single term equals that term
     terms = {f"loss/{term}": mean for term, mean in result.terms.items() if len(result.terms) > 1}
-    row = record(
+    record(
         run, "step",
         {
             "loss": result.loss, **terms, **({} if result.z_loss is None else {"z_loss": result.z_loss}),
@@ -378,7 +379,6 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
             **_optional_step_values(run),
         },
     )  # fmt: skip
-    run.view.show_step(row)
     if (peaks := run.memory.grown_peaks()) is not None:
         record(run, "memory", {"peak_bytes": peaks})
 
@@ -438,15 +438,15 @@ def report_save(run: Run) -> None:
         return
     run.reported_save, run.failed_saves = last.step, 0
     run.durations.add_save(last.write_s, last.stall_s)
-    run.view.show_save(
-        record(run, "save", {
-            "saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s,
-            "bytes_per_s": last.bytes_per_s,
-        }),
+    record(run, "save", {
+        "saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s,
+        "bytes_per_s": last.bytes_per_s,
+    })  # fmt: skip
+    run.view.show_note(
         f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)} "
         f"({format_bytes(last.bytes_per_s)}/s), "
-        f"training stood still for {last.stall_s * 1000:.0f} ms",
-    )  # fmt: skip
+        f"training stood still for {last.stall_s * 1000:.0f} ms"
+    )
 
 
 def _record_stage(run: Run) -> None:

@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         name="check_lets_doubled_actions_pass",
         file="lmtrain/schedules/table.py",
-        function="check_table",
+        function="ScheduleTable.__post_init__",
         old="if actual != expected:",
         new="if expected - actual:",
         breaks="A schedule that runs an action twice is not refused: it fails in the middle of a step, or counts a "

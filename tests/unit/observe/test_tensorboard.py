@@ -25,7 +25,7 @@ def test_tensorboard_reads_back_scalars_and_text(tmp_path: Path) -> None:
     writer.write_scalar("lr", float("nan"), 1)
     for step, value in enumerate((1e300, -1e300, 3e38)):
         writer.write_scalar("large", value, step)
-    writer.write_text("config", "steps: 10 — naïve", 0)
+    writer.write_text("config", "steps: 10 — naïve")
     writer.close()
 
     events = _read(tmp_path)

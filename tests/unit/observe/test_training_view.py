@@ -22,9 +22,10 @@ FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "devi
 
 def _row(step: int) -> dict[str, Any]:
     return {
-        "step": step, "loss": 10.0 - step / 400, "lr": 3e-4, "grad_norm": 0.84, "tokens_per_s": 412345.0,
-        "flops_per_s": 4.12e14, "mfu": 0.4164, "data_wait_s": 0.0012, "memory_bytes": 61 << 30,
-        "samples": 512 * step, "tokens": 524288 * step, "elapsed_s": 1.3 * step, "eta_s": 996.0, "skipped": 0,
+        "event": "step", "step": step, "loss": 10.0 - step / 400, "lr": 3e-4, "grad_norm": 0.84,
+        "tokens_per_s": 412345.0, "flops_per_s": 4.12e14, "mfu": 0.4164, "data_wait_s": 0.0012,
+        "memory_bytes": 61 << 30, "samples": 512 * step, "tokens": 524288 * step, "elapsed_s": 1.3 * step,
+        "eta_s": 996.0, "skipped": 0,
     }  # fmt: skip
 
 
@@ -40,10 +41,10 @@ def _panel(width: int, steps: int = 1234, later_s: float = 0.0, stopped: bool = 
     clock = Clock()
     panel = RunPanel(FACTS, 2000, clock)
     for step in range(1, steps + 1):
-        panel.show_step(_row(step))
+        panel.show_row(_row(step))
     if steps:
-        panel.show_validation({"step": 1000, "loss": 3.3012})
-        panel.show_save({"saved_step": 1200})
+        panel.show_row({"event": "valid", "step": 1000, "loss": 3.3012})
+        panel.show_row({"event": "save", "saved_step": 1200})
     if stopped:
         panel.freeze()
     clock.now_s += later_s
@@ -65,9 +66,9 @@ def drain(host: int) -> str:
 def test_a_save_after_the_last_row_is_not_of_the_future() -> None:
     clock = Clock()
     panel, console = RunPanel(FACTS, 2000, clock), Console(width=120, record=True, file=io.StringIO())
-    panel.show_step(_row(1200))
+    panel.show_row(_row(1200))
     clock.now_s += 5.0
-    panel.show_save({"saved_step": 1200})
+    panel.show_row({"event": "save", "saved_step": 1200})
     clock.now_s += 1140.0
     panel.freeze(at_last_row=True)
     console.print(panel)
@@ -123,8 +124,8 @@ def test_off_a_terminal_there_are_plain_lines_and_a_log(tmp_path: Path) -> None:
     view = build_view(Console(file=out, width=40, force_terminal=True), FACTS, 2000, log=log)
     assert type(view) is RunView
     with view:
-        view.show_step(_row(100))
-        view.show_validation({"step": 100, "loss": 3.3})
+        view.show_row(_row(100))
+        view.show_row({"event": "valid", "step": 100, "loss": 3.3})
         view.show_note("saved [bold]step_00000100")
     log.close()
     lines = out.getvalue().splitlines()
@@ -147,8 +148,9 @@ def test_on_a_terminal_there_is_a_live_panel(tmp_path: Path, monkeypatch: pytest
         view = build_view(Console(file=file, width=80, height=24), FACTS, 2000, log=log)
         assert isinstance(view, LiveView)
         with view:
-            view.show_step(_row(100))
-            view.show_save({"saved_step": 100}, "saved step_00000100")
+            view.show_row(_row(100))
+            view.show_row({"event": "save", "saved_step": 100})
+            view.show_note("saved step_00000100")
             view.show_activity("SIGINT: stopping after this step")
             sleep(0.4)
     log.close()
@@ -165,19 +167,20 @@ def test_the_terminal_is_given_back_after_an_error() -> None:
     with open(terminal, "w", encoding="utf-8") as file:
         console = Console(file=file, width=80, height=24, force_terminal=True)
         with pytest.raises(KeyError), LiveView(console, FACTS, 10) as view:
-            view.show_validation({"loss": 1.0})  # lacks its step
+            view.show_row({"event": "valid", "loss": 1.0})  # lacks its step
     shown = drain(host)
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0  # the cursor is shown again
 
 
 def test_domains_and_evaluations_are_shown(tmp_path: Path) -> None:
-    valid = {"step": 8, "loss": 3.25, "domains": {"wiki": {"loss": 3.0}, "code": {"loss": 3.5}}, "ema": {"loss": 3.125}}
+    domains = {"wiki": {"loss": 3.0}, "code": {"loss": 3.5}}
+    valid = {"event": "valid", "step": 8, "loss": 3.25, "domains": domains, "ema": {"loss": 3.125}}
     measures = {"bits_per_byte": 1.5, "whole_word_accuracy": 0.25}
-    row = {"step": 8, "name": "lambada/x", "headline": "whole_word_accuracy", "measures": measures}
+    row = {"event": "eval", "step": 8, "name": "lambada/x", "headline": "whole_word_accuracy", "measures": measures}
     panel, console = RunPanel(FACTS, 2000), Console(width=120, record=True, file=io.StringIO())
-    panel.show_validation(valid)
-    panel.show_evaluation(row | {"step": 4})
-    panel.show_evaluation(row)
+    panel.show_row(valid)
+    panel.show_row(row | {"step": 4})
+    panel.show_row(row)
     console.print(panel)
     drawn = console.export_text()
     assert "3.2500 at step 8 [wiki 3.0000, code 3.5000]" in drawn
@@ -185,8 +188,8 @@ def test_domains_and_evaluations_are_shown(tmp_path: Path) -> None:
     assert "lambada/x  whole word accuracy 25.00 %, bits per byte 1.5000 at step 8" in drawn
     assert "at step 4" not in drawn
     view = RunView(Console(file=io.StringIO()), FACTS, 2000, RunLog(tmp_path / "log.txt"))
-    view.show_validation(valid)
-    view.show_evaluation(row)
+    view.show_row(valid)
+    view.show_row(row)
     told = (tmp_path / "log.txt").read_text()
     assert "valid at step 8  loss 3.2500 [wiki 3.0000, code 3.5000]" in told
     assert "eval at step 8  lambada/x  whole word accuracy 25.00 %, bits per byte 1.5000" in told
@@ -206,7 +209,7 @@ NAMED = {
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_panel_of_many_ranks(width: int) -> None:
     panel = RunPanel(FACTS, 2000, Clock(), SaveSchedule(500, 3600.0))
-    panel.show_step(_row(1234) | SLOW | NAMED)
+    panel.show_row(_row(1234) | SLOW | NAMED)
     console = Console(width=width, record=True, file=io.StringIO(), legacy_windows=False)
     console.print(panel)
     text = console.export_text()
@@ -242,8 +245,8 @@ def test_the_step_of_the_next_save(saves: SaveSchedule, step: int, expected: int
 def test_the_time_to_a_save_and_to_the_end_runs_down() -> None:
     clock = Clock()
     panel = RunPanel(FACTS, 2000, clock, SaveSchedule(0, 600.0))
-    panel.show_step(_row(1234) | {"limit_left_s": 90.0})
-    panel.show_save({"saved_step": 1200}, age_s=60.0)
+    panel.show_row(_row(1234) | {"limit_left_s": 90.0})
+    panel.show_row({"event": "save", "saved_step": 1200}, age_s=60.0)
     clock.now_s += 30
     console = Console(width=120, record=True, file=io.StringIO(), legacy_windows=False)
     console.print(panel)
@@ -268,7 +271,7 @@ def test_the_panel_names_the_stage_from_its_beginning_on(columns: int) -> None:
         console = Console(width=columns, record=True, file=io.StringIO())
         panel = RunPanel(FACTS, 2000, stages=stages, start={"step": 700, "stage": "trunk"})
         if row:
-            panel.show_step(row)
+            panel.show_row({"event": "step", **row})
         console.print(panel)
         shown = console.export_text()
         assert words in shown

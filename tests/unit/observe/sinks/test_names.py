@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lmtrain.observe.sinks.queued_sink import _SAVE_CURVES, _STEP_CURVES, CHARTS, row_scalars
+from lmtrain.observe.sinks.queued_sink import _CURVES, CHARTS, row_scalars
 
 ROW = {
     "event": "step", "step": 3, "attempt": 1, "loss": 2.0, "loss/mlm": 1.5, "z_loss": 0.25, "lr": 0.1,
@@ -48,7 +48,7 @@ def test_rows_of_other_events() -> None:
 def test_every_name_is_on_a_page_and_in_the_documentation() -> None:
     page = (Path(__file__).parents[4] / "docs/how_to/read_a_run.md").read_text()
     patterns = [tag for charts in CHARTS.values() for tags in charts.values() for tag in tags]
-    for name in (*_STEP_CURVES.values(), *_SAVE_CURVES.values()):
+    for name in (*_CURVES["step"].values(), *_CURVES["save"].values()):
         assert f"`{name}`" in page, name
         drawn = any(re.fullmatch(pattern, name) for pattern in patterns)
         assert drawn or name.startswith(("progress/", "optim/skipped")), name

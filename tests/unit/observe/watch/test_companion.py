@@ -130,8 +130,7 @@ def test_a_hub_that_falls_silent_is_noticed_unless_this_process_has_slept(tmp_pa
 
 
 def test_a_hub_that_is_there_says_so(tmp_path: Path) -> None:
-    hub = Hub(0, "secret", str(tmp_path), 60.0, 2, single_node=True)
-    hub.register(selectors.DefaultSelector())
+    hub = Hub(selectors.DefaultSelector(), 0, "secret", str(tmp_path), 60.0, 2, single_node=True)
     with of_rank_1(tmp_path, ("127.0.0.1", hub.port)) as (companion, _):
         peer = met(hub)
         hub.tick()

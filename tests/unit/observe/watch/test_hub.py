@@ -18,8 +18,7 @@ from lmtrain.runfolder.file_names import PHASE_TIMES
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, single_node=True)
-    hub.register(selectors.DefaultSelector())
+    hub = Hub(selectors.DefaultSelector(), 0, "secret", str(tmp_path), 20.0, 2, single_node=True)
     yield hub
     for peer in list(hub.peers):
         hub.drop_peer(peer)
@@ -107,7 +106,7 @@ def test_times_are_for_the_next_start_with_as_many(hub: Hub, tmp_path: Path) -> 
     hub.save_times()
     assert json.loads((tmp_path / PHASE_TIMES).read_text()) == {"processes": 2, "longest_s": {"save": 41.0}}
     for world_size, known in ((2, {"save": 41.0}), (3, {})):
-        other = Hub(0, "secret", str(tmp_path), 20.0, world_size, single_node=True)
+        other = Hub(selectors.DefaultSelector(), 0, "secret", str(tmp_path), 20.0, world_size, single_node=True)
         other.listener.close()
         assert (other.limits.earlier_s, other.limits.longest_s) == (known, {})
         other.save_times()
@@ -125,7 +124,7 @@ def test_limits_are_in_force_once_a_step_is_done(hub: Hub) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": 2, "longest_s": 7}', "[" * 30_000])
 def test_times_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / PHASE_TIMES).write_text(text)
-    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, single_node=True)
+    hub = Hub(selectors.DefaultSelector(), 0, "secret", str(tmp_path), 20.0, 2, single_node=True)
     hub.listener.close()
     assert hub.limits.earlier_s == {}
 
