@@ -12,7 +12,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import Manifest, is_count
 from lmtrain.errors import CheckpointError, UsageError
 
 WeightSet = Literal["model", "ema"]  # which weights of a checkpoint are read: themselves, or their average
-MODEL_PREFIX, AVERAGE_PREFIX = "model.", "ema."  # of the names of tensors
+MODEL_PREFIX, AVERAGE_PREFIX, OPTIMIZER_PREFIX = "model.", "ema.", "optim."  # of the names of tensors
 AVERAGE_DTYPE = "F32"
 _COUNTS = ("every_steps", "from_step", "since_step")
 
@@ -80,9 +80,9 @@ def view_of_average(manifest: Manifest, where: object) -> Manifest:
         for name, entry in manifest.tensors.items()
         if name.startswith(AVERAGE_PREFIX)
     }
-    left_out = (MODEL_PREFIX, AVERAGE_PREFIX, "optim.")
-    tensors |= {name: entry for name, entry in manifest.tensors.items() if not name.startswith(left_out)}
-    return replace(manifest, tensors=tensors)
+    left_out = (MODEL_PREFIX, AVERAGE_PREFIX, OPTIMIZER_PREFIX)
+    others = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(left_out)}
+    return replace(manifest, tensors=tensors | others)
 
 
 def check_weight_set(value: object, name: str = "weights") -> WeightSet:

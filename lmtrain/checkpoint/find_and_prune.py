@@ -101,8 +101,7 @@ def previous_checkpoint(path: Path) -> Path | None:
 def newer_checkpoints(path: Path) -> list[Path]:
     """Return the checkpoints in the same folder that are newer than the checkpoint `path`, oldest first."""
     step = step_from_name(path.name)
-    folders = _step_folders(path.parent)
-    return [] if step is None else [folder for folder in folders if (step_from_name(folder.name) or 0) > step]
+    return [] if step is None else [p for p in _step_folders(path.parent) if (step_from_name(p.name) or 0) > step]
 
 
 def _step_folders(folder: Path) -> list[Path]:

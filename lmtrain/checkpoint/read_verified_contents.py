@@ -22,6 +22,7 @@ from lmtrain.checkpoint.averaged_weights import (
     AVERAGE_DTYPE,
     AVERAGE_PREFIX,
     MODEL_PREFIX,
+    OPTIMIZER_PREFIX,
     WeightSet,
     average_facts,
     holds_average,
@@ -277,7 +278,7 @@ def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
     prefixes = (MODEL_PREFIX, AVERAGE_PREFIX) if holds_average(manifest) else (MODEL_PREFIX,)
     expected = {f"{prefix}{name}": shapes[name] for prefix in prefixes for name in shapes}
     # `optim.exp_avg.norm.weight` has the shape of `norm.weight`
-    slots = {name: name.split(".", 2)[-1] for name in manifest.tensors if name.startswith("optim.")}
+    slots = {name: name.split(".", 2)[-1] for name in manifest.tensors if name.startswith(OPTIMIZER_PREFIX)}
     expected_slots = {name: shapes[weight] for name, weight in slots.items() if weight in shapes}
     tensors = {name: tensor for name, tensor in manifest.tensors.items() if name.startswith(prefixes)}
     second_names = {f"{prefix}{tie}": f"{prefix}{first_names[tie]}" for prefix in prefixes for tie in first_names}

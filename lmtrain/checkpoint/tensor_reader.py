@@ -19,32 +19,29 @@ from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, dtype_code
 from lmtrain.checkpoint.disk.safetensors_file import Array, piece_box
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
-from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, suggest_name
+from lmtrain.checkpoint.read_verified_contents import Contents, suggest_name
 from lmtrain.errors import CheckpointError, join_few
 from lmtrain.layout import Piece
-from lmtrain.models.model_settings import ModelSettings
 
 _PART_ITEMS = 16 << 20  # elements of a piece that are read at a time, if they are converted
 _CACHED_BLOCKS = 4  # because: a piece is read in one go, and only its neighbour needs the rest of its last block
 _CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class CheckpointReader:
-    """Reads tensors of a checkpoint, whole or in parts, and its extra files. With `weights` "ema", the weights that are
-    read are their average.
+class CheckpointReader(Contents):
+    """A checkpoint's contents with its tensors, whole or in parts, as torch's. With `weights` "ema", the weights that
+    are read are their average.
     """
 
     def __init__(self, path: Path | str, weights: WeightSet = "model") -> None:
-        self.path, self.weights = Path(path), weights
-        self._contents = Contents(self.path, _CACHED_BLOCKS, weights)
-        self.manifest, self.stored_manifest = self._contents.manifest, self._contents.stored_manifest
+        super().__init__(Path(path), _CACHED_BLOCKS, weights)
         self.state, self.step = self.manifest.state, self.manifest.step
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._contents.tensor(name).shape
+        return self.tensor(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return _torch_dtype(self._contents.tensor(name).dtype)
+        return _torch_dtype(self.tensor(name).dtype)
 
     def read(self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
         """Return a tensor, or the part of it that begins at the index `offset` and has the shape `shape`. Without
@@ -57,7 +54,7 @@ class CheckpointReader:
                 f"The tensor {name} in {self.path} has {len(full)} axes. Give offset and shape as many numbers."
             )
         extent = tuple(shape) if shape is not None else tuple(n - o for n, o in zip(full, begin, strict=True))
-        return _as_tensor(self._contents.read_bits(name, Box(begin, extent)), self.dtype(name))
+        return _as_tensor(self.read_bits(name, Box(begin, extent)), self.dtype(name))
 
     def load_into(self, pieces: Iterable[Piece], *, allow_rounding: bool = False) -> None:
         """Fill the data of the pieces (`Piece.block`, a tensor or array) with the checkpoint's values. Raise
@@ -71,26 +68,14 @@ class CheckpointReader:
             raise CheckpointError(f"{self.path} does not fit this run: " + "; ".join(problems) + f". {self._way_out()}")
         for piece in pieces:
             if (bits := self._directly_readable(piece)) is not None:
-                self._contents.read_bits(piece.name, piece_box(piece), bits)
+                self.read_bits(piece.name, piece_box(piece), bits)
                 continue
             for box, block in _split_rows(piece_box(piece), piece.block):
-                _fill(block, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
-
-    def read_file(self, name: str) -> bytes:
-        """Return an extra file, such as tokenizer.json, verified."""
-        return self._contents.read_file(name)
+                _fill(block, _as_tensor(self.read_bits(piece.name, box), self.dtype(piece.name)))
 
     def read_extra_files(self, prefix: str = "") -> dict[str, bytes]:
         """Return the extra files whose names begin with `prefix`, by name, verified."""
-        return {name: self.read_file(name) for name in self._contents.extra_names if name.startswith(prefix)}
-
-    def describe_weights(self) -> dict[str, Any]:
-        """Return the facts that say which weights are read, if the checkpoint also holds their average."""
-        return self._contents.describe_weights()
-
-    def checked_model(self) -> ModelSettings:
-        """Return the checkpoint's model; raise if its tensors are not that model's."""
-        return checked_model(self._contents)
+        return {name: self.read_file(name) for name in self.extra_names if name.startswith(prefix)}
 
     def _directly_readable(self, piece: Piece) -> Array | None:
         """Return the memory of a piece's data as an integer array if the checkpoint's bytes can be read straight into

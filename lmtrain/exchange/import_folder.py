@@ -70,8 +70,9 @@ def _import_checked(
     Return the facts of both.
     """
     if program == "megatron":
-        compared = {"compared_with": "nothing: Megatron-LM is not run here"}
-        return import_megatron(source, output, tokenizer=tokenizer, overrides=overrides, report=report) | compared
+        return import_megatron(source, output, tokenizer=tokenizer, overrides=overrides, report=report) | {
+            "compared_with": "nothing: Megatron-LM is not run here"
+        }
     check_settings(overrides)
     checked = check_import(source, overrides.get("dropout"))
     return import_hf(source, output, tokenizer=tokenizer, overrides=overrides, report=report) | checked

@@ -31,7 +31,10 @@ _DOWNLOADS = Path(".cache/huggingface/download")  # where the hub's client keeps
 _CODE = re.compile(r"(?:modeling|configuration|tokenization)_.*\.py")
 _POINTER = b"version https://git-lfs"
 _SAVE_AGAIN = "Save the model again with transformers: save_pretrained(DIR) writes safetensors."
-_MERGE = "Merge it into its base model with peft (merge_and_unload, then save_pretrained) and import the result."
+_ADAPTER = (
+    "is an adapter of peft (adapter_config.json), not a whole model. Merge it into its base model with peft "
+    "(merge_and_unload, then save_pretrained) and import the result."
+)
 # Files of weights in other formats: the end of the name, what it is, the way out.
 _OTHER_WEIGHTS = (
     (".gguf", "GGUF files, which are quantized for llama.cpp and which lmtrain cannot read",
@@ -69,20 +72,23 @@ def identify_source(path: Path, program: Program | None = None) -> SourceFormat:
             f"{path} is a {kind} of lmtrain already, and needs no import. Begin a run from its weights with "
             f"checkpoint.init_from={path}, or give it to lmtrain eval, generate, reshard or export as it is."
         )
-    found = {"hf": "config.json" in names, "megatron": _megatron_files(path, names) is not None}
-    if program is None and all(found.values()):
+    found: list[SourceFormat] = [SourceFormat("hf", "safetensors")] if "config.json" in names else []
+    if files := _megatron_files(path, names):
+        found.append(SourceFormat("megatron", files))
+    if not found:
+        raise _unknown_folder(path, names)
+    if program is None and len(found) > 1:
         raise UsageError(
             f"{path} holds {_PROGRAMS['hf']} and {_PROGRAMS['megatron']}. Add --format hf or --format megatron."
         )
-    if program is not None and not found[program] and any(found.values()):
-        other = next(name for name, is_found in found.items() if is_found)
-        raise UsageError(f"{path} is {_PROGRAMS[other]}, and not {_PROGRAMS[program]}. Use --format {other}.")  # type: ignore[index]
-    if found["megatron"] and program != "hf":
-        return SourceFormat("megatron", _megatron_files(path, names) or "")
-    if found["hf"]:
+    chosen = next((source for source in found if source.program == program), found[0])
+    if program is not None and chosen.program != program:
+        raise UsageError(
+            f"{path} is {_PROGRAMS[chosen.program]}, and not {_PROGRAMS[program]}. Use --format {chosen.program}."
+        )
+    if chosen.program == "hf":
         _check_huggingface(path, names)
-        return SourceFormat("hf", "safetensors")
-    raise _unknown_folder(path, names)
+    return chosen
 
 
 def _list_folder(path: Path) -> list[str]:
@@ -146,7 +152,7 @@ def _check_huggingface(path: Path, names: list[str]) -> None:
             "Choose a model whose architecture is part of transformers."
         )
     if "adapter_config.json" in names:
-        raise CheckpointError(f"{path} is an adapter of peft (adapter_config.json), not a whole model. {_MERGE}")
+        raise CheckpointError(f"{path} {_ADAPTER}")
     quantized = config.get("quantization_config")
     if quantized is not None:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
@@ -172,9 +178,7 @@ def _other_weights(names: list[str]) -> str:
 def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
     """Yield a clause for each sign that a download of the folder has not finished."""
     if WEIGHTS_INDEX in names:
-        index = read_json(path / WEIGHTS_INDEX)
-        places = index.get("weight_map") if isinstance(index, dict) else None
-        shards = sorted({name for name in places.values() if is_safe_name(name)}) if isinstance(places, dict) else []
+        shards = sorted({name for name in read_weight_map(path / WEIGHTS_INDEX).values() if is_safe_name(name)})
         if missing := [name for name in shards if not os.path.lexists(path / name)]:
             yield f"{WEIGHTS_INDEX} names {len(shards)} files and {len(missing)} of them are missing ({missing[0]})"
     blobs = [path.parents[1] / "blobs"] if path.parent.name == "snapshots" else []
@@ -185,6 +189,15 @@ def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
     for name in names:
         if name.endswith(".safetensors") and _is_pointer(path / name):
             yield f"{name} is a pointer of git-lfs and not the file (`git lfs pull` gets it)"
+
+
+def read_weight_map(index: Path) -> dict[str, Any]:
+    """Return name of a tensor -> name of its file, as the file `index` lists them; {} if it has no such list. Names of
+    files may be of any type.
+    """
+    value = read_json(index)
+    weight_map = value.get("weight_map") if isinstance(value, dict) else None
+    return weight_map if isinstance(weight_map, dict) else {}
 
 
 def _is_pointer(path: Path) -> bool:
@@ -204,25 +217,22 @@ def _own_code(path: Path, names: list[str], config: dict[str, Any]) -> str:
 
 def _unknown_folder(path: Path, names: list[str]) -> LmtrainError:
     """Return the error for a folder that is neither a Hugging Face folder nor a Megatron-LM checkpoint."""
-    if "adapter_config.json" in names or any(name.startswith("adapter_model.") for name in names):
-        return CheckpointError(f"{path} is an adapter of peft (adapter_config.json), not a whole model. {_MERGE}")
-    if "latest" in names or any(name.startswith("global_step") for name in names):
-        return CheckpointError(
-            f"{path} is a checkpoint of DeepSpeed, which lmtrain cannot read. Convert it to a Hugging Face folder."
-        )
-    if "metadata.json" in names or any((path / name / ".zarray").is_file() for name in names[:100]):
-        return CheckpointError(
-            f"{path} is a checkpoint in the format zarr, which lmtrain cannot read. Save it again with "
-            "--ckpt-format torch_dist or --ckpt-format torch."
-        )
-    if other := _other_weights(names):
-        return CheckpointError(f"{path} has {other}")
-    if WEIGHTS in names or WEIGHTS_INDEX in names:
-        return MissingInputError(
-            f"{path} has weights and no config.json, which says what they compute. Get the whole folder."
-        )
-    if "tokenizer.json" in names or "tokenizer.model" in names:
-        return MissingInputError(f"{path} holds a tokenizer and no model. Give {_FOLDERS}.")
-    return MissingInputError(
-        f"{path} holds no model that can be imported (it has {join_few(map(shorten, names))}). Give {_FOLDERS}."
-    )
+    other = _other_weights(names)
+    kinds: tuple[tuple[bool, type[LmtrainError], str], ...] = (
+        ("adapter_config.json" in names or any(name.startswith("adapter_model.") for name in names),
+         CheckpointError, _ADAPTER),
+        ("latest" in names or any(name.startswith("global_step") for name in names),
+         CheckpointError,
+         "is a checkpoint of DeepSpeed, which lmtrain cannot read. Convert it to a Hugging Face folder."),
+        ("metadata.json" in names or any((path / name / ".zarray").is_file() for name in names[:100]),
+         CheckpointError, "is a checkpoint in the format zarr, which lmtrain cannot read. Save it again with "
+         "--ckpt-format torch_dist or --ckpt-format torch."),
+        (bool(other), CheckpointError, f"has {other}"),
+        (WEIGHTS in names or WEIGHTS_INDEX in names,
+         MissingInputError, "has weights and no config.json, which says what they compute. Get the whole folder."),
+        ("tokenizer.json" in names or "tokenizer.model" in names,
+         MissingInputError, f"holds a tokenizer and no model. Give {_FOLDERS}."),
+        (True, MissingInputError,
+         f"holds no model that can be imported (it has {join_few(map(shorten, names))}). Give {_FOLDERS}."),
+    )  # fmt: skip
+    return next(error(f"{path} {text}") for holds, error, text in kinds if holds)

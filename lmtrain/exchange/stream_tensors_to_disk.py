@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.averaged_weights import AVERAGE_PREFIX
+from lmtrain.checkpoint.averaged_weights import AVERAGE_PREFIX, OPTIMIZER_PREFIX
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header
 from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box
 from lmtrain.checkpoint.save.commit import save_checkpoint
@@ -86,9 +86,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def left_out_of_exports(reader: CheckpointReader) -> dict[str, str]:
     """Return what a checkpoint holds besides weights and tokenizer, with the reason why an export leaves it out."""
     names, left_out = reader.stored_manifest.tensors, dict[str, str]()
-    if num_slots := sum(name.startswith("optim.") for name in names):
-        reason = "another program's run does not go on where this one stopped"
-        left_out[f"{num_slots} tensors of the optimizer"] = reason
+    if num_slots := sum(name.startswith(OPTIMIZER_PREFIX) for name in names):
+        left_out[f"{num_slots} tensors of the optimizer"] = (
+            "another program's run does not go on where this one stopped"
+        )
     if num_averages := sum(name.startswith(AVERAGE_PREFIX) for name in names):
         if reader.weights == "ema":
             left_out["the weights themselves"] = "their average is exported; --weights model exports them"

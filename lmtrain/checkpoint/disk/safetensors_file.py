@@ -82,6 +82,11 @@ def piece_spec(piece: Piece) -> PieceSpec:
     return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), piece_box(piece))
 
 
+def piece_entries(file: str, specs: Iterable[PieceSpec]) -> list[tuple[PieceSpec, PieceEntry]]:
+    """Return each piece of a file with its manifest entry."""
+    return [(spec, PieceEntry(file, spec.key, spec.box)) for spec in specs]
+
+
 def array_bytes(array: Array) -> Array:
     """Return an array's little-endian bytes as a flat uint8 array."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)

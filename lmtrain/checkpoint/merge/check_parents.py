@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lmtrain.checkpoint.averaged_weights import MODEL_PREFIX
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, MANIFEST
 from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
@@ -18,7 +19,6 @@ from lmtrain.models.model_settings import ModelSettings, differing_keys, with_ex
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runfolder.lineage import file_sha256, parse_lineage
 
-WEIGHT = "model."  # begins the names of the tensors that hold weights
 _TRAINING_KEYS = ("dropout", "z_loss", "seq_len", "num_positions")  # they do not change the first weights of a model
 
 
@@ -67,7 +67,7 @@ def check_parents(parents: Sequence[Contents], *, force: bool) -> None:
 
 def _type_problems(contents: Contents) -> Iterator[str]:
     """Yield a text for the weights of a checkpoint that are stored in another type than fp32, if there are any."""
-    names = {name: t.dtype for name, t in contents.manifest.tensors.items() if name.startswith(WEIGHT)}
+    names = {name: t.dtype for name, t in contents.manifest.tensors.items() if name.startswith(MODEL_PREFIX)}
     others = [f"{name} as {DTYPES[dtype]}" for name, dtype in names.items() if dtype != "F32"]
     if others:
         yield f"{contents.path} holds {join_few(others)}, and weights are merged in float32"

@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.checkpoint.averaged_weights import AVERAGE_PREFIX, MODEL_PREFIX, OPTIMIZER_PREFIX, holds_average
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, TensorEntry
 from lmtrain.checkpoint.disk.safetensors_file import Array, PieceSpec
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box
-from lmtrain.checkpoint.merge.check_parents import WEIGHT
 from lmtrain.checkpoint.merge_record import MergeParent, MergeRecord
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.reshard.reshard_tensors import MERGE
 from lmtrain.runfolder.lineage import MERGED, Parent, file_sha256, run_of_checkpoint
 
 COPIES = 3  # of a part of a tensor that a worker holds: as read, and the sum in float64, which takes two
-MOMENTS, AVERAGE = "optim.", "ema."  # begin the names of the tensors of the optimizer, and of an average of a run
 _CHUNK = 1 << 15  # because: numbers that are summed at a time, with their sum in float64, fit into a core's cache
 
 
@@ -49,7 +48,8 @@ class MergedContents:
     @cached_property
     def manifest(self) -> Manifest:
         """The newest checkpoint's manifest without the tensors that are left out."""
-        manifest, dropped = self.newest.manifest, (AVERAGE,) if self.keeps_moments else (AVERAGE, MOMENTS)
+        manifest = self.newest.manifest
+        dropped = (AVERAGE_PREFIX,) if self.keeps_moments else (AVERAGE_PREFIX, OPTIMIZER_PREFIX)
         return replace(manifest, tensors={n: t for n, t in manifest.tensors.items() if not n.startswith(dropped)})
 
     @cached_property
@@ -77,7 +77,8 @@ class MergedContents:
         """Return a part of a tensor as integers that hold the bits of its elements. Weights are summed in float64 in
         the order of the parents and rounded once; all other tensors are the newest checkpoint's.
         """
-        if not name.startswith(WEIGHT) or len(self.parents) == 1:  # because: one checkpoint stays as it is, NaN and all
+        # because: one checkpoint stays as it is, NaN and all
+        if not name.startswith(MODEL_PREFIX) or len(self.parents) == 1:
             return self.newest.read_bits(name, box)
         box = box or full_box(self.tensor(name).shape)
         bits = np.empty(box.shape, np.dtype("<i4"))
@@ -127,13 +128,10 @@ class MergedContents:
     @property
     def averages_left_out(self) -> list[str]:
         """The paths of the parents whose run has kept an average of its weights, which is not merged."""
-        return [
-            str(parent.path) for parent in self.parents
-            if any(name.startswith(AVERAGE) for name in parent.manifest.tensors)
-        ]  # fmt: skip
+        return [str(parent.path) for parent in self.parents if holds_average(parent.manifest)]
 
 
 def has_moments(contents: Contents) -> bool:
     """Return whether a checkpoint holds the state of an optimizer."""
     manifest = contents.manifest
-    return "optimizer" in manifest.state or any(name.startswith(MOMENTS) for name in manifest.tensors)
+    return "optimizer" in manifest.state or any(name.startswith(OPTIMIZER_PREFIX) for name in manifest.tensors)

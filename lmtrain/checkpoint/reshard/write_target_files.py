@@ -30,7 +30,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     TensorEntry,
     rank_file,
 )
-from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, encode_header
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, encode_header, piece_entries
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box
 from lmtrain.checkpoint.read_verified_contents import layout_of
 from lmtrain.errors import OutputError, UsageError
@@ -102,7 +102,7 @@ class TargetFile:
 
     @property
     def pieces(self) -> list[tuple[PieceSpec, PieceEntry]]:
-        return [(spec, PieceEntry(self.path.name, spec.key, spec.box)) for spec in self.specs]
+        return piece_entries(self.path.name, self.specs)
 
     @property
     def num_blocks(self) -> int:
@@ -129,8 +129,7 @@ class TargetFile:
 
     def is_kept(self, position: int, size: int) -> bool:
         """Return whether all blocks that a range touches are kept."""
-        blocks = _touched_blocks(position, size)
-        return self._has_kept_blocks and all(self._missing[index] == 0 for index, _, _ in blocks)
+        return self._has_kept_blocks and all(not self._missing[index] for index, *_ in _touched_blocks(position, size))
 
     def create(self) -> None:
         """Create the file with its full size, or open the file of an earlier attempt, and write its header."""

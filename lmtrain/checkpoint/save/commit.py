@@ -31,7 +31,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     overhead_bytes,
     rank_file,
 )
-from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header, merge_pieces
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header, merge_pieces, piece_entries
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.find_and_prune import (
     check_free_space,
@@ -78,7 +78,8 @@ def save_checkpoint(
     with collective_phase(peers, 2) as sizes:
         check_extra_files(files)
         if peers.num_ranks == 1:
-            merge_pieces([piece_entries(0, data.specs)])  # because: wrong pieces are refused before they are written
+            # because: wrong pieces are refused before they are written
+            merge_pieces([piece_entries(rank_file(0), data.specs)])
         num_key_chars = sum(len(s.key) for s in data.specs)
         num_bytes = data.num_bytes + overhead_bytes(len(data.specs), num_key_chars, data.num_bytes)
         num_bytes += is_first * (sum(map(len, files.values())) + len(json.dumps(state)) + SLACK_BYTES)
@@ -136,11 +137,6 @@ def check_extra_files(files: Mapping[str, bytes]) -> None:
             )
 
 
-def piece_entries(rank: int, specs: Sequence[PieceSpec]) -> list[tuple[PieceSpec, PieceEntry]]:
-    """Return each piece of a rank's file with its manifest entry."""
-    return [(spec, PieceEntry(rank_file(rank), spec.key, spec.box)) for spec in specs]
-
-
 def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
     """Write a rank's tensor file and its list of block hashes into the temporary folder `attempt`. Return what was
     written; a rank without tensors writes no file.
@@ -152,7 +148,7 @@ def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
     entry, digests = write_hashed(attempt / name, chain((header,), data.parts), point="ckpt.mid_write")
     assert entry.size == len(header) + data.num_bytes, "the specs do not describe the parts"
     listing, _ = write_hashed(attempt / blocks_file(name), [encode_blocks(entry, digests)])
-    return RankRecord({name: entry, blocks_file(name): listing}, piece_entries(rank, data.specs))
+    return RankRecord({name: entry, blocks_file(name): listing}, piece_entries(name, data.specs))
 
 
 def verify_on_disk(attempt: Path, record: RankRecord) -> None:

@@ -17,7 +17,7 @@ from lmtrain.errors import CheckpointError, join_few, shorten
 from lmtrain.exchange.exchanged_settings import build_imported_settings
 from lmtrain.exchange.huggingface.config_keys import ignored_reason, is_known_key, uncomputed_keys, uncomputed_problem
 from lmtrain.exchange.huggingface.family import Config, Family, families, require_values
-from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX
+from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, read_weight_map
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import open_fd, parse_json, read_json, read_range
@@ -25,7 +25,6 @@ from lmtrain.runtime.files.safe_files import open_fd, parse_json, read_json, rea
 # because: messages show a value; those of the second kind are lists, which no message shows
 _LONGEST_VALUE, _LONGEST_LIST = 1000, 100_000  # characters
 _LISTS = ("rope_parameters", "rope_scaling", "layer_types", "no_rope_layers")
-_ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
 # because: transformers 4.57 reports a wrong tokenizer for a vocabulary above 100,000 beside a config.json without a
 # version, or with one before 5; our files hold what both 4 and 5 read
 _FORMAT_VERSION = "5.0.0"
@@ -101,16 +100,16 @@ def restored_config(settings: ModelSettings, original: Config, special: Mapping[
             original, "config.json", pair_head=pair_head, dropout=settings.to_dict()["dropout"]
         )
     then = hf_config(before, special, dtype, family.model_type)
-    if family.uses_rotary and now[family.longest] < then[family.longest]:
+    if family.rotary_keys and now[family.longest] < then[family.longest]:
         # because: a run on shorter texts than the model can read does not make it forget the others
         now[family.longest] = then[family.longest]
     changed = {key: value for key, value in now.items() if key not in then or then[key] != value}
-    gone = then.keys() - now.keys()
     if not kept_dropouts:
         changed |= {key: now[key] for key in family.dropouts}
     always = {key: now[key] for key in ("architectures", "torch_dtype", "dtype")}
     always |= {key: now[key] for key in family.rewritten if key in original}
     version = {"transformers_version": now["transformers_version"]}
+    gone = then.keys() - now.keys()
     kept = {key: value for key, value in original.items() if key not in gone}
     return version | kept | changed | always | _both_rotary_forms(kept, now, changed, family)
 
@@ -122,7 +121,7 @@ def _both_rotary_forms(original: Config, now: Config, changed: Config, family: F
     entries = {key: now[key] for key in family.rotary_keys if key in now}
     if changed.keys() & {*entries, family.longest}:
         return entries
-    has_old_form = bool(original.get("rope_scaling")) or "rope_parameters" not in entries
+    has_old_form = original.get("rope_scaling") or "rope_parameters" not in entries
     return {
         key: value for key, value in entries.items()
         if original.get(key) is None or (key == "rope_parameters" and has_old_form)
@@ -208,9 +207,7 @@ def read_hf_model(folder: Path, dropout: object = None) -> tuple[str, ModelSetti
 def tensor_names(folder: Path) -> set[str]:
     """Return the names of the tensors in a Hugging Face folder, from its index or the header of its only file."""
     if (folder / WEIGHTS_INDEX).is_file():
-        places = read_json(folder / WEIGHTS_INDEX)
-        weight_map = places.get("weight_map") if isinstance(places, dict) else None
-        return set(weight_map) if isinstance(weight_map, dict) else set()
+        return set(read_weight_map(folder / WEIGHTS_INDEX))
     path = folder / WEIGHTS
     with open_fd(path) as (fd, _):
         num_bytes = check_header_size(path, int.from_bytes(read_range(fd, 0, 8), "little"))

@@ -84,9 +84,9 @@ def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | Non
     all layers are of the same kind and turn queries and keys.
     """
     rotary = [True] * len(has_window) if has_rotary is None else has_rotary
-    kinds = [LayerKind(window=window, rotary=turns) for window, turns in zip(has_window, rotary, strict=True)]
     letters = {kind: letter for letter, kind in LAYER_LETTERS.items()}
-    text = "".join(letters[kind] for kind in kinds)
+    layers = zip(has_window, rotary, strict=True)
+    text = "".join(letters[LayerKind(window=window, rotary=turns)] for window, turns in layers)
     if set(text) in ({"w"}, {"f"}) or not text:
         return None
     return shortest_pattern(text)
@@ -163,15 +163,6 @@ def llama_like_names(parts: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     return FamilyNames("model.layers.", {**blocks, **parts}, others)
 
 
-def size_settings(c: Config) -> dict[str, Any]:
-    """Return our settings for the keys of sizes that all families with LLaMA's keys share."""
-    return {
-        "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
-        "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
-        "seq_len": c["max_position_embeddings"], "init_std": c["initializer_range"], "tied": c["tie_word_embeddings"],
-    }  # fmt: skip
-
-
 def size_entries(s: GPTSettings) -> Config:
     """Return the entries of config.json for sizes, by the keys that all families with LLaMA's keys share."""
     return {
@@ -197,6 +188,11 @@ class RotaryDecoder(Family[GPTSettings]):
         return word_rules(s, free, positions="rotary", **self.words, **choices)
 
     def common_settings(self, c: Config) -> Config:
-        """Return our settings for `words`, sizes and heads."""
-        heads = {"num_kv_heads": c.get("num_key_value_heads"), "head_width": c["head_dim"]}
-        return size_settings(c) | heads | {"positions": "rotary", **self.words}
+        """Return our settings for `words` and for the keys of sizes that all these families share."""
+        return {
+            "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
+            "num_heads": c["num_attention_heads"], "num_kv_heads": c.get("num_key_value_heads"),
+            "head_width": c["head_dim"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
+            "seq_len": c["max_position_embeddings"], "init_std": c["initializer_range"],
+            "tied": c["tie_word_embeddings"], "positions": "rotary", **self.words,
+        }  # fmt: skip

@@ -57,10 +57,6 @@ class Family(ABC, Generic[S]):
     # model types that are refused with a reason and a way out, since this family computes a part of theirs
     other_types: ClassVar[Mapping[str, str]] = _NONE
 
-    @property
-    def uses_rotary(self) -> bool:
-        return bool(self.rotary_keys)
-
     @abstractmethod
     def rules(self, s: S) -> list[Rule]:
         """Return the conditions under which this family computes the model of the settings `s`."""
@@ -88,9 +84,6 @@ class Family(ABC, Generic[S]):
     def architecture_of(self, s: S) -> str:
         return self.architecture
 
-    def weight_mappings(self, s: S) -> Iterator[WeightMapping]:
-        return list_mappings(s, self.names)
-
 
 @cache
 def families() -> dict[str, Family[Any]]:
@@ -111,4 +104,4 @@ def require_values(c: Config, problems: list[str], required: Mapping[str, object
 
 def weight_mappings(settings: ModelSettings, family: str) -> Iterator[WeightMapping]:
     """Yield the mapping of each weight of a model of the family with the model_type `family`."""
-    return families()[family].weight_mappings(settings)
+    return list_mappings(settings, families()[family].names)

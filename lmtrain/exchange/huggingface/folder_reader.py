@@ -22,7 +22,7 @@ from lmtrain.exchange.huggingface.config_json import check_header_size, settings
 from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.original_files import path_in_folder
 from lmtrain.exchange.huggingface.weight_names import WeightMapping
-from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source
+from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source, read_weight_map
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.safe_files import is_safe_name, open_fd, read_json, read_range
 
@@ -78,9 +78,11 @@ class HFFolder:
         }
         problems = [text for name, shape in expected.items() for text in self._mismatch(name, shape)]
         tied = {name for name in family.tied_names if name in self._places} if self.settings.ties() else set()
-        unknown = sorted(self._places.keys() - expected.keys() - tied)
-        foreign = [name for name in unknown if not name.endswith(family.tables)]
-        problems += [f"{shorten(name)} is not a weight of this model" for name in foreign]
+        problems += [
+            f"{shorten(name)} is not a weight of this model"
+            for name in sorted(self._places.keys() - expected.keys() - tied)
+            if not name.endswith(family.tables)
+        ]
         if problems:
             raise CheckpointError(
                 f"{self.path} does not hold the model of its config.json: {join_few(problems, '; ')}. "
@@ -118,8 +120,9 @@ class HFFolder:
         for name, kind in kinds.items():
             sizes[kind] += math.prod(self._places[name].shape)
         (most, _), *others = sizes.most_common()
-        other_types = {name: kind for name, kind in kinds.items() if kind != most}
-        return {"dtype": _TYPES[most]} | ({"other_dtypes": other_types} if others else {})
+        return {"dtype": _TYPES[most]} | (
+            {"other_dtypes": {name: kind for name, kind in kinds.items() if kind != most}} if others else {}
+        )
 
     def _are_equal(self, first: str, second: str) -> bool:
         """Return whether two tensors of the folder, given by their names, have the same shape, type and bits."""
@@ -138,8 +141,9 @@ class HFFolder:
 
         def weight(name: str) -> Tensor:
             mapping = mappings[name]
-            places = mapping.places(range(mapping.shape[0]))
-            return torch.cat([self.read_part(mapping, place.tensor, place.rows) for place in places])
+            return torch.cat([
+                self.read_part(mapping, place.tensor, place.rows) for place in mapping.places(range(mapping.shape[0]))
+            ])  # fmt: skip
 
         return weight
 
@@ -184,10 +188,8 @@ class HFFolder:
     def _weight_files(self) -> list[str]:
         if not (self.path / WEIGHTS_INDEX).exists():
             return [WEIGHTS]
-        places = read_json(path_in_folder(self.path, WEIGHTS_INDEX))
-        weight_map = places.get("weight_map") if isinstance(places, dict) else None
-        values = weight_map.values() if isinstance(weight_map, dict) else ()
-        files = sorted({name if isinstance(name, str) else "" for name in values})
+        weight_map = read_weight_map(path_in_folder(self.path, WEIGHTS_INDEX))
+        files = sorted({name if isinstance(name, str) else "" for name in weight_map.values()})
         bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
         if bad or not files:
             raise CheckpointError(

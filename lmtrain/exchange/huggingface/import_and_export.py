@@ -20,6 +20,7 @@ from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
+from lmtrain.checkpoint.read_verified_contents import checked_model
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.huggingface.compare_with_transformers import compare_ids, compare_scores
@@ -71,13 +72,16 @@ class HFTensor:
     """
 
     rows: HFRows
-    shape: tuple[int, ...]
     mapping: WeightMapping
     code: str
 
     @property
     def name(self) -> str:
         return self.rows.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mapping.hf_shape(self.rows.num_rows)
 
     @property
     def num_bytes(self) -> int:
@@ -101,14 +105,16 @@ def export_hf(
     the facts that the command prints, such as the largest difference.
     """
     reader = CheckpointReader(resolve_checkpoint(source), weights)
-    settings = reader.checked_model()
+    settings = checked_model(reader)
     original = restore_names(reader.read_extra_files(ORIGINAL_PREFIX))
     family = hf_family(settings, parse_original(original, CONFIG).get("model_type"))
     tokenizer = reader.read_file("tokenizer.json")
     dtype, codes = (dtype, {}) if dtype is not None else _types_of_import(reader)
     torch_type, code = parse_dtype(dtype)
     targets = [
-        target for mapping in weight_mappings(settings, family) for target in _hf_tensors(mapping, code, codes)
+        HFTensor(tensor, mapping, codes.get(tensor.name, code))
+        for mapping in weight_mappings(settings, family)
+        for tensor in mapping.hf_tensors
     ]
     torch_name = str(torch_type).removeprefix("torch.")
     if problem := families()[family].dtype_problem(settings, torch_name):
@@ -122,8 +128,7 @@ def export_hf(
     else:
         config = hf_config(settings, special, torch_name)
         if settings.shape.causal:
-            ids = begin_and_end_ids(special) | {"pad_token_id": special.get("pad")}
-            files[GENERATION_CONFIG] = json_bytes(ids)
+            files[GENERATION_CONFIG] = json_bytes(begin_and_end_ids(special) | {"pad_token_id": special.get("pad")})
     files[CONFIG] = json_bytes(config)
     card = model_card(output.name, reader.path, reader.state, settings, config, original, tokenizer_class, weights)
     files["README.md"] = card.encode()
@@ -155,18 +160,9 @@ def _types_of_import(reader: CheckpointReader) -> tuple[str, dict[str, str]]:
     imported = reader.state.get("imported")
     if not isinstance(imported, dict) or imported.get("dtype") not in DTYPES:
         return "fp32", {}
-    others = imported.get("other_dtypes")
-    codes = {code for _, code in DTYPES.values()}
-    known = isinstance(others, dict) and set(others.values()) <= codes
-    return str(imported["dtype"]), dict(others) if isinstance(others, dict) and known else {}
-
-
-def _hf_tensors(mapping: WeightMapping, code: str, codes: Mapping[str, str]) -> Iterator[HFTensor]:
-    """Yield the tensors of an exported folder that hold an lmtrain weight. `codes` has the types of those tensors that
-    have another type than `code`.
-    """
-    for tensor in mapping.hf_tensors:
-        yield HFTensor(tensor, mapping.hf_shape(tensor.num_rows), mapping, codes.get(tensor.name, code))
+    others: Any = imported.get("other_dtypes")
+    is_known = isinstance(others, dict) and set(others.values()) <= _TORCH_TYPES.keys()
+    return str(imported["dtype"]), dict(others) if is_known else {}
 
 
 def _write_weights(

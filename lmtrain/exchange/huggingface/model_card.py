@@ -7,7 +7,7 @@ licence is the owner's to choose.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _table(rows: Iterator[Row]) -> str:
+def _table(rows: Sequence[Row]) -> str:
+    """Return the rows that have a value as a table of two columns."""
     lines = [f"| {key} | {_cell(value)} |" for key, value in rows if value is not None]
     return "\n".join(["| | |", "|---|---|", *lines])
 
@@ -70,18 +71,20 @@ def _cell(value: object) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _model_rows(settings: ModelSettings, architecture: str, dtype: str) -> Iterator[Row]:
+def _model_rows(settings: ModelSettings, architecture: str, dtype: str) -> list[Row]:
     shape = settings.shape
-    yield "architecture in transformers", f"`{architecture}`"
-    yield "parameters", settings.num_parameters
-    yield "layers", shape.num_layers
-    yield "width", shape.width
-    yield "attention heads", shape.num_heads
-    if isinstance(settings, GPTSettings) and shape.num_kv_heads != shape.num_heads:
-        yield "heads of keys and values", shape.num_kv_heads
-    yield "vocabulary", shape.vocab_size
-    yield "longest text, in tokens", shape.seq_len
-    yield "type of the weights", dtype
+    is_grouped = isinstance(settings, GPTSettings) and shape.num_kv_heads != shape.num_heads
+    return [
+        ("architecture in transformers", f"`{architecture}`"),
+        ("parameters", settings.num_parameters),
+        ("layers", shape.num_layers),
+        ("width", shape.width),
+        ("attention heads", shape.num_heads),
+        ("heads of keys and values", shape.num_kv_heads if is_grouped else None),
+        ("vocabulary", shape.vocab_size),
+        ("longest text, in tokens", shape.seq_len),
+        ("type of the weights", dtype),
+    ]
 
 
 def _training(state: Mapping[str, Any], original: Mapping[str, bytes], weights: WeightSet) -> Iterator[str]:
@@ -103,31 +106,34 @@ def _training(state: Mapping[str, Any], original: Mapping[str, bytes], weights: 
         yield f"```json\n{json.dumps(groups, indent=1, ensure_ascii=False)}\n```"
 
 
-def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any], weights: WeightSet) -> Iterator[Row]:
+def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any], weights: WeightSet) -> list[Row]:
     train, optim, schedule, data = (
         group if isinstance(group, dict) else {}
         for group in (*(recorded.get(name) for name in ("train", "optim", "schedule")), state.get("data"))
     )
     checkpoint = recorded.get("checkpoint") or {}
-    first_weights, average = checkpoint.get("init_from"), checkpoint.get("init_weights") == "ema"
-    origin = f"{'the average in' if average else 'those of'} {Path(first_weights).name}" if first_weights else "random"
-    yield "weights before the first step", origin
-    if weights == "ema" and (average := average_facts(state, "The checkpoint")) is not None:
-        yield "weights", f"the {average.summary}"
-    if (merge := merge_record(state, "The checkpoint")) is not None:
-        yield "merged", merge.summary
-    yield "steps", state["step"]
-    yield "samples", state.get("samples")
-    yield "tokens", state.get("tokens")
-    yield "batch", f"{train.get('global_batch')} sequences of {state.get('seq_len')} tokens"
-    yield "optimizer", f"{optim.get('kind')}, learning rate {optim.get('lr')}, weight decay {optim.get('weight_decay')}"
-    yield "learning-rate schedule", f"{schedule.get('kind')}, {schedule.get('warmup_steps')} warm-up steps"
-    yield "precision", (recorded.get("precision") or {}).get("kind")
-    yield "seed", str(state.get("seed"))
-    yield "tokens of the training data", data.get("num_tokens")
-    yield "documents of the training data", data.get("num_documents")
-    yield "SHA-256 of the training data", data.get("content_sha256")
-    yield "fingerprint of the tokenizer", (state.get("tokenizer") or {}).get("fingerprint")
+    first_weights = checkpoint.get("init_from")
+    whose = "the average in" if checkpoint.get("init_weights") == "ema" else "those of"
+    average = average_facts(state, "The checkpoint") if weights == "ema" else None
+    merge = merge_record(state, "The checkpoint")
+    return [
+        ("weights before the first step", f"{whose} {Path(first_weights).name}" if first_weights else "random"),
+        ("weights", None if average is None else f"the {average.summary}"),
+        ("merged", None if merge is None else merge.summary),
+        ("steps", state["step"]),
+        ("samples", state.get("samples")),
+        ("tokens", state.get("tokens")),
+        ("batch", f"{train.get('global_batch')} sequences of {state.get('seq_len')} tokens"),
+        ("optimizer",
+         f"{optim.get('kind')}, learning rate {optim.get('lr')}, weight decay {optim.get('weight_decay')}"),
+        ("learning-rate schedule", f"{schedule.get('kind')}, {schedule.get('warmup_steps')} warm-up steps"),
+        ("precision", (recorded.get("precision") or {}).get("kind")),
+        ("seed", str(state.get("seed"))),
+        ("tokens of the training data", data.get("num_tokens")),
+        ("documents of the training data", data.get("num_documents")),
+        ("SHA-256 of the training data", data.get("content_sha256")),
+        ("fingerprint of the tokenizer", (state.get("tokenizer") or {}).get("fingerprint")),
+    ]  # fmt: skip
 
 
 def _evaluation(checkpoint: Path, state: Mapping[str, Any], weights: WeightSet) -> str:

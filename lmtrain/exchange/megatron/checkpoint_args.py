@@ -171,14 +171,14 @@ def _positions_problems(argument: GetArgument, facts: WeightFacts) -> list[str]:
     if kind in allowed:
         return []
     table = "a table of positions" if has_table else "no table of positions"
-    choices = " or ".join(allowed)
-    return [f"--position-embedding-type {show(kind)} would have to be {choices}, as its weights have {table}"]
+    return [
+        f"--position-embedding-type {show(kind)} would have to be {' or '.join(allowed)}, as its weights have {table}"
+    ]
 
 
 def _kind_of_positions(argument: GetArgument) -> Any:
     # because: Megatron-LM lets the older flag win over the newer choice
-    is_rotary = argument("use_rotary_position_embeddings", False)
-    return "rope" if is_rotary else argument("position_embedding_type")
+    return "rope" if argument("use_rotary_position_embeddings", False) else argument("position_embedding_type")
 
 
 def padded_rows(vocab_size: int, tp: int) -> int:

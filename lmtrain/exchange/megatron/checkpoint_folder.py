@@ -20,7 +20,7 @@ from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, in
 from lmtrain.errors import CheckpointError, MissingInputError, shorten
 from lmtrain.exchange.megatron.weight_names import LAYER_PLACEHOLDER, lmtrain_name
 from lmtrain.exchange.source_format import METADATA, RANK_FOLDER, TRACKER
-from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
+from lmtrain.exchange.torch_files.reader import DTYPE_CODES, StoredTensor, TorchFile
 from lmtrain.exchange.torch_files.safe_pickle import (
     MAX_DEPTH,
     MAX_PICKLE_BYTES,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RANK_FILE = "model_optim_rng.pt"
-_CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
 # The optimizer's fp32 weights; `param` is their name in folders whose optimizer is stored as fully_reshardable.
 _MASTER = re.compile(r"(?:chained_0\.)?optimizer\.state\.(?:fp32_param|param)\.(.+)")
 _OPTIMIZER = ("optimizer.", "chained_")
@@ -406,7 +405,7 @@ def _read_metadata(folder: Path) -> tuple[dict[str, DistributedTensor], StoredOb
 def _parse_tensor(name: str, entry: CallRecord, places: Mapping[Any, CallRecord], folder: Path) -> DistributedTensor:
     properties, shape = entry.get("properties"), _parse_sizes(entry.get("size"))
     dtype = properties.state[0] if isinstance(properties.state, tuple) else properties.get("dtype")
-    code = _CODES.get(dtype.path if isinstance(dtype, Global) else "", "")
+    code = DTYPE_CODES.get(dtype.path if isinstance(dtype, Global) else "", "")
     if code not in ITEM_BYTES:
         raise ValueError(f"the tensor {name} has a dtype that lmtrain does not read")
     if LAYER_PLACEHOLDER in name or (shape and max(shape) > 1 << 40):

@@ -20,6 +20,7 @@ from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
+from lmtrain.checkpoint.read_verified_contents import checked_model
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import UsageError
 from lmtrain.exchange.megatron.checkpoint_args import megatron_arguments, padded_rows
@@ -74,7 +75,7 @@ def export_megatron(
     if min(tp, pp) < 1:
         raise UsageError(f"tp={tp} and pp={pp} must both be at least 1. Leave them out for one file.")
     reader = CheckpointReader(resolve_checkpoint(source), weights)
-    settings = reader.checked_model()
+    settings = checked_model(reader)
     kind, code = parse_dtype(dtype)
     args = megatron_arguments(settings, tp, pp, dtype)
     args["transformer_impl"] = "transformer_engine" if transformer_engine else "local"

@@ -43,8 +43,8 @@ class MegatronModel:
 
     def left_out(self) -> dict[str, str]:
         """Return what the checkpoint holds and the import does not take, each with the reason."""
-        rows = sum(part.shape[0] for part in self.weights["embedding.token.weight"])
-        padding = rows - self.settings.shape.vocab_size
+        rows = (part.shape[0] for part in self.weights["embedding.token.weight"])
+        padding = sum(rows) - self.settings.shape.vocab_size
         return (
             ({"optimizer": _NO_OPTIMIZER} if self.source.has_optimizer else {})
             | ({f"{padding} rows of the embedding": "they pad the vocabulary"} if padding else {})
@@ -63,8 +63,10 @@ class MegatronModel:
         """Return the checkpoint's arguments that decide no setting of lmtrain's model, each with the reason."""
         state = self.source.args.state if self.source.args is not None else None
         names = {name for name in state if isinstance(name, str)} if isinstance(state, dict) else set()
-        reason = "it is about training, data or machines, or not known to lmtrain"
-        return {shorten(name): reason for name in sorted(names - self.arguments_read)}
+        return dict.fromkeys(
+            map(shorten, sorted(names - self.arguments_read)),
+            "it is about training, data or machines, or not known to lmtrain",
+        )
 
 
 def read_megatron_model(
@@ -102,8 +104,7 @@ def read_megatron_model(
         )
     weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
     _check_weights(source, settings, weights)
-    masters = _complete_masters(source, settings)
-    return MegatronModel(source, settings, weights, masters, frozenset(arguments_read))
+    return MegatronModel(source, settings, weights, _complete_masters(source, settings), frozenset(arguments_read))
 
 
 def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:

@@ -49,7 +49,7 @@ _STORAGES = {
     "Double": "F64", "Float": "F32", "Half": "F16", "BFloat16": "BF16", "Long": "I64", "Int": "I32", "Short": "I16",
     "Char": "I8", "Byte": "U8", "Bool": "BOOL", "Untyped": "U8",
 }  # fmt: skip
-_DTYPE_CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
+DTYPE_CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class TorchFile:
                 raise ValueError(
                     f"a tensor has {len(shape)} axes and {len(strides)} strides, not equally many up to {_MAX_AXES}"
                 )
-            code = _DTYPE_CODES[args[6].path] if has_dtype else storage.code
+            code = DTYPE_CODES[args[6].path] if has_dtype else storage.code
             if not all(type(n) is int and 0 <= n < 1 << 48 for n in (offset, *shape, *strides)):
                 raise ValueError("the shape, strides or offset of a tensor are not whole numbers from 0")
             size = self._places[storage.key].size

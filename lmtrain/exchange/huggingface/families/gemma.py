@@ -161,14 +161,14 @@ class Gemma2(_AnyGemma):
         return [*super().rules(s), *_layer_rules(s)]
 
     def config(self, s: GPTSettings) -> Config:
-        cap = {"attn_logit_softcapping": s.attention_cap}
-        return super().config(s) | _layer_entries(s) | cap | rotary_entries(s)
+        return super().config(s) | _layer_entries(s) | {"attn_logit_softcapping": s.attention_cap} | rotary_entries(s)
 
     def settings(self, c: Config, problems: list[str]) -> Config:
         # because: layers 1, 3, 5, ... have a window
         layers = _layer_settings(c, problems, period=2)
-        cap = {"attention_cap": c["attn_logit_softcapping"]}
-        return super().settings(c, problems) | rotary_settings(c, problems) | layers | cap
+        return super().settings(c, problems) | rotary_settings(c, problems) | layers | {
+            "attention_cap": c["attn_logit_softcapping"]
+        }  # fmt: skip
 
 
 class Gemma3(_AnyGemma):

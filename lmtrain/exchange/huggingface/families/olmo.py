@@ -64,7 +64,14 @@ class OLMo2(RotaryDecoder):
     words = {**_WORDS, "norm": "rmsnorm", "norm_order": "branch", "qk_norm": "whole"}
 
     def rules(self, s: GPTSettings) -> list[Rule]:
-        return [*self.word_rules(s, norm_bias=False), *layer_rules(s), *_scaling_rules(s)]
+        kind, factor = s.rotary_scaling, s.rotary_factor
+        return [
+            *self.word_rules(s, norm_bias=False),
+            *layer_rules(s),
+            # because: transformers 4 opens no others
+            (kind in ("none", "linear"), f"model.rotary_scaling={kind} would have to be none or linear"),
+            (kind != "linear" or factor > 1, f"model.rotary_factor={show(factor)} would have to be above 1"),
+        ]
 
     def config(self, s: GPTSettings) -> Config:
         entries = _entries_of_all(s) | {"rms_norm_eps": s.norm_eps} | rotary_entries(s)
@@ -96,9 +103,10 @@ class OLMo(OLMo2):
     words = {**_WORDS, "norm": "layernorm", "norm_weight": "none"}
 
     def rules(self, s: GPTSettings) -> list[Rule]:
-        eps = s.norm_eps
-        message = f"model.norm_eps={eps:g} would have to be {_OLMO1_EPS:g}"
-        return [*super().rules(s), (eps == _OLMO1_EPS, message)]
+        return [
+            *super().rules(s),
+            (s.norm_eps == _OLMO1_EPS, f"model.norm_eps={s.norm_eps:g} would have to be {_OLMO1_EPS:g}"),
+        ]
 
     def config(self, s: GPTSettings) -> Config:
         return {key: value for key, value in super().config(s).items() if key != "rms_norm_eps"}
@@ -159,15 +167,6 @@ def _entries_of_all(s: GPTSettings) -> Config:
         "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "attention_bias": False,
         **NO_DROPOUT,
     }  # fmt: skip
-
-
-def _scaling_rules(s: GPTSettings) -> list[Rule]:
-    """Return the rules that angles are scaled as transformers 4 and 5 both open an OLMo 1 or 2."""
-    kind, factor = s.rotary_scaling, s.rotary_factor
-    return [
-        (kind in ("none", "linear"), f"model.rotary_scaling={kind} would have to be none or linear"),
-        (kind != "linear" or factor > 1, f"model.rotary_factor={show(factor)} would have to be above 1"),
-    ]
 
 
 def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Config:

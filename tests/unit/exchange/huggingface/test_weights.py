@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmtrain.checkpoint.read_verified_contents import checked_model
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.exchange import stream_tensors_to_disk
 from lmtrain.exchange.huggingface.import_and_export import HFWeights, export_hf, import_hf
@@ -29,7 +30,7 @@ def test_each_rank_reads_its_share(
     export_hf(save(tmp_path / "run", MODELS[model]), tmp_path / "hf", check=False)
     imported = CheckpointReader(import_hf(tmp_path / "hf", tmp_path / "back")["checkpoint"])
     weights = HFWeights(tmp_path / "hf")
-    assert weights.settings == imported.checked_model()
+    assert weights.settings == checked_model(imported)
     parallel = ParallelSettings(pp=2, tp=2, dp_shard=3, zero=3)
     for rank in range(parallel.layout.world_size):
         places = placements_of_rank(weights.settings, parallel, parallel.layout.coordinate(rank))
