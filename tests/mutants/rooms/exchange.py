@@ -280,7 +280,7 @@ MUTANTS = [
         file="lmtrain/exchange/megatron/checkpoint_args.py",
         function="_kind_of_positions",
         old='"rope" if argument("use_rotary_position_embeddings", False) else argument("position_embedding_type")',
-        new='argument("position_embedding_type") or ("rope" if argument("use_rotary_position_embeddings", False) else "")',
+        new='argument("position_embedding_type") or (argument("use_rotary_position_embeddings", False) and "rope")',
         breaks="A model that Megatron-LM computes with rotary angles is refused, though lmtrain computes it too.",
         only_for="Megatron checkpoints with --use-rotary-position-embeddings, whose other argument has its default",
     ),
