@@ -336,10 +336,9 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
         name, _, limit = word.partition("=")
         if name == "none":
             continue
-        if name == "c4_lines":
-            line_rules += [rule for rule in LINE_RULES if rule not in line_rules]
-        elif name in LINE_RULES:
-            line_rules += [name] if name not in line_rules else []
+        if name == "c4_lines" or name in LINE_RULES:
+            named = LINE_RULES if name == "c4_lines" else [name]
+            line_rules += [rule for rule in named if rule not in line_rules]
         elif name in GROUPS and not limit:
             rules |= {rule: RULES[rule].limit for rule in GROUPS[name] if rule not in rules}
         elif name in RULES:

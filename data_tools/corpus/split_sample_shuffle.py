@@ -205,12 +205,12 @@ def shuffle(
             require_documents("shuffle", tally)
         for bucket in buckets:
             bucket.close()
-        with atomic_file(options.output_path(output)) as target:
+        with atomic_file(part.output_path(output)) as target:
             for name in names:
                 with open(name, "rb") as bucket:
                     target.writelines(line for _, line in sorted(_read_entries(bucket)))
                 name.unlink()
-    return Report("shuffle", tally).write(options.output_path(report_file))
+    return Report("shuffle", tally).write(part.output_path(report_file))
 
 
 def _read_entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:

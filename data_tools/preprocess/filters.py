@@ -77,8 +77,10 @@ class Filters:
         """Return all settings that decide which documents are kept, with the versions of installed filters. A killed
         run can be resumed only if they are equal.
         """
-        points = map(_find_entry_point, self.entry_points)
-        installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in points]
+        installed = [
+            (point.name, point.value, point.dist.version if point.dist else "")
+            for point in map(_find_entry_point, self.entry_points)
+        ]
         return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
 
 

@@ -274,10 +274,9 @@ class Outputs:
             self._rejects.flush()
         self._rejects_state = [self._rejects_state[0] + len(rejects), crc32c(rejects, self._rejects_state[1])]
         self.totals.count(batches)
-        states = [dataclasses.asdict(spool.record_state()) for spool in self._spools]
         self._journal.append({
-            "shard": self._shard, "marks": states, "rejects": self._rejects_state, "finished": self._finished[-1:],
-            "totals": vars(self.totals),
+            "shard": self._shard, "marks": [dataclasses.asdict(spool.record_state()) for spool in self._spools],
+            "rejects": self._rejects_state, "finished": self._finished[-1:], "totals": vars(self.totals),
         })  # fmt: skip
 
     def finish(self) -> list[Path]:

@@ -109,8 +109,10 @@ class DatasetBuilder:
         `valid`. Empty if data.valid_paths is not set.
         """
         paths = self.settings.valid_paths
-        named = zip(paths, valid if paths else (), strict=True)
-        return {name: self.build_dataset(indexed, self.full_range(indexed), None) for name, indexed in named}
+        return {
+            name: self.build_dataset(indexed, self.full_range(indexed), None)
+            for name, indexed in zip(paths, valid if paths else (), strict=True)
+        }
 
     def training_range(self, indexed: IndexedDataset) -> range:
         """Return the documents of a dataset to train on: those of `split_ranges`, without the ones that an earlier

@@ -106,12 +106,11 @@ class TrainingData:
         The first samples of the run are counted exactly; the rest is extrapolated in proportion.
         """
         ids = self.order.ids(self.first_position, min(self.num_samples, _EXACT_SAMPLES))
-        train = self.train
-        if isinstance(train, BlendedDataset):
-            counts = {part.number: (len(part.rows_S), part.tokens) for part in train.counts_by_dataset(ids)}
+        if isinstance(self.train, BlendedDataset):
+            counts = {part.number: (len(part.rows_S), part.tokens) for part in self.train.counts_by_dataset(ids)}
             exact = [counts.get(number, (0, 0)) for number in range(len(self.parts))]
         else:
-            exact = [(len(ids), train.counts(ids).tokens)]
+            exact = [(len(ids), self.train.counts(ids).tokens)]
         mean = sum(tokens for _, tokens in exact) / len(ids)
         return [
             tokens + round((count - samples) * (tokens / samples if samples else mean))

@@ -99,12 +99,6 @@ class StepOptions:
     reading: ReadOptions = field(default_factory=ReadOptions)
     report: ReportDocuments | None = None
 
-    def output_path(self, path: Path) -> Path:
-        """Return the path to write instead of `path`: the same, or with a suffix such as .part-00003-of-00016 for a
-        task of an array.
-        """
-        return self.reading.part.output_path(path)
-
 
 def run_step(
     step: Step, inputs: Inputs, outputs: dict[str, Path], options: StepOptions, report_file: Path
@@ -114,13 +108,14 @@ def run_step(
     """
     if options.workers < 1:
         raise UsageError(f"--workers={options.workers} must be at least 1. Leave it out to use every core.")
-    sources = find_step_sources(inputs, read_once=options.reading.part.is_whole)
+    part = options.reading.part
+    sources = find_step_sources(inputs, read_once=part.is_whole)
     refuse_overwriting(sources, outputs.values())
     tally, bad_lines = Tally(), BadLines(options.reading.on_error)
     budget = build_budget(options.workers, options.reading.limits)
     portions, build = options.reading.cut_portions(sources, budget), partial(StepWorker, step, options.reading)
     with ExitStack() as stack:
-        targets = {name: stack.enter_context(atomic_file(options.output_path(outputs[name]))) for name in step.files}
+        targets = {name: stack.enter_context(atomic_file(part.output_path(outputs[name]))) for name in step.files}
         results = process_portions(portions, build, options.workers, budget, use_processes=options.workers > 1)
         for portion, result in stack.enter_context(results):
             count_bad_lines(portion, result, bad_lines)
@@ -129,9 +124,9 @@ def run_step(
             tally.add(result.tally)
             if options.report is not None:
                 options.report(step.name, tally.num_in)
-        if options.reading.part.is_whole:
+        if part.is_whole:
             require_documents(step.name, tally)
-    return Report(step.name, tally).write(options.output_path(report_file))
+    return Report(step.name, tally).write(part.output_path(report_file))
 
 
 def require_documents(step: str, tally: Tally) -> None:

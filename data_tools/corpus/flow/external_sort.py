@@ -65,8 +65,7 @@ class Sorter:
             self._spill()
         block = max(self._run_rows // len(self._runs), 16)
         with ExitStack() as opened:
-            files = (opened.enter_context(open(path, "rb")) for path in self._runs)
-            runs = [_Run(file, self._columns, block) for file in files]
+            runs = [_Run(opened.enter_context(open(path, "rb")), self._columns, block) for path in self._runs]
             while runs := [run for run in runs if len(run.rows)]:
                 # because: rows up to the smallest of the runs' last loaded rows are all in memory
                 bound = min((list(map(int, run.rows[-1])) for run in runs if run.has_more), default=None)
