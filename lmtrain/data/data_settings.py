@@ -11,7 +11,7 @@ from itertools import chain, count
 from pathlib import PurePath
 from typing import Any, Literal
 
-from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
+from lmtrain.config.settings_base import Check, Choice, Problem, Settings, problem_if, show
 from lmtrain.config.settings_builder import quantity, required
 from lmtrain.observe.measure.tensorboard_measures import RESERVED_DOMAINS
 
@@ -97,11 +97,12 @@ class DataChoice(Choice):
                 (not path.strip(), "valid_paths", f"names no dataset for {name}", _PREFIX_HINT),
             )  # fmt: skip
 
-    def validation_key_conflict(self, kind_key: str) -> Iterator[Problem]:
-        """Yield a problem if both `valid_paths` and the setting named `kind_key` are set. `kind_key` is the key for
-        validation data that only one kind of data has: "valid_path" of a dataset, "valid_datasets" of a blend.
+    def one_validation_key(self, kind_key: str) -> Check:
+        """Return a check, to pass to `checked`, that not both `valid_paths` and the setting named `kind_key` are set.
+        `kind_key` is the key for validation data that only one kind of data has: "valid_path" of a dataset,
+        "valid_datasets" of a blend.
         """
-        yield from self.problem_if(
+        return (
             bool(self.valid_paths) and bool(getattr(self, kind_key)), "valid_paths",
             f"and data.{kind_key} are both set and both name validation data", "Give only one of them.",
         )  # fmt: skip
@@ -136,9 +137,9 @@ class DataSettings(DataChoice):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from self.validation_key_conflict("valid_path")
         yield from self.checked(
             (not self.path, "path", "names no dataset", _PREFIX_HINT),
+            self.one_validation_key("valid_path"),
             (self.text is not None and not self.text.strip(), "text", "names no text", "Give a file or a folder."),
             (self.text == "-", "text", "is a pipe, which cannot be read again on resume", "Write it to a file first."),
             self.at_least(1, "text_limit", "Use 1GiB."),
@@ -241,10 +242,10 @@ class BlendSettings(DataChoice):
             any(part.restart for part in self.valid_datasets), "valid_datasets.restart", True,
             "has no effect, since each validation begins at the first sample", "Leave it out.",
         )  # fmt: skip
-        yield from self.validation_key_conflict("valid_datasets")
-        yield from self.problem_if(
-            self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
-            "blends by weights only", "Give every dataset a weight, or use data.order=own.",
+        yield from self.checked(
+            self.one_validation_key("valid_datasets"),
+            (self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
+             "blends by weights only", "Give every dataset a weight, or use data.order=own."),
         )  # fmt: skip
 
     @property
