@@ -97,7 +97,7 @@ class LineList:
         result = read_jsonl(self._data, key)  # type: ignore[arg-type]
         texts: Iterable[tuple[int, str | Reject]] = zip(result.starts, map(bytes.decode, result.documents), strict=True)
         rejects: Iterable[tuple[int, str | Reject]] = ((reject.item, reject) for reject in result.rejects)
-        yield from heapq.merge(texts, rejects, key=itemgetter(0))
+        yield from heapq.merge(texts, rejects, key=itemgetter(0)) if result.rejects else texts
 
     def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
         """Yield (item, JSON object) of every line, in order; for a bad line, (item, Reject). The item is the line's
