@@ -53,7 +53,6 @@ class Rates:
     tokens_per_s: float | None = None
     flops_per_s: float | None = None  # model FLOPs: recomputation is not counted
     mfu: float | None = None  # share of the peak of all devices, 0 to 1
-    step_s: float | None = None
     eta_s: float | None = None
 
 
@@ -101,11 +100,9 @@ class Throughput:
             return Rates()
         tokens_per_s = (after - before) / seconds
         flops_per_s = None if self._flops_per_token is None else tokens_per_s * self._flops_per_token
-        step_s = seconds / (last - first)
         return Rates(
             tokens_per_s=tokens_per_s,
             flops_per_s=flops_per_s,
             mfu=flops_per_s / self._peak if flops_per_s is not None and self._peak else None,
-            step_s=step_s,
-            eta_s=None if total_steps is None else max(total_steps - last, 0) * step_s,
+            eta_s=None if total_steps is None else max(total_steps - last, 0) * (seconds / (last - first)),
         )

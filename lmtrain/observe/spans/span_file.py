@@ -125,7 +125,6 @@ class Header:
 class RankSpans:
     header: Header
     spans: NDArray[Any]  # dtype SPAN, in order of begin times; of spans that begin together the longer first
-    path: Path | None = None
 
 
 def record_position(number: int, capacity: int) -> tuple[int, int]:
@@ -247,7 +246,7 @@ def read_spans(path: Path) -> RankSpans:
     numbers = np.arange(max(0, newest_header.num_written + 1 - header.capacity), header.num_written)
     spans = np.frombuffer(content, SPAN)[numbers % header.capacity]
     _check_spans(path, spans, numbers // header.capacity % 255 + 1, newest_header)
-    return RankSpans(newest_header, spans[np.lexsort((-spans["end_ns"], spans["begin_ns"]))], path)
+    return RankSpans(newest_header, spans[np.lexsort((-spans["end_ns"], spans["begin_ns"]))])
 
 
 def _parse_header(path: Path, head: bytes) -> Header:

@@ -169,7 +169,7 @@ def _read_files(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
     for path in files:
         try:
             rank_spans = read_spans(path)
-            _check_header(rank_spans, path)
+            _check_header(rank_spans.header, path)
             starts[rank_spans.header.start + 1].append(rank_spans)
         except (DataError, OSError) as error:
             notes.append(str(error))
@@ -178,11 +178,10 @@ def _read_files(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
     return starts, notes
 
 
-def _check_header(rank_spans: RankSpans, path: Path) -> None:
+def _check_header(header: Header, path: Path) -> None:
     """Raise DataError if the rank, its coordinate and the parallel sizes in a trace file's header contradict each
     other.
     """
-    header = rank_spans.header
     try:
         layout = Layout(*header.sizes)
         possible = (

@@ -54,7 +54,7 @@ def test_rates_are_sums_over_the_window() -> None:
     meter.step_done(2, 200.0, 7)  # a slow step leaves the window
     meter.step_done(3, 201.0, 30)
     meter.step_done(4, 204.0, 90)
-    assert meter.rates(14) == Rates(tokens_per_s=30.0, flops_per_s=300.0, mfu=0.3, step_s=2.0, eta_s=20.0)
+    assert meter.rates(14) == Rates(tokens_per_s=30.0, flops_per_s=300.0, mfu=0.3, eta_s=20.0)
 
 
 def test_the_first_step_of_a_process_is_in_no_rate() -> None:
@@ -65,7 +65,7 @@ def test_the_first_step_of_a_process_is_in_no_rate() -> None:
     assert meter.rates(10) == Rates()
     meter.step_done(7, 100.5, 30)
     meter.step_done(8, 101.0, 30)
-    assert meter.rates(10) == Rates(tokens_per_s=60.0, flops_per_s=600.0, mfu=0.6, step_s=0.5, eta_s=1.0)
+    assert meter.rates(10) == Rates(tokens_per_s=60.0, flops_per_s=600.0, mfu=0.6, eta_s=1.0)
 
 
 def test_a_pause_is_not_counted() -> None:
