@@ -9,8 +9,7 @@ from typing import Any
 from lmtrain.api.check_arguments import check_dtype
 from lmtrain.checkpoint.averaged_weights import check_weight_set
 from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
-from lmtrain.cli.eval.load_in_layout import choose_layout
-from lmtrain.cli.eval.run_tasks import Options, Session, evaluate_one
+from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout, evaluate_one
 from lmtrain.errors import UsageError
 from lmtrain.exchange.find_model_to_load import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv

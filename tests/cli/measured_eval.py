@@ -15,7 +15,7 @@ import lmtrain.eval.load_model
 import lmtrain.parallel.mesh
 import lmtrain.runtime.processes.process_group  # noqa: F401
 from lmtrain.checkpoint.tensor_reader import CheckpointReader  # noqa: F401
-from lmtrain.cli.eval.load_in_layout import choose_layout, open_model_loader
+from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout
 from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
@@ -36,8 +36,12 @@ def main() -> None:
     before = set(storages(living_tensors()))
     imported_bytes = status("VmRSS")
     parallel = choose_layout(words, subject.settings, env)
-    with open_model_loader(env, [parallel], "cpu", "fp32") as load:
-        loaded = load(subject, parallel)
+    options = Options(
+        baseline=None, batch_size=4, stride=None, seq_len=None, limit=None, device="cpu", precision="fp32", output=None,
+        samples=None, as_json=False, full=False,
+    )  # fmt: skip
+    with Session([], options, env, [parallel], quiet=True).open_loader() as load:
+        loaded = load(subject, 0)
         after = storages(living_tensors())
         held_bytes = sum(size for at, (size, _) in after.items() if at not in before)
         result = run(task, loaded.subject, TextInput("text", [text], "", "it"), batch_size=4).result

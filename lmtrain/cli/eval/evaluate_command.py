@@ -129,10 +129,11 @@ def evaluate(
     processes = ProcessOptions(nproc, nproc_per_node)
     env = detect_process(processes)
 
-    from lmtrain.cli.eval.load_in_layout import check_device, choose_layout
     from lmtrain.cli.eval.run_tasks import (
         Options,
         Session,
+        check_device,
+        choose_layout,
         compare_files,
         compare_models,
         evaluate_one,

@@ -1,4 +1,4 @@
-"""The scoring of `lmtrain eval`: load a model, run its tasks in turn, print each result at once.
+"""The scoring of `lmtrain eval`: choose a layout, load a model in it, run its tasks in turn, print each result at once.
 
 Two models, or two results files with their samples, are compared item by item. Called by evaluate once the command line
 has been checked. If a journal lies beside an output file, the output is complete only if its "complete" is true.
@@ -12,29 +12,44 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from lmtrain import __version__
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
 from lmtrain.checkpoint.model_on_disk import ModelSource
-from lmtrain.cli.eval.load_in_layout import open_model_loader
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
-from lmtrain.errors import DataError, MissingInputError, UsageError, join_few
+from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
+from lmtrain.config.settings_builder import build_settings
+from lmtrain.errors import (
+    DataError,
+    LayoutError,
+    MissingInputError,
+    SettingsError,
+    UsageError,
+    join_few,
+    spelling_hint,
+)
 from lmtrain.eval.report import encode_rows, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
 from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.eval.texts import TextInput
+from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.command_progress import ProgressReporter, progress
 from lmtrain.observe.screen.metrics_row_text import sparkline
-from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
 from lmtrain.runtime.files.safe_files import atomic_file, read_json, write_json
+from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.train.before.preflight import process_problems
+from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
 from lmtrain.units import format_measure
 
 if TYPE_CHECKING:
@@ -43,6 +58,8 @@ if TYPE_CHECKING:
     from lmtrain.eval.run_task import Outcome
     from lmtrain.eval.scoring import SharedAnswers
 
+_KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
+_LAYOUT_KEYS, _TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
 _CURVE_WIDTH = 40  # characters
 # the function reads the task's data when the task starts
 Job = tuple[Task, Callable[[ProgressReporter], Path | TextInput]]
@@ -66,6 +83,59 @@ class Options:
     full: bool
 
 
+def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
+    """Return the parallel layout of an evaluation from overrides such as `parallel.tp=2`. Processes that the layout
+    leaves over become data-parallel replicas.
+
+    Each copy of the model (dp_replicate) scores batches of its own. Raise if the layout does not fit the model or the
+    processes.
+    """
+    sizes = _parse_layout(overrides)
+    requested = build_settings(ParallelSettings, sizes, "parallel")
+    copy_size = requested.pp * requested.tp * requested.dp_shard
+    parallel = replace(
+        requested,
+        dp_replicate=requested.dp_replicate if "dp_replicate" in sizes else max(env.world_size // copy_size, 1),
+        zero=3 if requested.dp_shard > 1 else 1,  # because: only weights can be sharded
+        sequence_parallel=sizes.get("sequence_parallel", model.shape.seq_len % requested.tp == 0),
+    )
+    check_layout(model, parallel)
+    if problems := list(process_problems(parallel.layout, env)):
+        raise LayoutError(*problems)
+    return parallel
+
+
+def _parse_layout(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of overrides of the group `parallel` by key ("tp" -> 2). Raise on keys that an evaluation does
+    not have.
+    """
+    tree: dict[str, Any] = {"parallel": {}}
+    problems = []
+    for override in parse_overrides(overrides, {}) if overrides else ():
+        key = str(override.key_or_group)
+        if override.is_sweep_override():
+            problems.append(sweep_refusal(override))
+        elif key in _TRAINING_KEYS:
+            problems.append(
+                f"{override.input_line} is about training, and an evaluation has no gradients. Leave it out."
+            )
+        elif key not in _LAYOUT_KEYS:
+            problems.append(
+                f"{override.input_line} is not a setting of an evaluation. {spelling_hint(key, _LAYOUT_KEYS)}"
+            )
+        elif problem := apply_override(tree, override):
+            problems.append(problem)
+    if problems:
+        raise SettingsError(problems)
+    return {key: value for key, value in tree["parallel"].items() if value is not None}
+
+
+def check_device(name: str, env: ProcessEnv) -> None:
+    """Raise unless each process on this node can have its own device."""
+    if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.detect(), env)):
+        raise problem
+
+
 class Session:
     """The state of an evaluation: tasks, options and layouts. All processes hold all results; only rank 0 prints."""
 
@@ -83,16 +153,36 @@ class Session:
 
     @contextmanager
     def open_loader(self) -> Iterator[Callable[[ModelSource, int], LoadedModel]]:
-        """Context manager: open the process group and yield `load(source, number)`, which loads a model in the
-        session's layout of that number.
+        """Context manager: open the process group and yield `load(source, number)`, which loads a model (each process
+        its shard of it) in the session's layout of that number.
+
+        All processes leave the block together. The first layout defines the timeout and the device mesh, which models
+        that are loaded in turn share.
         """
-        with open_model_loader(self._env, self._layouts, self.options.device, self.options.precision) as load:
+        from lmtrain.eval.load_model import load_source
+        from lmtrain.parallel.mesh import build_mesh
+        from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
+        from lmtrain.runtime.processes.process_group import open_process_group
+        from lmtrain.train.ranks.compare_ranks import check_facts_agree
 
-            def load_model(source: ModelSource, number: int) -> LoadedModel:
-                with progress(self.console, f"loading {source.path.name}"):
-                    return load(source, self._layouts[number])
+        env, first_layout = self._env, self._layouts[0]
+        with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
+            device = pick_device(self.options.device, env)
+            with open_process_group(env, device, first_layout.timeout_s) as peers:
+                check_facts_agree(partial(_shared_facts, first_layout), peers.hosts)
+                mesh = build_mesh(first_layout.layout, device, first_layout.timeout_s)
 
-            yield load_model
+                def load_model(source: ModelSource, number: int) -> LoadedModel:
+                    parallel = self._layouts[number]
+                    with progress(self.console, f"loading {source.path.name}"):
+                        check_facts_agree(partial(_model_facts, source), peers.hosts)
+                        loaded = load_source(source, device, self.options.precision, mesh, parallel)
+                    if env.world_size == 1:
+                        return loaded
+                    layout = parallel.layout_text.partition(",")[0]
+                    return replace(loaded, subject=replace(loaded.subject, layout=layout))
+
+                yield load_model
 
     @contextmanager
     def open_document(self, format_: str, entries: str, **rest: Any) -> Iterator[tuple[dict[str, Any], ExitStack]]:
@@ -219,6 +309,25 @@ def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
         for outcome in pending:
             add(outcome, loaded)
     return document
+
+
+def _shared_facts(parallel: ParallelSettings) -> dict[str, Fact]:
+    """Return the values that must be equal on all ranks before scoring starts, by name: parallel settings and code
+    versions.
+    """
+    return {
+        f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
+    } | program_facts()
+
+
+def _model_facts(source: ModelSource) -> dict[str, Fact]:
+    """Return what identifies a model's files, which must be equal on all ranks: a checkpoint's digest, or the names and
+    sizes of the files.
+    """
+    if (source.path / MANIFEST).is_file():
+        return {"checkpoint": checkpoint_fact(source.path)}
+    files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]
+    return {"model": Fact(", ".join(files), f"{len(files)} files in {source.path}")}
 
 
 def new_document(format_: str, **rest: Any) -> dict[str, Any]:

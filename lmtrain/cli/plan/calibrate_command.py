@@ -66,8 +66,10 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
         )
     configs = [read_run_config(folder) for folder in folders]
     hardware = _find_hardware([word for word in arguments if "=" in word], configs, config_dir)
-    folders_and_configs = zip(folders, configs, strict=True)
-    runs = [_measure_run(folder, replace(config, hardware=hardware)) for folder, config in folders_and_configs]
+    runs = [
+        _measure_run(folder, replace(config, hardware=hardware))
+        for folder, config in zip(folders, configs, strict=True)
+    ]
     calibration = calibrate(hardware, runs)
     if out is not None:
         _write_hardware(out, replace(calibration.hardware, name=out.stem), hardware.name, len(runs))
@@ -127,10 +129,9 @@ def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], confi
     hardware_overrides = [word for word in arguments if word.startswith(f"{_GROUP}.")]
     names = [word for word in arguments if word.startswith(f"{_GROUP}=")]
     unknown = [word for word in arguments if word not in (*hardware_overrides, *names)]
-    if unknown or len(names) > 1:
-        wrong_argument = unknown[0] if unknown else names[1]
+    if wrong := unknown or names[1:]:
         raise UsageError(
-            f"{wrong_argument} cannot be given to --calibrate, which takes folders of runs and at most one "
+            f"{wrong[0]} cannot be given to --calibrate, which takes folders of runs and at most one "
             "hardware=NAME. Leave it out."
         )
     if arguments:

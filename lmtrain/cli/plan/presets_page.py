@@ -39,10 +39,8 @@ def presets_page(names: Sequence[str] | None = None) -> str:
     """Return the Markdown page about the model presets `names`, by default all, the smallest model first."""
     plans = {name: plan_for_fewest_gpus(name) for name in names or group_choices(None)["model"]}
     titles = ["model=", "parameters", "GPUs", *(column.lstrip("<") for column in _PLAN_COLUMNS)]
-    rows = [_table_row(name, plan) for name, plan in plans.items()]
-    sizes = {name: plan.question.run.model.num_parameters for name, plan in plans.items()}
-    ordered = sorted(zip(plans, rows, strict=True), key=lambda named_row: (sizes[named_row[0]], named_row[0]))
-    table = [titles, ["---"] * len(titles), *(row for _, row in ordered)]
+    ordered = sorted(plans.items(), key=lambda named: (named[1].question.run.model.num_parameters, named[0]))
+    table = [titles, ["---"] * len(titles), *(_table_row(name, plan) for name, plan in ordered)]
     return "\n".join([_INTRODUCTION, *(f"| {' | '.join(cells)} |" for cells in table), ""])
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from lmtrain.cli.plan.layout_search import PlanResult
-from lmtrain.cli.screen.console import PlainConsole, print_facts, print_table
+from lmtrain.cli.screen.console import PlainConsole, pick_evenly, print_facts, print_table
 from lmtrain.cli.screen.print_lines_and_json import echo, print_message
 from lmtrain.observe.screen.metrics_row_text import format_percent
 from lmtrain.page.html_document import (
@@ -71,9 +71,8 @@ def print_plan(result: PlanResult) -> None:
         for line in takeover_lines(result.points, result.by):
             print_message(console, line)
     if result.first.run.parallel.pp > 1:
-        echo()
-        for line in pipeline_text(result.first, console.width, ascii_only=not console.encoding.startswith("utf")):
-            echo(line)
+        ascii_only = not console.encoding.startswith("utf")
+        echo("\n".join(["", *pipeline_text(result.first, console.width, ascii_only=ascii_only)]))
 
 
 def plan_title(result: PlanResult) -> str:
@@ -258,12 +257,6 @@ def simulate_step(layout: LayoutResult) -> tuple[Timeline, str]:
     return replay_step(layout.run, layout.microbatch, count), note
 
 
-def pick_ranks(num_ranks: int, max_ranks: int = _MAX_RANKS) -> list[int]:
-    """Return all ranks, or `max_ranks` of them at even distances, with the first and the last."""
-    max_ranks = min(num_ranks, max_ranks)
-    return [round(index * (num_ranks - 1) / max(max_ranks - 1, 1)) for index in range(max_ranks)]
-
-
 def pipeline_text(layout: LayoutResult, width: int, *, ascii_only: bool) -> Iterator[str]:
     """Yield the lines of a text drawing: for each pipeline rank, what it computes over the time of a step. `width` is
     in characters; `ascii_only` avoids other characters.
@@ -272,7 +265,7 @@ def pipeline_text(layout: LayoutResult, width: int, *, ascii_only: bool) -> Iter
     total, parallel = timeline.makespan, layout.run.parallel
     yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{note}"
     gap, columns = "." if ascii_only else "·", min(width, 120) - 6
-    for rank in pick_ranks(parallel.pp):
+    for rank in pick_evenly(parallel.pp, _MAX_RANKS):
         cells = [gap] * columns
         for span in timeline.spans:
             if span.rank == rank:
@@ -314,8 +307,9 @@ def layout_map_svg(
                         yield svg_rect(x + 1, y + 1, width - 2, height - 2, "unfit", f"pp {pp}, tp {tp}: does not fit")
                         yield svg_text(x + width / 2, y + 25, f"{needed / 2**30:,.0f} GiB", "soft small", "middle")
 
-    label = "the fastest layout for each number of stages and of cuts"
-    return svg_element(top + len(tensor_sizes) * height + 6, parts(), label)
+    return svg_element(
+        top + len(tensor_sizes) * height + 6, parts(), "the fastest layout for each number of stages and of cuts"
+    )
 
 
 def memory_bars_svg(
@@ -354,7 +348,7 @@ def pipeline_svg(layout: LayoutResult) -> str:
     """Draw an SVG of what each pipeline rank computes over the time of a simulated step."""
     timeline, _ = simulate_step(layout)
     num_stages = layout.run.parallel.pp
-    ranks = pick_ranks(num_stages, max(_MAX_SPANS * num_stages // max(len(timeline.spans), 1), 4))
+    ranks = pick_evenly(num_stages, max(_MAX_SPANS * num_stages // max(len(timeline.spans), 1), 4))
     height, left, top, total = min(26.0, 420 / len(ranks)), 60.0, 26.0, timeline.makespan
     scale = (WIDTH - left - 6) / total
 
@@ -458,8 +452,9 @@ def _page_parts(result: PlanResult) -> Iterator[str]:
     yield memory_bars_svg(result.best[:_MAX_BARS], result.too_large, describe_layout)
     if first is not None and first.run.parallel.pp > 1:
         parallel, note = first.run.parallel, simulate_step(first)[1]
-        pipeline_layout = f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{note}."
-        yield section_heading("Pipeline", pipeline_layout)
+        yield section_heading(
+            "Pipeline", f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{note}."
+        )
         yield pipeline_svg(first)
     if sum(point.best is not None for point in result.points) > 1:
         yield section_heading("More GPUs", "Tokens a second and GPU. The band holds four runs of five.")

@@ -47,11 +47,16 @@ class BranchPoint:
             self._cut_before_new_stages(tree, typed, parent, past, differing)
         if types_stages or not differing:
             return dict(typed)
-        self._check_schedule(typed, current)
-        if "schedule" in typed or any(key.startswith("schedule.") for key in typed):
+        if any(key.partition(".")[0] == "schedule" for key in typed):
             # because: the files suit a run that begins, and a branch goes on
             warm_up = {} if "schedule.warmup_steps" in typed else {"warmup_steps": 0}
             given["schedule"] = dict(tree["schedule"]) | warm_up
+        elif current.get("schedule"):
+            raise SettingsError([
+                f"The checkpoint of step {self.step} was made in a stage with a schedule of its own, which would begin "
+                "anew in the branch. Say how the branch's learning rate goes, as in schedule=constant or "
+                "schedule=linear; optim.lr is where it begins."
+            ])
         name = unused_stage_name(BRANCH, past)
         tree["stages"] = past | {name: given | self._length(parent, tree["train"], typed)}
         self._restore(tree)
@@ -131,17 +136,6 @@ class BranchPoint:
             for key in names or dict.fromkeys([*before[group], *after[group]])
             if before[group].get(key) != after[group].get(key) and not (group == "data" and key in _NO_DATA_STAGE)
         ]
-
-    def _check_schedule(self, typed: Mapping[str, str], current: Mapping[str, Any]) -> None:
-        """Raise SettingsError if the checkpoint was made in a stage with a schedule of its own and no schedule is typed
-        for the branch.
-        """
-        if current.get("schedule") and not any(key.partition(".")[0] == "schedule" for key in typed):
-            raise SettingsError([
-                f"The checkpoint of step {self.step} was made in a stage with a schedule of its own, which would begin "
-                "anew in the branch. Say how the branch's learning rate goes, as in schedule=constant or "
-                "schedule=linear; optim.lr is where it begins."
-            ])
 
     def _length(self, parent: RunConfig, train: Mapping[str, Any], typed: Mapping[str, str]) -> Tree:
         """Return the length of the branch's stage: up to the end of the run that is left, or to the length of the whole

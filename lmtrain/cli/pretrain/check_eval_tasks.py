@@ -57,10 +57,10 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     evaluations = []
     for number, (entry, task) in enumerate(zip(config.eval.tasks, _find_tasks(config), strict=True)):
         window = task.seq_len or config.seq_len
-        published = published_hashes() if task.published else {}
         request = TaskOptions(
-            tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len, hashes=published
-        )
+            tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len,
+            hashes=published_hashes() if task.published else {},
+        )  # fmt: skip
         try:
             prepared, data = prepare(task, _open_task_data(task, entry.data), request)
         except LmtrainError as error:
@@ -109,8 +109,10 @@ def _find_tasks(config: RunConfig) -> list[Task]:
             wrong.append(str(error).replace("--task=", key))
             continue
         if task.seq_len is not None and task.seq_len > config.seq_len:
-            problem = f"needs a window of {task.seq_len} tokens, more than model.seq_len={config.seq_len}"
-            wrong.append(f"{key}{entry.task} {problem}. Use {task.id} or {task.id}-s{config.seq_len}.")
+            wrong.append(
+                f"{key}{entry.task} needs a window of {task.seq_len} tokens, more than model.seq_len={config.seq_len}. "
+                f"Use {task.id} or {task.id}-s{config.seq_len}."
+            )
         tasks.append(task)
     if wrong:
         raise SettingsError(wrong)

@@ -99,14 +99,12 @@ def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
     if imported is not None:
         from lmtrain.exchange.source_identity import check_unchanged
 
-        state = load_manifest(imported).state
-        check_unchanged(path, state.get("imported", {}), imported)
+        check_unchanged(path, load_manifest(imported).state.get("imported", {}), imported)
         return ForeignWeights(imported, checked_model(Contents(imported)), Tokenizer.load(imported), is_imported=True)
     if not path.is_dir():
         return None  # because: whoever looks for the checkpoint raises
     with _named_setting():
-        found = identify_source(path)
-        model = _read_model(path, found.program, config.model.to_dict().get("dropout"))
+        model = _read_model(path, identify_source(path).program, config.model.to_dict().get("dropout"))
     return ForeignWeights(path, model, _tokenizer_of(path))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_message, print_text
@@ -72,15 +71,14 @@ def print_plan_facts(facts: dict[str, Any]) -> None:
     from lmtrain.train.layouts.ranks_and_memory_table import SINGLE_ROWS, layout_lines, merge_rows
     from lmtrain.train.layouts.stage_table import stage_lines
 
-    pairs = {key: value for key, value in facts.items() if key not in ("ranks", "stages")}
-    print_pairs((key.replace("_", " "), _format_fact(key, value)) for key, value in pairs.items())
+    print_pairs(
+        (key.replace("_", " "), _format_fact(key, value))
+        for key, value in facts.items() if key not in ("ranks", "stages")
+    )  # fmt: skip
     if rows := facts.get("stages"):
-        for line in ("", *stage_lines(rows, PlainConsole().width)):
-            echo(line)
-    if (ranks := facts.get("ranks")) is None:
-        return
-    for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merge_rows(ranks))):
-        echo(line)
+        echo("\n".join(["", *stage_lines(rows, PlainConsole().width)]))
+    if (ranks := facts.get("ranks")) is not None:
+        echo("\n".join(["", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merge_rows(ranks))]))
 
 
 def _format_fact(key: str, value: object) -> str:
@@ -105,16 +103,3 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
     word = "stopped" if summary.stopped_by else "done"
     return print_message(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
-
-
-def saved_state(config: RunConfig) -> str:
-    """Return a sentence for a stopped run: the path of its newest checkpoint, or that there is none, and how to
-    continue.
-    """
-    from lmtrain.checkpoint.find_and_prune import latest_checkpoint
-    from lmtrain.runfolder.file_names import CHECKPOINTS
-
-    newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
-    if newest is None:
-        return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
-    return f"a checkpoint is saved, {newest}. Run the same command again to go on."

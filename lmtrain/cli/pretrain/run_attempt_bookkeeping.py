@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lmtrain.cli.pretrain.print_summary import saved_state
+from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.cli.ranks.launch_ranks import report_refusal
 from lmtrain.cli.screen.print_lines_and_json import echo, print_error, warn_if_any
 from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
-from lmtrain.runfolder.file_names import STOP_FILE
+from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE
 from lmtrain.runfolder.how_runs_ended import (
     is_stop_written_since,
     request_file_cause,
@@ -72,17 +72,8 @@ class Attempt:
         self.env, self.stop = env, stop
         self.cleanup = ExitStack()  # closed when this start ends: counts it, records its failure
         self.stop_error: StoppedEarly | None = None  # raised at the end of a run that stopped and saved
-        self._config: RunConfig | None = None
-
-    @property
-    def config(self) -> RunConfig:
-        """The settings; only available after `accept_settings`. Set again once the layout is chosen."""
-        assert self._config is not None
-        return self._config
-
-    @config.setter
-    def config(self, config: RunConfig) -> None:
-        self._config = config
+        self.has_settings = False  # True from `accept_settings` on
+        self.config: RunConfig  # from then on, and set again once the layout is chosen
 
     def accept_settings(self, config: RunConfig) -> None:
         """Store the composed settings. From now on, until `join_peers`, a stop request ends this process at once and is
@@ -91,7 +82,7 @@ class Attempt:
         Raise StoppedForGood if the run folder already holds the request file STOP, which is removed.
         """
         folder = Path(config.run.dir)
-        self._config, self._stamp_before = config, stop_stamp(folder)
+        self.config, self.has_settings, self._stamp_before = config, True, stop_stamp(folder)
         self.stop.raise_at_once()
         if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
             # because: what follows takes seconds, in which nothing else is printed
@@ -162,7 +153,7 @@ class Attempt:
         for_good = cause == request_file_cause(STOP_FILE)
         if cause:
             kind = StoppedForGood if for_good else StoppedEarly
-            self.stop_error = kind(f"{cause} at step {summary.step} of {config.total_steps}: {saved_state(config)}")
+            self.stop_error = kind(f"{cause} at step {summary.step} of {config.total_steps}: {_saved_state(config)}")
         code = self.stop_error.exit_code if self.stop_error else 0
         if self.env.rank > 0:
             raise typer.Exit(code)  # because: rank 0 reports for all
@@ -184,7 +175,7 @@ class Attempt:
                 raise
             print_error(error)
             # because: all ranks find a wrong layout, and that rank 0 is lost
-            is_found_by_all = self._config is None or isinstance(error, LayoutError | PeerLostError)
+            is_found_by_all = not self.has_settings or isinstance(error, LayoutError | PeerLostError)
             report_refusal(self.env, error, peers_fail_too=is_found_by_all)
             if "--debug" in sys.argv:
                 raise
@@ -238,8 +229,8 @@ class Attempt:
             with suppress(Stopped):  # because: a second request ends the process without further messages
                 report_refusal(env, StoppedEarly(str(stopped)))
         ignore_stops()
-        if self._config is not None:
-            what_is_saved = saved_state(self.config)
+        if self.has_settings:
+            what_is_saved = _saved_state(self.config)
             self._write_unsaved_stop(cause)
         error = StoppedEarly(f"{cause}: {what_is_saved}")
         if env.world_size == 1:
@@ -254,3 +245,13 @@ class Attempt:
         is_written = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._stamp_before)
         if self.env.rank == 0 and not is_written:
             warn_if_any(write_unsaved_stop(Path(self.config.run.dir), cause))
+
+
+def _saved_state(config: RunConfig) -> str:
+    """Return a sentence for a stopped run: the path of its newest checkpoint, or that there is none, and how to
+    continue.
+    """
+    newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
+    if newest is None:
+        return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
+    return f"a checkpoint is saved, {newest}. Run the same command again to go on."

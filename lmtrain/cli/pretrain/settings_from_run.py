@@ -138,8 +138,10 @@ class SourceRun:
 def _began_from(branch: Path, checkpoint: Path) -> bool:
     """Return True if the run in the folder `branch` began from this checkpoint and has saved one of its own."""
     parents = read_lineage(branch)
-    began = bool(parents) and parents[-1].checkpoint == str(checkpoint.resolve())
-    return began and latest_checkpoint(branch / CHECKPOINTS) is not None
+    return (
+        bool(parents) and parents[-1].checkpoint == str(checkpoint.resolve())
+        and latest_checkpoint(branch / CHECKPOINTS) is not None
+    )  # fmt: skip
 
 
 def _run_of_merge(path: Path) -> Path | None:
@@ -238,8 +240,8 @@ def compose_run(
                 f"--from-run={from_run} is an imported model, whose weights the run begins with, and the overrides "
                 "name another checkpoint. Leave one of them out."
             )
-        words = [*overrides, f"checkpoint.init_from={hydra_quoted(str(path))}"]
-        return compose_settings(words, config_dir=config_dir, report=report)
+        begins_from = f"checkpoint.init_from={hydra_quoted(str(path))}"
+        return compose_settings([*overrides, begins_from], config_dir=config_dir, report=report)
     branch = typed_words(overrides).get("run.dir", "").strip("'\"")
     source = SourceRun.find(from_run, Path(branch) if branch else None)
     names_folder = _names(overrides, "run.dir")

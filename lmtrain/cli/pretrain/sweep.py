@@ -53,12 +53,6 @@ class SweepRun:
     state: str = "not begun"
     exit_code: int = 0
 
-    @property
-    def vocab_size(self) -> int | None:
-        """The vocabulary size that the settings give; None if it is the tokenizer's."""
-        size: int | None = self.config.model.to_dict().get("vocab_size")
-        return size
-
 
 def run_sweep(
     argv: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
@@ -175,17 +169,17 @@ def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]]
     dataset, so that it is made once, else the folder of each run.
     """
     making = [
-        (job, data, job.config.checkpoint)
+        (job, data)
         for job in jobs
         if isinstance(data := job.config.data, DataSettings) and data.text is not None and data.text_dir is None
         if job.folder != Path(job.config.run.dir)
     ]
-    text_keys = ("kind", "text", "text_key", "text_split", "tokenizer")
-    recipes = {
-        (*(getattr(data, key) for key in text_keys), checkpoint.init_from, checkpoint.resume, job.vocab_size)
-        for job, data, checkpoint in making
-    }
-    for job, _, _ in making:
+    recipes = set()
+    for job, data in making:
+        model, checkpoint = job.config.model.to_dict(), job.config.checkpoint
+        text = (data.kind, data.text, data.text_key, data.text_split, data.tokenizer)
+        recipes.add((*text, checkpoint.init_from, checkpoint.resume, model.get("vocab_size")))
+    for job, _ in making:
         folder = Path(job.config.run.dir) if len(recipes) == 1 else job.folder
         job.overrides.append(f"data.text_dir={hydra_quoted(str(folder / DATA))}")
         job.config = replace(compose(job.overrides), run=job.config.run)

@@ -68,9 +68,9 @@ COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose 
 PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION_IMPORTS = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
-    "lmtrain.cli.eval.load_in_layout", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
-    "lmtrain.eval.statistics", "lmtrain.eval.recipes.text_sizes_and_hashes",
-    "lmtrain.eval.resume_journal", "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
+    "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe", "lmtrain.eval.statistics",
+    "lmtrain.eval.recipes.text_sizes_and_hashes", "lmtrain.eval.resume_journal", "lmtrain.eval.load_model",
+    "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
     "lmtrain.eval.run_task", "lmtrain.exchange.find_model_to_load", "lmtrain.observe.screen.training_view",
     "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.launcher",
     "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config", "lmtrain.train.layouts.ranks_and_memory_table",
@@ -200,9 +200,10 @@ def launch_training(
         return reported
 
     prepared = {"tokenizer": inputs.tokenizer.source, "settings": composed_config and composed_config.to_dict()}
-    imports = (*training_imports(config), *(() if composed_config else COMPOSING_IMPORTS))
-    prepare = (PREPARE_FUNCTION, prepared)
-    program = Program(rank_arguments(argv), imports=imports, prepare=prepare, helper=COMPANION_FUNCTION)
+    program = Program(
+        rank_arguments(argv), imports=(*training_imports(config), *(() if composed_config else COMPOSING_IMPORTS)),
+        prepare=(PREPARE_FUNCTION, prepared), helper=COMPANION_FUNCTION,
+    )  # fmt: skip
     outcome = launch(
         program, env, max_restarts=max_restarts or 0, on_restart=before_restart, report=print_notice,
         explain_no_server=_print_if_debug,
@@ -235,13 +236,17 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
     `overrides` are the settings of the command line, which stay as they are.
     """
-    from lmtrain.train.layouts.choose_parallel_layout import adapt_to_processes, adaptation_message
+    from lmtrain.train.before.preflight import find_model
+    from lmtrain.train.layouts.choose_parallel_layout import (
+        adapt_to_processes,
+        adaptation_message,
+        choose_layout,
+        fixed_layout_settings,
+        previous_layout,
+    )
 
     prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
-        from lmtrain.train.before.preflight import find_model
-        from lmtrain.train.layouts.choose_parallel_layout import choose_layout, fixed_layout_settings, previous_layout
-
         fixed = fixed_layout_settings(config, overrides)
         if (earlier_choice := previous_layout(config, fixed)) is not None:
             choice = earlier_choice.parallel.layout_text

@@ -73,8 +73,10 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
     term_curves = [curve for key in keys if key not in source_keys for curve in _step_curves(records, key, key[5:])]
     yield Figure("terms", "Terms of the loss", "number", term_curves)
     sources = [curve for key in source_keys for curve in _step_curves(records, key, key.removeprefix(_SOURCE_LOSS))]
-    note = "Mean over the labels of each dataset of the blend since the row before."
-    yield Figure("sources", "Training loss by source", "number", sources, note)
+    yield Figure(
+        "sources", "Training loss by source", "number", sources,
+        "Mean over the labels of each dataset of the blend since the row before.",
+    )  # fmt: skip
     yield from _measure_figures(records)
     for figure in _STEP_FIGURES:
         name = _CURVE_NAMES.get(figure.key, figure.key)
@@ -106,9 +108,10 @@ def _measure_figures(records: Sequence[Record]) -> Iterator[Figure]:
     yield Figure("domains", "Validation loss by domain", "number", domains)
     for name, title in [*headline_titles(records).items()][:MAX_EVAL_FIGURES]:
         form: Form = "percent" if name.endswith("accuracy") else "number"
-        curves = [*_measurement_curves(records, "eval", "measured", name)]
-        of_average = "/ema/".join(name.rsplit("/", 1))
-        curves += _measurement_curves(records, "eval", "measured of the average", of_average)
+        curves = [
+            *_measurement_curves(records, "eval", "measured", name),
+            *_measurement_curves(records, "eval", "measured of the average", "/ema/".join(name.rsplit("/", 1))),
+        ]
         yield Figure(name, title.replace("_", " "), form, curves, smooth=False)
 
 
@@ -276,8 +279,10 @@ def evaluation_tables(
             recipe = labels | {f"<{title}": _cell_text(row.get(key)) for key, title in _RECIPE_COLUMNS.items()}
             recipes.setdefault(tuple(recipe.values()), recipe)
             if isinstance(measures, dict):
-                numbers_only = {key: value for key, value in measures.items() if _is_number(value)}
-                cells = {key.replace("_", " "): format_measure(key, value) for key, value in numbers_only.items()}
+                cells = {
+                    key.replace("_", " "): format_measure(key, value)
+                    for key, value in measures.items() if _is_number(value)
+                }  # fmt: skip
                 nll, seconds = row.get("nll_sum_nats"), row.get("seconds")
                 headline = str(row.get("headline"))
                 if (value := row_measures(row).get(f"eval/{row.get('name')}/ema/{headline}")) is not None:

@@ -127,19 +127,20 @@ def page_parts(runs: Sequence[RunFolder], records: Sequence[Record], charts: Cha
         yield '<p class="soft">No number has been recorded yet.</p>'
     yield from _event_section(runs, charts)
     for run, record in zip(runs, records, strict=True):
-        title_suffix = f" of {run.name}" if len(runs) > 1 else ""
+        title_suffix = _title_suffix(run, runs)
         details = [
             *memory_parts(run, record, title_suffix), *trace_parts(run, title_suffix), *kernel_parts(run, title_suffix)
         ]  # fmt: skip
         if title_suffix and details:  # because: runs are compared by what stands above
             details = [f"<details><summary>Time and memory{escape(title_suffix)}</summary>", *details, "</details>"]
         yield from details
-    for run in runs[:1] if _share_group(runs, "parallel") and _share_group(runs, "model") else runs:
-        yield from layout_parts(run, f" of {run.name}" if len(runs) > 1 else "")
+    layouts = [[run.settings.get(group) for group in ("parallel", "model")] for run in runs]
+    for run in runs[:1] if all(layout == layouts[0] for layout in layouts) else runs:
+        yield from layout_parts(run, _title_suffix(run, runs))
     for run in runs:
         if stages := stage_table(read_stages(run.settings)):
-            title_suffix = f" of {run.name}" if len(runs) > 1 else ""
-            yield section_heading(f"Stages{title_suffix}", "As the settings of the last start plan them.", "stages")
+            title = f"Stages{_title_suffix(run, runs)}"
+            yield section_heading(title, "As the settings of the last start plan them.", "stages")
             yield html_table(stages)
     if sources := source_table(records, [run.name for run in runs]):
         yield section_heading("Sources", "The newest numbers of each dataset of the blend.", "sources")
@@ -153,8 +154,9 @@ def page_parts(runs: Sequence[RunFolder], records: Sequence[Record], charts: Cha
     yield script_element("chart.js")
 
 
-def _share_group(runs: Sequence[RunFolder], group: str) -> bool:
-    return all(run.settings.get(group) == runs[0].settings.get(group) for run in runs)
+def _title_suffix(run: RunFolder, runs: Sequence[RunFolder]) -> str:
+    """Return what a heading about one run adds to its title on a page about several."""
+    return f" of {run.name}" if len(runs) > 1 else ""
 
 
 def run_summary(run: RunFolder, record: Record) -> dict[str, str]:
@@ -222,9 +224,8 @@ def _event_section(runs: Sequence[RunFolder], charts: Charts) -> Iterator[str]:
 
 def _problem_box(runs: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
     """Yield an HTML box that lists the parts of the runs that could not be read, if there are any."""
-    has_several = len(runs) > 1
     problems = [
-        f"{run.name}: {problem}" if has_several else problem
+        f"{run.name}: {problem}" if len(runs) > 1 else problem
         for run, record in zip(runs, records, strict=True)
         for problem in (*run.problems, *record.problems)
     ]
@@ -260,15 +261,14 @@ def _settings_section(runs: Sequence[RunFolder], records: Sequence[Record]) -> I
         sentence = f"{plural(len(differing), 'setting')} {'differs' if len(differing) == 1 else 'differ'}."
         yield f"<p>{sentence}</p>" + html_table(difference_rows) if differing else "<p>All settings are the same.</p>"
     for run, record in zip(runs, records, strict=True):
-        title_suffix = f" of {run.name}" if len(runs) > 1 else ""
         if changed := changed_histories(record.rows.get("start", [])):
-            yield f"<p>Settings{escape(title_suffix)} that changed while it trained:</p>" + html_table([
+            yield f"<p>Settings{escape(_title_suffix(run, runs))} that changed while it trained:</p>" + html_table([
                 {"<key": key, "from step": f"{step:,}", "<value": _cell_text(value)}
                 for key, values in changed.items() for step, value in values
             ])  # fmt: skip
     rows = [{"<key": key, "<value": _cell_text(value)} for key, value in flatten(known_runs[0].settings)]
-    title_suffix = f" of {known_runs[0].name}" if len(known_runs) > 1 else ""
-    yield f"<details><summary>All {len(rows)} settings{escape(title_suffix)}</summary>{html_table(rows)}</details>"
+    title = f"All {len(rows)} settings{escape(_title_suffix(known_runs[0], known_runs))}"
+    yield f"<details><summary>{title}</summary>{html_table(rows)}</details>"
 
 
 def _environment_section(runs: Sequence[RunFolder]) -> Iterator[str]:

@@ -106,3 +106,11 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     for pair in pairs:
         table.add_row(*map(Text, pair))
     PlainConsole().print(table)
+
+
+def pick_evenly(count: int, max_count: int) -> list[int]:
+    """Return the indices of the rows to show of `count`: all, or `max_count` of them at even distances, with the first
+    and the last.
+    """
+    num_shown = min(count, max_count)
+    return [round(index * (count - 1) / max(num_shown - 1, 1)) for index in range(num_shown)]

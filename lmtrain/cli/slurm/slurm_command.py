@@ -398,8 +398,10 @@ def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num
     step_options = [f"--cpus-per-task={step_cpus * num_ranks}"] if job_cpus and step_cpus else []
     by_gpu = any(_CPUS_PER_GPU.match(word) for word in (*sbatch_options, *srun_options))
     cpus = None if by_gpu and rank_cpus is None else (rank_cpus or 1) * num_ranks
-    takes_all_cpus = rank_cpus is None and not by_gpu
-    return TaskOptions(_without_cpus(sbatch_options), _without_cpus(srun_options) + step_options, cpus, takes_all_cpus)
+    return TaskOptions(
+        _without_cpus(sbatch_options), _without_cpus(srun_options) + step_options, cpus,
+        takes_all_cpus=rank_cpus is None and not by_gpu,
+    )  # fmt: skip
 
 
 def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
@@ -485,8 +487,9 @@ def _header_lines(job: SbatchJob) -> Iterator[str]:
         "array": f"0-{len(job.runs) - 1}" if user.array else None, "chdir": job.cwd,
         "output": job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1), "open-mode": "append",
     }  # fmt: skip
-    given = {name: str(value) for name, value in options.items() if value is not None}
-    yield from (f"#SBATCH --{name}={_quote_for_sbatch(value)}" for name, value in given.items())
+    yield from (
+        f"#SBATCH --{name}={_quote_for_sbatch(str(value))}" for name, value in options.items() if value is not None
+    )
     yield "#SBATCH --requeue"
     if user.spare_nodes:
         yield "# a node that is lost ends the tasks, and not the job"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.console import PlainConsole, pick_evenly
 from lmtrain.errors import UsageError, join_few
 from lmtrain.observe.screen.training_view import print_line
 from lmtrain.observe.terminal_safe_text import wrap_text
@@ -248,8 +248,7 @@ def _timeline_lines(rows: Sequence[TimelineRow], step: int, width: int, plain: b
     end = max((bar.end_s for row in rows for bar in row.bars), default=0.0)
     if not end:
         return
-    num_rows = min(len(ranks), _MAX_ROWS)
-    shown = [ranks[round(i * (len(ranks) - 1) / max(num_rows - 1, 1))] for i in range(num_rows)]
+    shown = [ranks[index] for index in pick_evenly(len(ranks), _MAX_ROWS)]
     note = "" if shown == ranks else f", {len(shown)} of {len(ranks)} ranks"
     yield f"step {step} as it ran: {_format_s(end)}{note}"
     gap, columns, used_signs = "." if plain else "·", width - 7, set[str]()
@@ -273,11 +272,10 @@ def _class_table_lines(facts: Facts, width: int, plain: bool) -> Iterator[str]:
     num_steps = len(facts["steps"])
     yield f"where a step's time goes: mean of {num_steps} step{'s' * (num_steps > 1)} and all ranks"
     classes = {name: entry for name, entry in facts["classes"].items() if entry["seconds"] > 0}
-    bar_width = width - 48
     for name, entry in classes.items():
         has_wait = name in ("dp", "tp", "world") and entry["waited_s"] > facts["step_s"] / 1000
         wait = f"  {_format_s(entry['waited_s'])} of it waiting for slower ranks" if has_wait else ""
-        bar = ("#" if plain else "█") * round(entry["share"] * bar_width)
+        bar = ("#" if plain else "█") * round(entry["share"] * (width - 48))
         line = f"  {_CLASS_NAMES[name]:<22}{_format_s(entry['seconds']):>11}{entry['share']:>8.1%}  {bar}"
         yield from (f"{line}{wait}".rstrip(),) if len(line) + len(wait) <= width else (line, f"  {wait}")
     total_share = sum(entry["share"] for entry in classes.values())
@@ -288,8 +286,10 @@ def _replay_lines(facts: Facts) -> Iterator[str]:
     found = facts["replay"]
     if found is None:
         return
-    beside = f"beside the table of {_shown_start(facts)['schedule']}"
-    yield f"{beside}: {found['num_microbatches']} microbatches, replayed with these costs"
+    yield (
+        f"beside the table of {_shown_start(facts)['schedule']}: {found['num_microbatches']} microbatches, replayed "
+        "with these costs"
+    )
     yield f"  {'':<22}{'measured':>11}{'replayed':>11}{'even stages':>14}"
     yield f"  {'pipeline':<22}{_format_s(found['pipeline_s']):>11}{_format_s(found['replayed_pipeline_s']):>11}"
     measured, replayed, even = (found[key] for key in ("bubble_s", "replayed_bubble_s", "even_bubble_s"))
