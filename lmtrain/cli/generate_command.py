@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_text
 from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights
-from lmtrain.runtime.processes.process_environment import limit_spinning, use_expandable_segments
+from lmtrain.runtime.processes.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
@@ -50,8 +50,7 @@ def generate(
 
     source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
     check_causal(source)
-    limit_spinning()
-    use_expandable_segments()
+    set_library_defaults()
 
     from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load_model import load_source

@@ -18,13 +18,7 @@ import typer
 from lmtrain.cli.screen.print_lines_and_json import print_notice, warn_if_any
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
 from lmtrain.runtime.processes.launcher import Outcome, end_with_launcher, launch
-from lmtrain.runtime.processes.process_environment import (
-    DRY_RUN_LAUNCHER,
-    ProcessEnv,
-    Rendezvous,
-    limit_spinning,
-    use_expandable_segments,
-)
+from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, set_library_defaults
 from lmtrain.runtime.processes.start_rank_processes import Program
 from lmtrain.runtime.processes.stop_signals import ignore_stops
 
@@ -109,8 +103,7 @@ def detect_process(options: ProcessOptions) -> ProcessEnv:
     that conflict with each other or with the launcher.
     """
     env = ProcessEnv.detect()
-    limit_spinning()
-    use_expandable_segments()
+    set_library_defaults()
     if env.is_child:
         end_with_launcher()
     if options.nproc is not None and options.nproc_per_node is not None:

@@ -20,10 +20,9 @@ from lmtrain.runtime.processes.process_environment import (
     fault_request,
     first_host,
     git_commit,
-    limit_spinning,
     num_usable_cpus,
     ranks_text,
-    use_expandable_segments,
+    set_library_defaults,
 )
 
 SRUN = {
@@ -280,8 +279,8 @@ def test_cores_are_shared_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: str
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(before))
-    limit_spinning()
-    assert os.environ == {"GOMP_SPINCOUNT": after}
+    set_library_defaults()
+    assert os.environ["GOMP_SPINCOUNT"] == after
 
 
 @pytest.mark.parametrize(
@@ -296,5 +295,5 @@ def test_segments_of_memory_grow_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: dict[str, str]
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(before))
-    use_expandable_segments()
-    assert os.environ == after
+    set_library_defaults()
+    assert os.environ == after | {"GOMP_SPINCOUNT": "10000"}
