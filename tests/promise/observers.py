@@ -287,7 +287,7 @@ def bad_disk(bench: Bench, settings: Settings) -> Any:
     try:
         return run(bench, settings, **fault).code
     finally:
-        arm(None)
+        arm()
 
 
 def advice(bench: Bench, settings: Settings) -> Any:

@@ -62,11 +62,11 @@ def fault_point(name: str, step: int | None = None) -> bool:
     return bool(_faults or not _is_env_read) and _count_pass(name, step)
 
 
-def arm(*faults: Fault | None) -> None:
+def arm(*faults: Fault) -> None:
     """Replace the faults of this process by these; without arguments, clear them. LMTRAIN_FAULT is ignored from now on.
     """
     global _faults, _is_env_read, _current_step
-    _faults, _is_env_read, _current_step = [fault for fault in faults if fault is not None], True, None
+    _faults, _is_env_read, _current_step = list(faults), True, None
 
 
 def arm_from_env() -> None:

@@ -24,9 +24,9 @@ Arrays = dict[str, np.ndarray]
 @pytest.fixture(autouse=True)
 def _disarmed() -> Iterator[None]:
     """A fault that did not strike must not strike in another test."""
-    arm(None)
+    arm()
     yield
-    arm(None)
+    arm()
 
 
 @pytest.fixture(scope="session")

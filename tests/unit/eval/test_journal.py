@@ -20,9 +20,9 @@ BATCH, VOCAB = 3, 37
 
 @pytest.fixture(autouse=True)
 def no_fault() -> Iterator[None]:
-    arm(None)
+    arm()
     yield
-    arm(None)
+    arm()
 
 
 @pytest.fixture

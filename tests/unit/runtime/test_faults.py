@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
-    arm(None)
+    arm()
     yield
-    arm(None)
+    arm()
 
 
 def test_requests_are_read() -> None:

@@ -166,7 +166,7 @@ def test_a_failure_anywhere_and_the_same_call_again(
     with pytest.raises(RuntimeError, match=point):
         reshard_to(source, tmp_path / "out", "pp=2", Limits(workers=2))
     assert (tmp_path / "out").exists() == (point == "cleanup")
-    arm(None)
+    arm()
     again = reshard_to(source, tmp_path / "out", "pp=2", Limits(workers=1))
     assert again.was_finished == (point == "cleanup")
     assert bytes_of(tmp_path / "out") == bytes_of(unbroken)
@@ -257,7 +257,7 @@ def test_what_changed_since_is_done_again(source: Path, unbroken: Path, tmp_path
     arm(Fault("exc", f"reshard.{point}", chance.randint(1, most)))
     with pytest.raises(RuntimeError):
         reshard_to(source, tmp_path / "out", "pp=2", Limits(workers=2))
-    arm(None)
+    arm()
     work = tmp_path / "out.resharding"
     for _ in range(chance.randint(1, 3)):
         harm(chance, chance.choice([file for file in work.rglob("*") if file.is_file() and file.name != ".lock"]))

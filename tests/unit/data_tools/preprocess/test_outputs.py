@@ -57,9 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_fault_is_left() -> Iterator[None]:
-    arm(None)
+    arm()
     yield
-    arm(None)
+    arm()
 
 
 def run(folder: Path, output: Path, *, said: list[str] | None = None, **more: Any) -> Summary:
