@@ -1,4 +1,4 @@
-// A keyed permutation of 0..n-1 that stores nothing. Twin: permute_twin in lmtrain/data/dataset.py.
+// A keyed permutation of 0..n-1 that stores nothing. Twin: permute_twin in lmtrain/data/sample_dataset_interface.py.
 
 #include <pybind11/numpy.h>
 

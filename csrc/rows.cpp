@@ -1,5 +1,5 @@
 // Rows of a batch: tokens and labels out of a .bin, and where their documents begin.
-// Twins: causal.py and packing.py in lmtrain/data/samples.
+// Twins: causal_language_samples.py and packing.py in lmtrain/data/samples.
 
 #include <pybind11/numpy.h>
 

@@ -13,19 +13,20 @@ __all__ = [
 TYPE_CHECKING = False  # because: type checkers take this name for True, and importing `typing` is slow
 
 if TYPE_CHECKING:
-    from lmtrain.api.dataset import Dataset, open_dataset
+    from lmtrain.api.encode_and_decode_text import Tokenizer
     from lmtrain.api.evaluate import evaluate
-    from lmtrain.api.metrics import Metrics, metrics
-    from lmtrain.api.model import Model, load
-    from lmtrain.api.settings import add_plugin, settings
-    from lmtrain.api.tokenizer import Tokenizer
+    from lmtrain.api.load_model import Model, load
+    from lmtrain.api.open_dataset import Dataset, open_dataset
+    from lmtrain.api.read_run_metrics import Metrics, metrics
+    from lmtrain.api.settings_and_plugins import add_plugin, settings
     from lmtrain.errors import LmtrainError
 else:  # because: type checkers would take any name for one that `__getattr__` knows
     _MODULES = {
-        "Dataset": "lmtrain.api.dataset", "LmtrainError": "lmtrain.errors", "Metrics": "lmtrain.api.metrics",
-        "Model": "lmtrain.api.model", "Tokenizer": "lmtrain.api.tokenizer", "add_plugin": "lmtrain.api.settings",
-        "evaluate": "lmtrain.api.evaluate", "load": "lmtrain.api.model", "metrics": "lmtrain.api.metrics",
-        "open_dataset": "lmtrain.api.dataset", "settings": "lmtrain.api.settings",
+        "Dataset": "lmtrain.api.open_dataset", "LmtrainError": "lmtrain.errors",
+        "Metrics": "lmtrain.api.read_run_metrics", "Model": "lmtrain.api.load_model",
+        "Tokenizer": "lmtrain.api.encode_and_decode_text", "add_plugin": "lmtrain.api.settings_and_plugins",
+        "evaluate": "lmtrain.api.evaluate", "load": "lmtrain.api.load_model", "metrics": "lmtrain.api.read_run_metrics",
+        "open_dataset": "lmtrain.api.open_dataset", "settings": "lmtrain.api.settings_and_plugins",
     }  # fmt: skip
 
     def __getattr__(name):

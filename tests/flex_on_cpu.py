@@ -14,8 +14,8 @@ from unittest.mock import patch
 from torch.nn.attention import flex_attention
 
 from lmtrain.models.block_stack import Stack
-from lmtrain.models.layers.block_masks import build_block_mask
-from lmtrain.parallel import build_parallel
+from lmtrain.models.layers.flex_attention_block_masks import build_block_mask
+from lmtrain.parallel import build_parallel_model
 
 
 @contextmanager
@@ -34,5 +34,5 @@ def block_masks_everywhere() -> Iterator[None]:
         model.build_mask = build_block_mask
         return "masks: of blocks, on a CPU"
 
-    with flex_on_cpu(), patch.object(build_parallel, "apply_block_masks", apply_them):
+    with flex_on_cpu(), patch.object(build_parallel_model, "apply_block_masks", apply_them):
         yield

@@ -29,9 +29,9 @@ from data_tools.corpora.download import (
     manual_instructions,
 )
 from data_tools.corpus.flow.corpus_step_runner import Report, Tally, to_line
-from data_tools.read.stream_readers import CODECS, archive_contents, read_rows
+from data_tools.read.compressed_and_parquet_readers import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint
-from lmtrain.runtime.files.safe_files import atomic_file, is_safe_name
+from lmtrain.runtime.files.atomic_files import atomic_file, is_safe_name
 from lmtrain.tokenizer.text_from_json_lines import Document
 
 DocumentsBySplit = Iterator[tuple[str, Document]]  # (split, document) pairs

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lmtrain.errors import DataError, OutputError, StorageError, UsageError
-from lmtrain.runtime.files.safe_files import fsync_dir, open_output, storage_errors
+from lmtrain.runtime.files.atomic_files import fsync_dir, open_output, storage_errors
 
 ReportBytes = Callable[[int, int | None], None]  # receives (bytes present, total bytes or None if unknown)
 TIMEOUT_S = 60

@@ -21,7 +21,7 @@ import numpy as np
 
 from data_tools.corpus.flow.word_ngram_hashes import Hashes, shingles
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.runtime.files.safe_files import atomic_file
+from lmtrain.runtime.files.atomic_files import atomic_file
 
 SUFFIXES = frozenset({".py", ".txt", ".rst", ".html", ".md"})
 NAMES = frozenset({"README", "ChangeLog"})

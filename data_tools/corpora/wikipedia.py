@@ -17,8 +17,8 @@ from xml.parsers import expat
 
 from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe
 from data_tools.corpus.flow.corpus_step_runner import Tally
+from data_tools.read.compressed_and_parquet_readers import open_decompressed
 from data_tools.read.input_chunks import MAX_DOC_BYTES
-from data_tools.read.stream_readers import open_decompressed
 from lmtrain.errors import DataError
 
 _CHUNK = 1 << 18

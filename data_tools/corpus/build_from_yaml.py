@@ -44,11 +44,11 @@ from data_tools.corpus.flow.corpus_step_runner import (
 from data_tools.corpus.split_sample_shuffle import SplitStep, shuffle, split_outputs
 from data_tools.read.find_input_files import Inputs
 from data_tools.read.parse_documents import OnError
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.config.settings_base import Problem, Settings
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import read_yaml
-from lmtrain.runtime.files.safe_files import read_json, storage_errors, write_json
+from lmtrain.runtime.files.atomic_files import read_json, storage_errors, write_json
 
 DOCUMENTS = "documents.jsonl"
 

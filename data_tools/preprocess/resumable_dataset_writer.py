@@ -42,7 +42,7 @@ from lmtrain.data.store.dataset_writer import (
 )
 from lmtrain.data.store.indexed_dataset import SUFFIXES, dataset_file
 from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
-from lmtrain.runtime.files import safe_files
+from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
@@ -72,13 +72,13 @@ class Journal:
         is no journal, or if its first line does not have `identity`, the hash that identifies the run.
         """
         try:
-            lines = safe_files.read_bytes(self._path, _MAX_BYTES, follow_links=False).split(b"\n")[:-1]
+            lines = atomic_files.read_bytes(self._path, _MAX_BYTES, follow_links=False).split(b"\n")[:-1]
         except (OSError, LmtrainError):
             return None
         trees, expected = [], ""
         for line in lines:
             try:
-                tree = safe_files.parse_json(line, self._path)
+                tree = atomic_files.parse_json(line, self._path)
                 expected, stored = _chained_hash(tree, expected), tree.pop(_HASH_KEY)
             except (LmtrainError, AttributeError, KeyError, TypeError):
                 stored = None
@@ -94,7 +94,7 @@ class Journal:
         """Rewrite the journal with the entries `lines`, which still match the output files, and open it for appending.
         `identity`, the hash that identifies the run, goes to the first line.
         """
-        with safe_files.storage_errors(self._path, "Writing"):
+        with atomic_files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
             self._last_hash = ""
             with open_without_links(temporary, "wb") as file:
@@ -107,7 +107,7 @@ class Journal:
         system.
         """
         assert self._file is not None, "start comes first"
-        with safe_files.storage_errors(self._path, "Writing"):
+        with atomic_files.storage_errors(self._path, "Writing"):
             fault_point("data.journal")
             self._file.write(self._line(entry))
             self._file.flush()
@@ -229,7 +229,7 @@ class Outputs:
 
     def __enter__(self) -> Outputs:
         with ExitStack() as resources:
-            resources.enter_context(safe_files.folder_lock(self._folder))
+            resources.enter_context(atomic_files.folder_lock(self._folder))
             lines = self._journal.read(self._identity)
             self.discarded = lines is None and any(path.name != ".lock" for path in self._folder.iterdir())
             self.found_damage = self._journal.damaged and lines is not None
@@ -239,7 +239,7 @@ class Outputs:
                 self.found_damage = True
             if not (lines and "publish" in lines[-1]):
                 self._refuse_existing_outputs(resources)
-            with safe_files.storage_errors(self._folder, "Making"):
+            with atomic_files.storage_errors(self._folder, "Making"):
                 self._open(lines or [])
             self._resources = resources.pop_all()
         return self
@@ -247,7 +247,7 @@ class Outputs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # because: closing a file writes what its buffer still holds, and a full disk refuses that once more
         is_full = isinstance(error, StorageError)
-        with suppress(OSError) if is_full else safe_files.storage_errors(self._folder, "Writing"), self._resources:
+        with suppress(OSError) if is_full else atomic_files.storage_errors(self._folder, "Writing"), self._resources:
             # After an error in the input or the settings the next run differs; a full disk or Ctrl-C can be resumed.
             if isinstance(error, LmtrainError) and not is_full:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -269,7 +269,7 @@ class Outputs:
         fault_point("data.slice")
         for spool, batch in zip(self._spools, batches, strict=True):
             spool.add_documents(batch.tokens, batch.lengths, batch.num_sequences)
-        with safe_files.storage_errors(self._folder, "Writing"):
+        with atomic_files.storage_errors(self._folder, "Writing"):
             self._rejects.write(rejects)
             self._rejects.flush()
         self._rejects_state = [self._rejects_state[0] + len(rejects), crc32c(rejects, self._rejects_state[1])]
@@ -293,7 +293,7 @@ class Outputs:
             for suffix in reversed(SUFFIXES):
                 dataset_file(prefix, suffix).unlink(missing_ok=True)
         rejects = self._folder / "rejects"
-        with safe_files.storage_errors(self._rejects_path, "Writing"):
+        with atomic_files.storage_errors(self._rejects_path, "Writing"):
             if rejects.exists() and rejects.stat().st_size:
                 os.replace(rejects, self._rejects_path)
             elif rejects.exists():  # no rejects: an existing file belongs to a replaced dataset

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.runtime.files.safe_files import read_errors, refuse_sparse_file
+from lmtrain.runtime.files.atomic_files import read_errors, refuse_sparse_file
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")

@@ -18,10 +18,16 @@ from pathlib import Path
 from threading import Condition
 from typing import Any, NamedTuple
 
+from data_tools.read.compressed_and_parquet_readers import (
+    DamagedArchiveError,
+    Rows,
+    open_source,
+    read_rows,
+    read_stream,
+)
 from data_tools.read.find_input_files import Source
-from data_tools.read.stream_readers import DamagedArchiveError, Rows, open_source, read_rows, read_stream
 from lmtrain.errors import UsageError
-from lmtrain.runtime.files import safe_files
+from lmtrain.runtime.files import atomic_files
 from lmtrain.tokenizer.text_from_json_lines import BOM
 
 SLICE_BYTES = 4 << 20
@@ -346,10 +352,10 @@ def read_lines(
     """Return the lines of a plain file that begin at bytes start to stop - 1. `before_long_read` is called before a
     line of several slices is read.
     """
-    with safe_files.read_errors(path), safe_files.open_fd(path) as (fd, size):
+    with atomic_files.read_errors(path), atomic_files.open_fd(path) as (fd, size):
         stop = min(stop, size)
         base = max(start - 1, 0)  # because: the byte before `start` decides whether a line begins there
-        data = safe_files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
+        data = atomic_files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
         first = data.find(b"\n", 0, stop - start) + 1 if start else 0
         if start and not first:
             return FileLines(start, b"", None)
@@ -364,7 +370,7 @@ def read_lines(
         del data
         if end_of_lines - base > _MANY_SLICES * limits.slice_bytes:
             before_long_read()
-        return FileLines(base + first, safe_files.read_range(fd, base + first, end_of_lines - base - first), None)
+        return FileLines(base + first, atomic_files.read_range(fd, base + first, end_of_lines - base - first), None)
 
 
 def _find_line_end(fd: int, offset: int, stop: int) -> int | None:

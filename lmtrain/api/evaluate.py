@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.api.check_arguments import check_dtype
-from lmtrain.checkpoint.averaged_weights import check_weight_set
+from lmtrain.checkpoint.stored_ema_weights import check_weight_set
 from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
 from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout, evaluate_one
 from lmtrain.errors import UsageError

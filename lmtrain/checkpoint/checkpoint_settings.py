@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
+from lmtrain.checkpoint.stored_ema_weights import WeightSet
+from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
-from lmtrain.config.settings_builder import quantity
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
 
 DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked

@@ -18,16 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.averaged_weights import (
-    AVERAGE_DTYPE,
-    AVERAGE_PREFIX,
-    MODEL_PREFIX,
-    OPTIMIZER_PREFIX,
-    WeightSet,
-    average_facts,
-    holds_average,
-    view_of_average,
-)
 from lmtrain.checkpoint.disk.block_hashed_file import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.checkpoint_format import (
     BLOCK_BYTES,
@@ -42,11 +32,21 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
 from lmtrain.checkpoint.disk.safetensors_file import Array, StoredPiece, read_box, read_header
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box, intersect
 from lmtrain.checkpoint.find_and_prune import load_manifest
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.checkpoint.stored_ema_weights import (
+    AVERAGE_DTYPE,
+    AVERAGE_PREFIX,
+    MODEL_PREFIX,
+    OPTIMIZER_PREFIX,
+    WeightSet,
+    average_facts,
+    holds_average,
+    view_of_average,
+)
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, join_few, spelling_hint
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.files.safe_files import parse_json
+from lmtrain.runtime.files.atomic_files import parse_json
 
 # Integers of the item's size hold the bits of any type: numpy has no bfloat16.
 _CARRIERS: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}

@@ -18,10 +18,10 @@ import typer
 from rich.panel import Panel
 from rich.text import Text
 
-from lmtrain.cli.keys.shell_completion import complete_override
-from lmtrain.cli.screen.console import PlainConsole, build_table
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, build_table
+from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.errors import LmtrainError
-from lmtrain.runtime.files.safe_files import read_json
+from lmtrain.runtime.files.atomic_files import read_json
 from lmtrain.units import format_bytes, format_seconds
 
 LAYOUT = "tp=2,pp=2"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from lmtrain.cli.screen.console import PlainConsole
-from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
+from lmtrain.cli.screen.print_messages_and_json import print_json, print_message
 from lmtrain.cli.shared_options import Json
 from lmtrain.runtime.processes.process_environment import ProcessEnv, environment_report, has_compiled_helpers
 from lmtrain.units import format_bytes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_text
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_text
 from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights
 from lmtrain.runtime.processes.process_environment import set_library_defaults
 
@@ -45,7 +45,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:
     """Generate text from a prompt with a checkpoint. The same seed gives the same text."""
-    from lmtrain.checkpoint.model_on_disk import check_causal
+    from lmtrain.checkpoint.saved_model_description import check_causal
     from lmtrain.exchange.find_model_to_load import find_model
 
     source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import sys
 
-from lmtrain.cli.screen.print_lines_and_json import print_error
+from lmtrain.cli.screen.print_messages_and_json import print_error
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.runtime.machine.install_command import install_command
+from lmtrain.runtime.machine.pip_install_hint import install_command
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.screen.print_lines_and_json import echo, print_error
+from lmtrain.cli.screen.print_messages_and_json import echo, print_error
 from lmtrain.cli.subcommands import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
-from lmtrain.runtime.files.system_limits import limit_reached
+from lmtrain.runtime.files.explain_system_limits import limit_reached
 
 # because: depending on its version, typer bundles click under a name of its own or imports the package
 ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -60,7 +60,7 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
         if takes_settings:
-            from lmtrain.cli.keys.translate_foreign_flags import foreign_line_message
+            from lmtrain.cli.settings_keys.translate_foreign_flags import foreign_line_message
 
             if rule := foreign_line_message(command, error, argv):
                 return UsageError(rule)
@@ -115,7 +115,7 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
     name = option.lstrip("-").lower().replace("-", "_")
     closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
     if takes_settings and not closest:
-        from lmtrain.cli.keys.translate_foreign_flags import PROCESS_COUNT_NAMES
+        from lmtrain.cli.settings_keys.translate_foreign_flags import PROCESS_COUNT_NAMES
         from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
 
         if name in PROCESS_COUNT_NAMES and any("--nproc" in param.opts for param in error.ctx.command.params):
@@ -141,7 +141,7 @@ def _suggest_settings(option: str, name: str, argv: Sequence[str]) -> list[str]:
     """Return the overrides (key=value) that a user who typed this unknown option may have meant. `name` is the option
     without dashes, with underscores.
     """
-    from lmtrain.config.compose import group_choices
+    from lmtrain.config.compose_run_settings import group_choices
     from lmtrain.config.name_suggestions import SettingNames
     from lmtrain.train.run_config import RunConfig
 

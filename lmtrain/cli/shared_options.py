@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtrain.cli.keys.shell_completion import complete_override
-from lmtrain.cli.screen.print_lines_and_json import print_notice
+from lmtrain.cli.screen.print_messages_and_json import print_notice
+from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.errors import OutputError, UsageError, join_few
 from lmtrain.units import parse_bytes, parse_count
 

@@ -27,8 +27,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtrain.config import value_references
 from lmtrain.config.name_suggestions import suggest_value
+from lmtrain.config.setting_references import iter_values, path_text, reference_problem
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError, join_few, spelling_hint
 
@@ -240,9 +240,9 @@ def _file_problems(
         elif seen_override:
             yield f"{entry.location} has {entry.text} after {seen_override}. Move it up: overrides come last."
         yield from _entry_problems(entry, config_path == request.name, request, root_groups)
-    for path, value in value_references.iter_values(file.data):
-        if path[0] != "defaults" and isinstance(value, str) and (problem := value_references.reference_problem(value)):
-            yield f"{file.location(*path)}: {value_references.path_text(path)}={value}: {problem}"
+    for path, value in iter_values(file.data):
+        if path[0] != "defaults" and isinstance(value, str) and (problem := reference_problem(value)):
+            yield f"{file.location(*path)}: {path_text(path)}={value}: {problem}"
 
 
 def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
@@ -278,7 +278,7 @@ def _parse_entry(item: Any, location: str, folder: str) -> Entry | str:
     if unknown_word is not None or (keywords and not key):
         hint = spelling_hint(unknown_word or "", _KEYWORDS)
         return f"{location} has {text}, with the wrong word {unknown_word or keywords[0]}. {hint}"
-    if problem := value_references.reference_problem(" ".join((key, *map(str, values)))):
+    if problem := reference_problem(" ".join((key, *map(str, values)))):
         return f"{location} has {text}: {problem}"
     name = name.partition("@")[0]
     full_path = name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lmtrain.config.value_references import iter_values, reference_problem
+from lmtrain.config.setting_references import iter_values, reference_problem
 from lmtrain.errors import SettingsError
 
 MAX_CHARACTERS = 20_000

@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, DataRequirements, DatasetBuilder
 from lmtrain.data.data_settings import (
     BlendPart,
     BlendSettings,
@@ -24,14 +25,13 @@ from lmtrain.data.data_settings import (
     MaskedSettings,
     source_names,
 )
-from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder
-from lmtrain.data.dataset_builder import ALL_SHARES, DataRequirements, DatasetBuilder
+from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
+from lmtrain.data.sample_dataset_interface import Dataset, OffsetOrder, OrderedDataset, SampleOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
 from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
-from lmtrain.data.stream_history import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
-from lmtrain.data.training_data import TrainingData, TrainingPart, ValidationSource
+from lmtrain.data.training_data_and_sources import TrainingData, TrainingPart, ValidationSource
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
 from lmtrain.observe.terminal_safe_text import warn
 

@@ -11,9 +11,9 @@ from itertools import chain, count
 from pathlib import PurePath
 from typing import Any, Literal
 
+from lmtrain.config.build_typed_settings import quantity, required
 from lmtrain.config.settings_base import Check, Choice, Problem, Settings, problem_if, show
-from lmtrain.config.settings_builder import quantity, required
-from lmtrain.observe.measure.tensorboard_measures import RESERVED_DOMAINS
+from lmtrain.observe.measure.tensorboard_metric_names import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 REST = "rest"  # the name of all sources together that are not shown by themselves

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from lmtrain.batch import StepBatches
-from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Dataset, SampleOrder, labels_per_term
+from lmtrain.data.batch_size_per_step import BatchPlan
+from lmtrain.data.sample_dataset_interface import Dataset, SampleOrder, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source, total_counts
 from lmtrain.errors import SettingsError
 from lmtrain.observe.measure import current_phase

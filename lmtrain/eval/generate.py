@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
-from lmtrain.eval.scoring import Scorable
+from lmtrain.eval.score_targets import Scorable
 from lmtrain.tokenizer.base import Tokenizer
 
 

@@ -18,11 +18,11 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from lmtrain.checkpoint.averaged_weights import check_weight_set
+from lmtrain.checkpoint.stored_ema_weights import check_weight_set
 from lmtrain.errors import DataError, UsageError, shorten, spelling_hint
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load_model import load_for_eval
-from lmtrain.eval.scoring import Scorer, TargetScores
+from lmtrain.eval.score_targets import Scorer, TargetScores
 from lmtrain.eval.task import eod_id
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.machine.choose_device import pick_device

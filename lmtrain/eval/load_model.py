@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from lmtrain.checkpoint.averaged_weights import WeightSet
-from lmtrain.checkpoint.model_on_disk import ModelSource, check_causal, checkpoint_source
-from lmtrain.config.settings_builder import build_settings
-from lmtrain.eval.scoring import Subject, check_vocabulary
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.checkpoint.saved_model_description import ModelSource, check_causal, checkpoint_source
+from lmtrain.checkpoint.stored_ema_weights import WeightSet
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.eval.score_targets import Subject, check_vocabulary
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.parallel_settings import ParallelSettings

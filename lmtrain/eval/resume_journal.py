@@ -21,9 +21,9 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.errors import OutputError
-from lmtrain.eval.scoring import TargetScores
+from lmtrain.eval.score_targets import TargetScores
 from lmtrain.eval.windows import Request
-from lmtrain.runtime.files.safe_files import open_output, read_bytes, read_range, storage_errors
+from lmtrain.runtime.files.atomic_files import open_output, read_bytes, read_range, storage_errors
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 _HEAD = b"lmtrain evaluation journal 1\n"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.scoring import AnswerCache, Scorer, SharedAnswers, Subject, TargetScores, check_vocabulary
+from lmtrain.eval.score_targets import AnswerCache, Scorer, SharedAnswers, Subject, TargetScores, check_vocabulary
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
     NOT_PUBLISHED,

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
-from lmtrain.eval.recipes.text_sizes_and_hashes import open_dataset
 from lmtrain.eval.task import BaselineResult, Columns, Prepared, Result, Task, bits_per_byte, finite_or_none, perplexity
+from lmtrain.eval.task_recipes.evaluation_text_facts import open_dataset
 from lmtrain.eval.windows import Tokens
 from lmtrain.tokenizer.base import Tokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.runtime.files.safe_files import parse_json
+from lmtrain.runtime.files.atomic_files import parse_json
 
 
 @dataclass(frozen=True)

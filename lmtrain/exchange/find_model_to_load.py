@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.averaged_weights import WeightSet
-from lmtrain.checkpoint.model_on_disk import ModelSource, Weights, checkpoint_source
+from lmtrain.checkpoint.saved_model_description import ModelSource, Weights, checkpoint_source
+from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.errors import CheckpointError, MissingInputError
+from lmtrain.exchange.detect_source_format import identify_source
 from lmtrain.exchange.huggingface.config_json import settings_from_config
-from lmtrain.exchange.source_format import identify_source
-from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, read_bytes, read_json
+from lmtrain.runtime.files.atomic_files import MAX_JSON_BYTES, read_bytes, read_json
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.vocabularies import END_ID_FILES, end_ids
+from lmtrain.tokenizer.vocabulary_files import END_ID_FILES, end_ids
 
 
 def find_model(path: Path, weights: WeightSet = "model") -> ModelSource:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.averaged_weights import AVERAGE_PREFIX, OPTIMIZER_PREFIX
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header
 from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box
 from lmtrain.checkpoint.save.commit import save_checkpoint
+from lmtrain.checkpoint.stored_ema_weights import AVERAGE_PREFIX, OPTIMIZER_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
-from lmtrain.exchange.source_identity import source_identity
+from lmtrain.exchange.detect_changed_source_files import source_identity
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.kernels.kernel_support import can_run_kernel
+from lmtrain.kernels.triton_availability import can_run_kernel
 
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"]
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}

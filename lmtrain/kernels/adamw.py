@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
-from lmtrain.kernels.kernel_support import can_run_kernel
+from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.triton_availability import can_run_kernel
 
 
 @torch.no_grad()

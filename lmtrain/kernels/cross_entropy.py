@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.kernel_support import can_run_kernel
+from lmtrain.kernels.triton_availability import can_run_kernel
 
 # because: 64M fp32 numbers are 256 MiB, small beside the logits and still large enough to fill a GPU
 CHUNK_ELEMENTS = 64 << 20

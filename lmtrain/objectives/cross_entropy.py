@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED
 from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_chunks, row_statistics, sum_dtype
-from lmtrain.kernels.kernel_support import uses_fused_kernels
+from lmtrain.kernels.triton_availability import uses_fused_kernels
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, num_samples: int = 0, z_loss: float = 0.0) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lmtrain.kernels import adamw
-from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
-from lmtrain.kernels.kernel_support import uses_fused_kernels
+from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.triton_availability import uses_fused_kernels
 from lmtrain.optim.state import apply_empty_state
 
 

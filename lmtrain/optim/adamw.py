@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lmtrain.kernels import adamw as kernel
-from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
-from lmtrain.kernels.kernel_support import uses_fused_kernels
+from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.triton_availability import uses_fused_kernels
 from lmtrain.optim.adam_moments import (
     SLOTS,
     UncompiledAdamW,

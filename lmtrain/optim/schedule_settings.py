@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Choice, Problem, problem_if
-from lmtrain.config.settings_builder import quantity
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings
-from lmtrain.config.settings_builder import quantity
 
 
 @dataclass(frozen=True, kw_only=True)

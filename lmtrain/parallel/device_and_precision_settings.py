@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
-from lmtrain.config.settings_builder import quantity
 from lmtrain.placement.parallel_settings import ParallelSettings, why_not_compiled
 
 

@@ -41,7 +41,7 @@ from lmtrain.parallel.collectives import (
     sum_of_parts_and_gradients,
     sum_parts,
 )
-from lmtrain.parallel.matrix_products import SummingModule
+from lmtrain.parallel.linear_matrix_products import SummingModule
 from lmtrain.parallel.mesh import Axis
 from lmtrain.placement.layers_and_shards_of_ranks import part_shape
 from lmtrain.placement.parallel_settings import tp_sizes

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Problem, Settings, kinds, problem_if
-from lmtrain.config.settings_builder import build_settings
-from lmtrain.data.batch_plan import RampUp
+from lmtrain.data.batch_size_per_step import RampUp
 from lmtrain.errors import SettingsError, settings_error, spelling_hint
 from lmtrain.layout import ONE_PROCESS, Layout, divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import (
+from lmtrain.plan.cost_model.hardware_figures import (
     FittedFactors,
     Hardware,
     fitted_interval,
     fitted_memory_factors,
     fitted_time_factors,
 )
-from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
-from lmtrain.plan.search.ranking import CostModel
+from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
+from lmtrain.plan.search.rank_layouts import CostModel
 
 DATA_SHEET_FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 MACHINE_FACTORS = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")

@@ -17,7 +17,7 @@ from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEa
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP, WORKING_DIRECTORY
 from lmtrain.runfolder.how_runs_ended import read_stop
 from lmtrain.runfolder.stop_file import DONE
-from lmtrain.runtime.files.safe_files import lock_holder, read_json
+from lmtrain.runtime.files.atomic_files import lock_holder, read_json
 
 _RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
 _MAX_DEPTH = 4  # levels of folders that are searched for runs

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, shorten
 from lmtrain.runfolder import stop_file
 from lmtrain.runfolder.file_names import CHECKPOINTS, STOP, checkpoint_names, step_from_name
-from lmtrain.runtime.files.safe_files import folder_lock, fsync_dir, read_json, refuse_special_file, storage_errors
+from lmtrain.runtime.files.atomic_files import folder_lock, fsync_dir, read_json, refuse_special_file, storage_errors
 
 if TYPE_CHECKING:
-    from lmtrain.runtime.processes.launcher import Outcome
+    from lmtrain.runtime.processes.local_rank_launcher import Outcome
     from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 _KEYS_FOR_NEXT_START = ("cause", "exit_code", "rank", "lost", "hang")

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.runfolder.file_names import CHECKPOINTS, LINEAGE, checkpoint_names
-from lmtrain.runtime.files.safe_files import read_json
+from lmtrain.runtime.files.atomic_files import read_json
 
 # kinds of a parent: everything of the checkpoint was taken, its weights alone, or it is the newest of those merged
 RESUMED, WEIGHTS, MERGED = "run", "weights", "merge"

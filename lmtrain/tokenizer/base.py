@@ -1,7 +1,7 @@
 """The tokenizer: text to ids and back, the special ids, and a fingerprint of everything that decides ids. Torch-free.
 
 Called by preprocessing, evaluation and every module that needs the vocabulary. Wraps `tokenizers.Tokenizer`; file
-formats, and the checks of loaded tokenizers, are in vocabularies.py. Text is always plain text: `<|endoftext|>` or
+formats, and the checks of loaded tokenizers, are in vocabulary_files.py. Text is always plain text: `<|endoftext|>` or
 `[MASK]` written in a document is split like any other characters, so that no document can forge a boundary.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 import tokenizers
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, shorten
-from lmtrain.runtime.files.safe_files import atomic_file, open_fd, read_range
-from lmtrain.tokenizer import vocabularies
+from lmtrain.runtime.files.atomic_files import atomic_file, open_fd, read_range
+from lmtrain.tokenizer import vocabulary_files
 
 MAX_BYTES = 64 << 20  # because: the largest published vocabularies are half as large
 _BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
@@ -126,18 +126,18 @@ class Tokenizer:
         if path.name.endswith("vocab.json"):
             merges = _merges_path(path)
             return cls._build(
-                lambda name: vocabularies.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path)
+                lambda name: vocabulary_files.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path)
             )
         if path.suffix == ".model":
             raise _sentencepiece_error(path, path.parent)
         if path.suffix == ".txt":
-            return cls._build(lambda name: vocabularies.read_wordpiece(_read(path), name), str(path))
+            return cls._build(lambda name: vocabulary_files.read_wordpiece(_read(path), name), str(path))
         return cls._build(lambda name: tokenizers.Tokenizer.from_str(_read(path).decode()), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
         """Build a tokenizer from the content of a tokenizer.json."""
-        vocabularies.check_num_entries(data, "tokenizer.json")
+        vocabulary_files.check_num_entries(data, "tokenizer.json")
         return cls._build(lambda name: tokenizers.Tokenizer.from_str(data.decode()), "tokenizer.json")
 
     @classmethod
@@ -147,7 +147,7 @@ class Tokenizer:
         """
         with library_errors(f"read {file_name}", "It is damaged or another file."):
             inner = load_library_tokenizer(file_name)
-            vocab_size = vocabularies.check_tokenizer(inner, file_name)
+            vocab_size = vocabulary_files.check_tokenizer(inner, file_name)
             tokenizer = cls(inner, file_name)
             tokenizer.vocab_size = vocab_size  # because: the property would copy the vocabulary once more
             return tokenizer
@@ -204,7 +204,7 @@ class Tokenizer:
             if passes_unchanged(error):
                 raise
             raise DataError(
-                f"{self.source} cannot tokenize {shorten(text, 40)!r} ({shorten(error)}). {vocabularies.GET_AGAIN}"
+                f"{self.source} cannot tokenize {shorten(text, 40)!r} ({shorten(error)}). {vocabulary_files.GET_AGAIN}"
             ) from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -213,7 +213,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of these ids, with special tokens as they are spelled."""
-        with library_errors(f"decode {len(ids)} ids with {self.source}", vocabularies.GET_AGAIN):
+        with library_errors(f"decode {len(ids)} ids with {self.source}", vocabulary_files.GET_AGAIN):
             return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
@@ -276,7 +276,7 @@ class Tokenizer:
         )
         if pre_tokenizer.get("type") == "BertPreTokenizer":
             return keeps_to_words and normalizer["type"] in (None, "BertNormalizer")
-        has_known_pattern = vocabularies.bpe_pattern(pre_tokenizer) is not None
+        has_known_pattern = vocabulary_files.bpe_pattern(pre_tokenizer) is not None
         return keeps_to_words and normalizer["type"] in (None, "NFC") and has_known_pattern
 
     @cached_property
@@ -350,7 +350,7 @@ def _read(path: Path) -> bytes:
         raise MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.") from error
     except OSError as error:
         raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give the file of a tokenizer.") from error
-    vocabularies.check_num_entries(data, str(path))
+    vocabulary_files.check_num_entries(data, str(path))
     return data
 
 
@@ -361,7 +361,7 @@ def _parts_that_decide_ids(tokenizer_json: dict[str, Any]) -> dict[str, Any]:
     model = {key: value for key, value in tokenizer_json["model"].items() if value not in (None, "", False)}
     has_names = isinstance(model["vocab"], dict)  # a Unigram vocabulary is a list of (piece, score)
     byte_level = has_names and (tokenizer_json["pre_tokenizer"] or {}).get("type") == "ByteLevel"
-    if byte_level and model["vocab"].keys() >= vocabularies.ALPHABET:
+    if byte_level and model["vocab"].keys() >= vocabulary_files.ALPHABET:
         model.pop("unk_token", None)  # because: a vocabulary with every byte has no unknown text
     added = [
         # because: a special token never matches in a text, so only its name and id matter

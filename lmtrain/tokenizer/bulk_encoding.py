@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.tokenizer import vocabularies
+from lmtrain.tokenizer import vocabulary_files
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.text_from_json_lines import (
     BadTextError,
@@ -59,7 +59,7 @@ def _bpe_pattern(tokenizer_json: dict[str, Any]) -> str | None:
     """Return the name of the pattern of a byte-level BPE if the compiled encoder has it and no normalizer changes the
     text before; None otherwise.
     """
-    pattern = vocabularies.bpe_pattern(tokenizer_json["pre_tokenizer"])
+    pattern = vocabulary_files.bpe_pattern(tokenizer_json["pre_tokenizer"])
     return pattern if tokenizer_json["normalizer"] is None and pattern in ("gpt2", "cl100k") else None
 
 
@@ -72,7 +72,7 @@ def _is_plain_bpe(model: dict[str, Any]) -> bool:
         and not any(
             model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
         )
-        and model["vocab"].keys() >= vocabularies.ALPHABET
+        and model["vocab"].keys() >= vocabulary_files.ALPHABET
         and max(model["vocab"].values()) < _MAX_IDS
         and len(model["merges"]) <= _MAX_MERGES
     )
@@ -84,13 +84,13 @@ def _build_bpe(encoder_class: Any, pattern: str, model: dict[str, Any]) -> Any:
     """
     vocab, pairs = model["vocab"], [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
     merges = np.array([(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs], np.int64).reshape(-1, 3)
-    byte_ids = np.array([vocab[letter] for letter in vocabularies.LETTERS], np.int64)
-    spellable = (piece for piece in vocab if model.get("ignore_merges") and set(piece) <= vocabularies.ALPHABET)
+    byte_ids = np.array([vocab[letter] for letter in vocabulary_files.LETTERS], np.int64)
+    spellable = (piece for piece in vocab if model.get("ignore_merges") and set(piece) <= vocabulary_files.ALPHABET)
     whole_pieces = {piece.translate(_TO_BYTES).encode("latin-1"): vocab[piece] for piece in spellable}
     return encoder_class.bpe(pattern, byte_ids, merges, whole_pieces)
 
 
-_TO_BYTES = {ord(letter): byte for byte, letter in enumerate(vocabularies.LETTERS)}
+_TO_BYTES = {ord(letter): byte for byte, letter in enumerate(vocabulary_files.LETTERS)}
 
 
 def _is_bert(tokenizer_json: dict[str, Any]) -> bool:

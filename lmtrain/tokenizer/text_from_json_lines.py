@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.runtime.files.safe_files import is_nested_deeper
+from lmtrain.runtime.files.atomic_files import is_nested_deeper
 
 Text = bytes | str
 Document = dict[str, Any]  # a text and the other fields of its line

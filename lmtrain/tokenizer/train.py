@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import models, trainers
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.tokenizer import vocabularies
+from lmtrain.tokenizer import vocabulary_files
 from lmtrain.tokenizer.base import Tokenizer, split_after_words
 
 _MIN_FREQUENCY = 2  # because: a pair that occurs once is not a pattern
@@ -22,20 +22,20 @@ _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer chara
 
 def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option: str = "--vocab-size") -> None:
     """Raise UsageError if a tokenizer of this kind cannot have so few pieces. `option` is what the user has set."""
-    smallest = len(vocabularies.ALPHABET) + 1 if kind == "bpe" else len(vocabularies.SPECIAL) + 2
+    smallest = len(vocabulary_files.ALPHABET) + 1 if kind == "bpe" else len(vocabulary_files.SPECIAL) + 2
     if vocab_size < smallest:
         name = "a byte-level BPE" if kind == "bpe" else "WordPiece"
         raise UsageError(f"{option}={vocab_size} is too small for {name}. Use {smallest} or more.")
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.Pattern = "gpt2") -> Tokenizer:
     """Train a byte-level BPE tokenizer on the texts. It has at most `vocab_size` pieces, fewer for a small corpus;
     `pattern` decides how text is split into words: as by GPT-2, by GPT-4 and LLaMA 3 ("cl100k"), or by Qwen, which also
     joins letters and their accents (NFC). Raise UsageError if `vocab_size` is below 257.
     """
     check_vocab_size(vocab_size, "bpe")
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = vocabularies.build_bpe_pre_tokenizer(pattern)
+    inner.pre_tokenizer = vocabulary_files.build_bpe_pre_tokenizer(pattern)
     if pattern == "qwen2":
         inner.normalizer = tokenizers.normalizers.NFC()
     inner.train_from_iterator(
@@ -43,8 +43,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Patte
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=_MIN_FREQUENCY,
-            special_tokens=[vocabularies.EOD],
-            initial_alphabet=sorted(vocabularies.ALPHABET),
+            special_tokens=[vocabulary_files.EOD],
+            initial_alphabet=sorted(vocabulary_files.ALPHABET),
             show_progress=False,
         ),
     )
@@ -59,22 +59,22 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
     if isinstance(texts, Iterator):
         texts = list(texts)
     check_vocab_size(vocab_size, "wordpiece")
-    num_learned = vocab_size - len(vocabularies.SPECIAL)
+    num_learned = vocab_size - len(vocabulary_files.SPECIAL)
     inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
-    vocabularies.apply_wordpiece_splitting(inner, lowercase)
+    vocabulary_files.apply_wordpiece_splitting(inner, lowercase)
     alphabet, inside_letters = _choose_alphabet(texts, inner, min(_MAX_ALPHABET, num_learned // 2))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,
         # because: the library numbers pieces like ##e in the order of a hash map, which differs between processes, and
         # breaks ties by these numbers; as special tokens they are numbered in the order of this list.
-        special_tokens=[*vocabularies.SPECIAL, *(f"##{letter}" for letter in inside_letters)],
+        special_tokens=[*vocabulary_files.SPECIAL, *(f"##{letter}" for letter in inside_letters)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
     inner.train_from_iterator(_short_parts(texts), trainer)
-    return Tokenizer(vocabularies.build_wordpiece(inner.get_vocab(with_added_tokens=False), lowercase))
+    return Tokenizer(vocabulary_files.build_wordpiece(inner.get_vocab(with_added_tokens=False), lowercase))
 
 
 def _short_parts(texts: Iterable[str]) -> Iterator[str]:

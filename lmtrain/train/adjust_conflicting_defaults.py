@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import AdjustedDefault, show
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import ModelSettings

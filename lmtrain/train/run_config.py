@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, kinds, problem_if
-from lmtrain.config.settings_builder import build_settings
-from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.data_settings import DataChoice, DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, join_few, settings_error
 from lmtrain.models.model_settings import POSITIONS, ModelSettings
@@ -29,10 +29,10 @@ from lmtrain.parallel.device_and_precision_settings import (
     RecomputeSettings,
 )
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.runfolder.folder_reader import read_settings, read_working_directory
 from lmtrain.train.adjust_conflicting_defaults import adjust_defaults, shorten_warm_up
-from lmtrain.train.settings_rules import (
+from lmtrain.train.rules_between_settings import (
     RULES,
     length_problems,
     rampup_problems,
@@ -40,8 +40,8 @@ from lmtrain.train.settings_rules import (
     text_dataset_prefix,
     within,
 )
-from lmtrain.train.stage_settings import StageSettings, name_problems
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
+from lmtrain.train.training_stage_settings import StageSettings, name_problems
 from lmtrain.units import plural
 
 _PATH_KEYS = (

@@ -16,12 +16,12 @@ from zlib import crc32
 import torch
 
 from lmtrain.batch import StepBatches
-from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
+from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.data_settings import REST
 from lmtrain.data.loader import Loader
-from lmtrain.data.training_data import TrainingPart, shown_sources, tokens_of_order
+from lmtrain.data.training_data_and_sources import TrainingPart, shown_sources, tokens_of_order
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import current_phase
@@ -37,9 +37,9 @@ from lmtrain.parallel.weights.weight_average import WeightAverage
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
-from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
-from lmtrain.train.before.resume_checks import average_notes, check_same_run, set_aside_damaged
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import Inputs, find_resume_checkpoint
+from lmtrain.train.startup_checks.resume_checks import average_notes, check_same_run, set_aside_damaged
 from lmtrain.train.step import StepResult
 from lmtrain.train.step_durations import Durations
 

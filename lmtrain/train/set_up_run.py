@@ -21,20 +21,20 @@ from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import Mesh, main_thread_peers, saver_thread_peers
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.weights.weight_average import WeightAverage
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runfolder.how_runs_ended import read_last_stop, remove_stop
-from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.files.atomic_files import folder_lock
 from lmtrain.runtime.machine.choose_device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
-from lmtrain.train.before.preflight import Inputs, changed_settings
-from lmtrain.train.before.resume_checks import skipped_messages
-from lmtrain.train.record.write_records import open_records, open_view, scores_before_resume, show_start_notes
+from lmtrain.train.record.metrics_writer import open_records, open_view, scores_before_resume, show_start_notes
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Progress, Run, agree_on_resume, held_pieces, load_first_weights, resume
+from lmtrain.train.startup_checks.preflight import Inputs, changed_settings
+from lmtrain.train.startup_checks.resume_checks import skipped_messages
 from lmtrain.train.step_durations import Durations
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
-from lmtrain.config.settings_builder import quantity
-from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.batch_size_per_step import BatchPlan
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; file systems allow 255 and 4096, and the run adds names of its own
 MAX_BATCH = 1 << 24  # because: every process holds the ids of all samples of a step

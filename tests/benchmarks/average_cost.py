@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from lmtrain.batch import Batch, StepBatches
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.weights.weight_average import WeightAverage
 from lmtrain.train.run_config import RunConfig

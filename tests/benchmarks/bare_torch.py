@@ -178,7 +178,7 @@ def _stand_in(name: str, *classes: str) -> None:
 
 def nanogpt(s: Shape, device: torch.device, dtype: torch.dtype, path: str) -> Step:
     """nanoGPT's model from a checkout: fp32 weights under autocast, the whole model compiled, as its train.py does."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(path) / "model.py")
+    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(path) / "load_model.py")
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)

@@ -19,11 +19,11 @@ import numpy as np
 from data_tools.corpora.stdlib import build_stdlib_corpus
 from lmtrain.batch import IGNORED
 from lmtrain.cli.main import main as lmtrain
-from lmtrain.config.compose import compose
-from lmtrain.data.dataset import Dataset
+from lmtrain.config.compose_run_settings import compose
+from lmtrain.data.sample_dataset_interface import Dataset
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.train.before.preflight import load_data
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import load_data
 
 FOLDER = Path("runs/bert_learns")
 VOCAB_SIZE, STEPS, LEAST = 1024, 300, 0.15

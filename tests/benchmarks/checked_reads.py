@@ -41,11 +41,11 @@ import sys, time
 from pathlib import Path
 import numpy as np
 import torch
-from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.loader import Loader
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.dataset import Order
-from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.sample_dataset_interface import Order
+from lmtrain.data.samples.causal_language_samples import CausalDataset
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset
 from lmtrain.data.samples.packing import PackedDataset

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.data.dataset import Dataset, ShuffledOrder
+from lmtrain.data.sample_dataset_interface import Dataset, ShuffledOrder
 from lmtrain.data.samples.blend import Schedule, integer_shares
-from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.samples.causal_language_samples import CausalDataset
 from lmtrain.data.samples.packing import PackedDataset, Packing
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexCache

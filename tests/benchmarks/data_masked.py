@@ -30,8 +30,8 @@ import torch
 
 from data_tools.preprocess.encode_documents import split_sentences
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL
 from lmtrain.data.samples.masked_language_samples import ContinuingOrder, MaskedDataset, MaskVocabulary
+from lmtrain.data.samples.slow_reference_masked_samples import BEGINS, CONTINUES, SPECIAL
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer

@@ -54,7 +54,7 @@ def pieces(given: argparse.Namespace) -> list[Piece]:
 
 def ours(checkpoint: str, batch_size: int) -> dict[str, Score]:
     from lmtrain.eval.harness import LmtrainModel
-    from lmtrain.eval.scoring import Scorer
+    from lmtrain.eval.score_targets import Scorer
     from lmtrain.eval.windows import WindowedRequests
 
     model = LmtrainModel(checkpoint, device="cpu", batch_size=batch_size)

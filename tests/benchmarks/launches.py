@@ -28,13 +28,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lmtrain.batch import Batch
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.blocks.recompute import apply_compile
-from lmtrain.parallel.matrix_products import apply_summing_linears, summing_modules
+from lmtrain.parallel.linear_matrix_products import apply_summing_linears, summing_modules
 from lmtrain.parallel.weights.master_weights import MasterWeights
-from lmtrain.placement.attention_memory import FP32_BYTES
+from lmtrain.placement.attention_activation_bytes import FP32_BYTES
 from lmtrain.spec import ModelShape
 from tests.layouts.bugs import replaced
 
@@ -155,7 +155,7 @@ def compiled(settings: Any, *, sums: bool = False) -> Counted:
 
 
 def as_on_a_gpu(settings: Any) -> Counted:
-    with replaced(kernel_support, "FUSED_DEVICES", {DEVICE}):
+    with replaced(triton_availability, "FUSED_DEVICES", {DEVICE}):
         return compiled(settings, sums=True)
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     laws = {}
     for name, settings in MODELS.items():
         least = bound(settings.shape, ROWS * LENGTH)
-        with replaced(kernel_support, "FUSED_DEVICES", set()):
+        with replaced(triton_availability, "FUSED_DEVICES", set()):
             found = {"eager": eager(settings), "compiled": compiled(settings)}
         found |= {"as on GPU": as_on_a_gpu(settings), "bound": least}
         laws[name] = Law.of(found["as on GPU"], settings.shape)

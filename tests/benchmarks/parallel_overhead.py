@@ -38,7 +38,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.tensor_parallel import apply_tensor_parallel

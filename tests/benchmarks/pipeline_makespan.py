@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.matrix_products import compute_or_defer
+from lmtrain.parallel.linear_matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.placement.parallel_settings import ParallelSettings

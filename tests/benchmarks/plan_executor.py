@@ -28,15 +28,15 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.matrix_products import compute_or_defer
+from lmtrain.parallel.linear_matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import stage_to_stage_messages
 from lmtrain.parallel.weights import fsdp_sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, replay_step
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.plan.run_estimates.simulate_pipeline import OperationSeconds, replay_step
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 

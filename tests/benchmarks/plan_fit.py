@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import FITTED_FILE, Factor, FittedFactors
+from lmtrain.plan.cost_model.hardware_figures import FITTED_FILE, Factor, FittedFactors
 
 Floats = NDArray[np.float64]
 Residuals = Callable[[FittedFactors], Floats]
@@ -65,7 +65,9 @@ def root_weights(groups: Sequence[object]) -> Floats:
     return np.array([counts[group] ** -0.5 for group in groups])
 
 
-HEADER = "# What published runs make of the numbers in hardware.py. Written by plan_score.py and plan_memory.py.\n"
+HEADER = (
+    "# What published runs make of the numbers in hardware_figures.py. Written by plan_score.py and plan_memory.py.\n"
+)
 
 
 def store(section: str, value: float | Mapping[str, float]) -> None:

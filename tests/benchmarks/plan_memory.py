@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
-from lmtrain.plan.price.workload_description import stack_cases
-from lmtrain.plan.run_model.closed_form_memory import GIB, RankMemory, price_memory
+from lmtrain.plan.cost_model.hardware_figures import MEMORY_FACTORS, FittedFactors
+from lmtrain.plan.cost_model.training_workload import stack_cases
+from lmtrain.plan.run_estimates.closed_form_memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import PROGRAMS, Row, build_case, read_rows, why_not
 

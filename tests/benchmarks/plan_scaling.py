@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from lmtrain.plan.search.predict_layout import CurvePoint, LayoutResult
+from lmtrain.plan.search.predict_layout_cost import CurvePoint, LayoutResult
 from tests.unit.plan.test_curve import points_of
 
 GPUS = [8, 32, 128, 256, 512, 1024, 2048]

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import TIME_FACTORS, FittedFactors
-from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload_description import stack_cases
+from lmtrain.plan.cost_model.hardware_figures import TIME_FACTORS, FittedFactors
+from lmtrain.plan.cost_model.step_time_and_energy import price_step
+from lmtrain.plan.cost_model.training_workload import stack_cases
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import Published, published, read_rows, seconds_of, why_not
 from tests.unit.plan.machines import nominal

@@ -11,8 +11,8 @@ import sys
 import time
 
 from lmtrain.cli.plan.layout_search import read_question
-from lmtrain.plan.search.layout_space import legal_layouts
-from lmtrain.plan.search.ranking import CostModel, LayoutLimits, rank_layouts
+from lmtrain.plan.search.legal_layouts import legal_layouts
+from lmtrain.plan.search.rank_layouts import CostModel, LayoutLimits, rank_layouts
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.workload_description import (
+from lmtrain.plan.cost_model.hardware_figures import Hardware
+from lmtrain.plan.cost_model.training_workload import (
     Attention,
     Case,
     Overlap,

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.layout import Layout
 from lmtrain.train.run_config import RunConfig
 from tests.unit.observe.timeline.made_up import Made

@@ -29,9 +29,9 @@ from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.checkpoint.reshard.write_target_files import files_of_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit_checkpoint, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.attention_memory import FP32_BYTES
+from lmtrain.placement.attention_activation_bytes import FP32_BYTES
 from lmtrain.placement.parallel_settings import parse_layout
-from lmtrain.runtime.files.safe_files import drop_from_page_cache
+from lmtrain.runtime.files.atomic_files import drop_from_page_cache
 from tests.unit.checkpoint.layouts import SLOTS
 
 WIDTH, VOCAB = 2048, 50_257  # of a model of 1.0B parameters with 17 layers

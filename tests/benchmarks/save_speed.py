@@ -26,10 +26,10 @@ from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.layout import Piece
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.runtime.files.safe_files import drop_from_page_cache
+from lmtrain.runtime.files.atomic_files import drop_from_page_cache
 from lmtrain.train import run_state
 from lmtrain.train.set_up_run import build_optimizer
 

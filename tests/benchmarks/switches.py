@@ -35,11 +35,11 @@ class Switch:
 
 SWITCHES = {
     # products that add a weight's gradient to its fp32 sum by themselves
-    "summed_products": Switch("lmtrain.parallel.matrix_products", "SUMMING_DEVICES", set),
+    "summed_products": Switch("lmtrain.parallel.linear_matrix_products", "SUMMING_DEVICES", set),
     # the kernels of lmtrain/kernels; their twins run in their place
-    "kernels": Switch("lmtrain.kernels.kernel_support", "FUSED_DEVICES", set),
+    "kernels": Switch("lmtrain.kernels.triton_availability", "FUSED_DEVICES", set),
     # masks of blocks, for flex_attention; masks of all positions in their place
-    "block_masks": Switch("lmtrain.parallel.build_parallel", "apply_block_masks", lambda: lambda *_, **__: None),
+    "block_masks": Switch("lmtrain.parallel.build_parallel_model", "apply_block_masks", lambda: lambda *_, **__: None),
 }
 
 

@@ -31,13 +31,13 @@ from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.spans import recorder as recording
+from lmtrain.observe.spans import trace_span_recorder as recording
 from lmtrain.observe.spans.span_file import Header, SpanFile, read_spans, span_file_name
 from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
 from lmtrain.observe.timeline.step_breakdown import step_times
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.matrix_products import compute_or_defer
+from lmtrain.parallel.linear_matrix_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.compare_trace_to_schedule import compare_with_replay

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from lmtrain.train.run_config import RunConfig

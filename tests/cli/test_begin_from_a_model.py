@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.compose import conf_dir
+from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.exchange.megatron.import_and_export import export_megatron
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.before import preflight
+from lmtrain.train.startup_checks import preflight
 from tests.cli.harness import Toy, lmtrain, outcome, start
 from tests.marks import wide
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtrain.cli.pretrain.branch_settings import BranchPoint, put_before_stages
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.keys.shell_completion import _Completer, _rejoin_words
-from lmtrain.config.compose import group_choices
+from lmtrain.cli.settings_keys.shell_completion import _Completer, _rejoin_words
+from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.models.rotary_settings import ANGLE_KEYS
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmtrain.cli.keys.settings_reference import all_keys
-from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.cli.settings_keys.describe_all_settings import all_keys
+from lmtrain.config.compose_run_settings import conf_dir, group_choices
 from lmtrain.config.settings_base import kinds
 from lmtrain.optim.optim_settings import OptimSettings
 from tests.cli.harness import lmtrain

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.observe.terminal_safe_text import escape_control_characters
 from tests.cli.harness import Toy, lmtrain, outcome
 

@@ -16,7 +16,7 @@ from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.tokenizer.train import train_bpe
 from tests.cli.harness import lmtrain, start

@@ -13,9 +13,9 @@ import torch
 
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.runtime.processes.launcher import launch
+from lmtrain.runtime.processes.local_rank_launcher import launch
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.start_rank_processes import Program
 from lmtrain.tokenizer.train import train_bpe

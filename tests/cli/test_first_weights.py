@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from lmtrain.batch import IGNORED
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.exchange.huggingface.compare_with_transformers import model_scores
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.train.before.preflight import load_data
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import load_data
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import wide
 

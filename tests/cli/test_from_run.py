@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import Toy, lmtrain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.cli import harness
-from lmtrain.runtime.machine.install_command import install_command
+from lmtrain.runtime.machine.pip_install_hint import install_command
 
 
 def test_without_the_package_the_command_says_how_to_get_it(

@@ -15,10 +15,10 @@ import typer
 
 from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
 from lmtrain.cli.ranks.launch_ranks import launch_training
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import StoppedEarly
 from lmtrain.runfolder.file_names import STOP
-from lmtrain.runtime.processes.launcher import Outcome
+from lmtrain.runtime.processes.local_rank_launcher import Outcome
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import Stopped
 from lmtrain.train.run_config import RunConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.compose import group_choices
+from lmtrain.config.compose_run_settings import group_choices
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import slow, wide
 

@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.plan import calibrate_to_measured_steps
 from lmtrain.plan.calibrate_to_measured_steps import Calibration, MeasuredRun
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.cost_model.hardware_figures import Hardware
 from tests.cli.harness import Toy, lmtrain
 
 

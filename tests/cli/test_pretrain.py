@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.files.atomic_files import folder_lock
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import wide
 

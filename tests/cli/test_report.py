@@ -138,9 +138,9 @@ def test_what_a_page_leaves_out_it_says(tmp_path: Path, monkeypatch: pytest.Monk
         for task in range(13):
             row = {"event": "eval", "step": 2000, "name": f"task{task}", "headline": "accuracy"}
             file.write(json.dumps(row | {"measures": {"accuracy": 0.5}}) + "\n")
-    monkeypatch.setattr("lmtrain.cli.report.rank_sections._MAX_BARS", 20)
-    monkeypatch.setattr("lmtrain.cli.report.rank_sections._MAX_DRAWN_RANKS", 100)
-    monkeypatch.setattr("lmtrain.cli.report.rank_sections._MAX_TABLE_ROWS", 3)
+    monkeypatch.setattr("lmtrain.cli.report.rank_timeline_and_memory_sections._MAX_BARS", 20)
+    monkeypatch.setattr("lmtrain.cli.report.rank_timeline_and_memory_sections._MAX_DRAWN_RANKS", 100)
+    monkeypatch.setattr("lmtrain.cli.report.rank_timeline_and_memory_sections._MAX_TABLE_ROWS", 3)
     lmtrain("report", tmp_path)
     text = said(page := tmp_path / "report.html")
     bars = element(page, "trace-data")["bars"]

@@ -17,8 +17,8 @@ from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train import loop, set_up_run
-from lmtrain.train.record import write_records
-from lmtrain.train.record.write_records import report_step
+from lmtrain.train.record import metrics_writer
+from lmtrain.train.record.metrics_writer import report_step
 from lmtrain.train.step import train_step
 from tests.cli.harness import Toy, lmtrain
 
@@ -141,7 +141,7 @@ def test_a_library(
 
     monkeypatch.setattr(loop, "train_step", other)
     changed = (found := report()) | {"packages": found["packages"] | {name: version}}
-    monkeypatch.setattr(write_records, "environment_report", lambda: changed)
+    monkeypatch.setattr(metrics_writer, "environment_report", lambda: changed)
     lmtrain("pretrain", *toy.settings(tmp_path / "b", **SHARED))
     facts = compared(base[0], tmp_path / "b")
     assert facts["first_step"] == begins + 1  # because: a step's loss comes before its update

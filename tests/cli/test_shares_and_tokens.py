@@ -13,12 +13,12 @@ import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, encode_manifest
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.data.dataset_builder import READ_SHARES
+from lmtrain.data.cut_datasets_into_samples import READ_SHARES
 from lmtrain.data.samples.packing import Packing
 from lmtrain.data.store.document_boundaries import DocumentMap
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.train.before import preflight
+from lmtrain.train.startup_checks import preflight
 from tests.cli.harness import Toy, lmtrain
 
 

@@ -19,7 +19,7 @@ import pytest
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.profile.kernel_times import read_tables, read_trace
 from lmtrain.observe.sinks.weights_and_biases import WeightsAndBiases
-from lmtrain.runtime.machine.install_command import install_command
+from lmtrain.runtime.machine.pip_install_hint import install_command
 from tests.cli.harness import Toy, lmtrain
 
 EXACT = ("step", "loss", "grad_norm", "samples_hash", "tokens", "lr")

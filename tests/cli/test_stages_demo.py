@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpora.stdlib import build_stdlib_corpus
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import ROOT, lmtrain

@@ -19,7 +19,7 @@ import pytest
 
 from lmtrain.observe.metrics import GrowingFile, read_metrics
 from lmtrain.train import loop
-from lmtrain.train.record import write_records
+from lmtrain.train.record import metrics_writer
 from lmtrain.train.step import train_step
 from tests.cli.harness import Toy, lmtrain, outcome, start
 
@@ -52,7 +52,7 @@ def test_a_clock_that_is_set_back_and_forth_changes_nothing(
             return cls.fromtimestamp(real(), tz or UTC) + next(jumps) * DAY
 
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps) * DAY.total_seconds())
-    monkeypatch.setattr(write_records, "datetime", Jumping)
+    monkeypatch.setattr(metrics_writer, "datetime", Jumping)
     run = tmp_path / "run"
     fault = {"LMTRAIN_FAULT": "exc:point=step:step=4", "LMTRAIN_ALLOW_FAULTS": "1"}
     lmtrain("pretrain", *toy.settings(run, **SHORT, observe__tensorboard="true"), code=1, env=fault)

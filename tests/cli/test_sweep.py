@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.cli.pretrain.sweep import SweepRun, is_finished, plan_runs, run_folder_name, run_sweep
-from lmtrain.config.compose import compose_plain
+from lmtrain.config.compose_run_settings import compose_plain
 from lmtrain.errors import StoppedEarly
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, install_stop_handlers

@@ -9,8 +9,8 @@ import sys
 import pytest
 import yaml
 
-from lmtrain.cli.screen.print_lines_and_json import print_notice, progress
-from lmtrain.config.compose import conf_dir
+from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
+from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.config.settings_base import kinds
 from lmtrain.optim.optim_settings import OptimSettings
 from tests.cli.harness import lmtrain, on_terminal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.config.compose_run_settings import conf_dir, group_choices
 from lmtrain.config.settings_base import Choice, add_plugin, kinds, plugins
 
 PLUGIN = "tests.plugin_example"

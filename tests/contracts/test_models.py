@@ -13,8 +13,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lmtrain.config.compose import compose
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.layers_and_shards_of_ranks import Stage, parameter_names_of_stages
 from lmtrain.spec import LanguageModel, Split

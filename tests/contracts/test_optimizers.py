@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from lmtrain.config.compose import compose_plain
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose_plain
 from lmtrain.optim import state
 from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.optim_settings import OptimSettings

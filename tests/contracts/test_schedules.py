@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from lmtrain.config.compose import compose_plain
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose_plain
 from lmtrain.config.settings_base import kinds
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.placement.parallel_settings import ParallelSettings

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.config.settings_base import add_plugin, plugins
-from lmtrain.eval.in_training import PlannedEvaluation
+from lmtrain.eval.evaluate_during_training import PlannedEvaluation
 from lmtrain.eval.task import Answers, Facts, Prepared, all_tasks, find_task, sum_columns
 from lmtrain.eval.windows import Request
 from tests.contracts.plugin import PLUGIN

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.compose import expand_sweep
+from lmtrain.config.compose_run_settings import expand_sweep
 from lmtrain.config.settings_base import plugins
 from tests.cli.harness import lmtrain
 from tests.docs.pages import ROOT, Block

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.compose import compose
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.train.run_config import RunConfig
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lmtrain.models.layers import block_masks
+from lmtrain.models.layers import flex_attention_block_masks
 from tests.cli.harness import toy as toy
 from tests.layouts.workers import Pool
 
@@ -38,7 +38,7 @@ def _nothing_stays_compiled() -> Iterator[None]:
     """because: cases share functions, and of one a compiler keeps eight forms: the ninth fails, or is not compiled"""
     yield
     torch._dynamo.reset()
-    block_masks._compiled.cache_clear()
+    flex_attention_block_masks._compiled.cache_clear()
 
 
 @pytest.fixture(scope="session")

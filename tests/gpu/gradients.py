@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.layout import Coordinate
 from lmtrain.models import block_stack
 from lmtrain.models.layers import attention
@@ -25,7 +25,7 @@ from lmtrain.models.rotary_settings import RotarySettings
 from lmtrain.objectives import objective
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.objectives.objective import build_objective
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings
 from lmtrain.parallel.weights.master_weights import WORK_DTYPE
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
@@ -46,7 +46,7 @@ Gradients = dict[str, Tensor]
 
 def exact(case: Case) -> Gradients:
     """All in fp64, the angles too; where rounding would be is nothing."""
-    with _in_fp64(), replaced(kernel_support, "FUSED_DEVICES", set()):
+    with _in_fp64(), replaced(triton_availability, "FUSED_DEVICES", set()):
         return _by_plain_torch(case, torch.float64, CPU)
 
 
@@ -55,7 +55,7 @@ def by_plain_torch(case: Case, device: torch.device) -> Gradients:
 
     And without kernels of ours: a yardstick made of them would be off as far as what it measures.
     """
-    with replaced(kernel_support, "FUSED_DEVICES", set()):
+    with replaced(triton_availability, "FUSED_DEVICES", set()):
         return _by_plain_torch(case, WORK_DTYPE[case.precision], device)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.attention import DotProduct, build_mask
-from lmtrain.models.layers.block_masks import build_block_mask
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.models.layers.flex_attention_block_masks import build_block_mask
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from tests.marks import wide
 from tests.unit.kernels.interpreted import DTYPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.models.layers.block import MLP
 from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES, compare_far_rows, kinds_that_hide_nan
 
@@ -17,7 +17,7 @@ LARGE = {"row_statistics": (64, 50304), "overwrite_with_gradient": (64, 50304), 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_equals_its_twin(kernel: str, dtype: str) -> None:
-    assert kernel_support.HAS_TRITON
+    assert triton_availability.HAS_TRITON
     for rows, columns in (*SIZES, LARGE[kernel]):
         with torch.device("cuda"):
             found = KERNELS[kernel](rows, columns, DTYPES[dtype])
@@ -45,7 +45,7 @@ def test_an_mlp_equals_the_plain_one(kind: str, gated: bool, compiled: bool, mon
     x, grad = torch.randn(2, 8, 64, 256, device="cuda")
     forward = torch.compile(mlp, fullgraph=True, dynamic=False) if compiled else mlp
     found = torch.autograd.grad(forward(x), list(mlp.parameters()), grad)
-    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", set())
+    monkeypatch.setattr(triton_availability, "FUSED_DEVICES", set())
     right = torch.autograd.grad(mlp(x), list(mlp.parameters()), grad)
     for one, other in zip(found, right, strict=True):
         assert float((one - other).norm() / other.norm()) < 1e-4

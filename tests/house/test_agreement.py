@@ -18,7 +18,7 @@ TALK = {
     "lmtrain/parallel/collectives.py": "numbers of the model",
     "lmtrain/parallel/pipeline/stage_to_stage_messages.py": "what stages hand to each other",
     "lmtrain/parallel/weights/reduce_and_clip_gradients.py": "gradients of tied weights",
-    "lmtrain/train/record/write_records.py": "the sum that is a digest of the first weights",
+    "lmtrain/train/record/metrics_writer.py": "the sum that is a digest of the first weights",
 }
 VERBS = {
     "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",

@@ -17,12 +17,12 @@ import pytest
 from typer.main import get_command
 
 import lmtrain
-from lmtrain.cli.keys.settings_reference import CommentedFile, settings_page
 from lmtrain.cli.main import app
 from lmtrain.cli.reference import generate_pages, list_commands, main
-from lmtrain.config.compose import compose, conf_dir, expand_sweep
+from lmtrain.cli.settings_keys.describe_all_settings import CommentedFile, settings_page
+from lmtrain.config.compose_run_settings import compose, conf_dir, expand_sweep
 from lmtrain.errors import LmtrainError
-from lmtrain.exchange.huggingface.family import families
+from lmtrain.exchange.huggingface.model_family_base import families
 from lmtrain.train.run_config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
 
@@ -33,7 +33,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 ROOMS = sorted(path.name for path in (ROOT / "lmtrain").iterdir() if path.is_dir() and path.name[0] not in "_.")
-# a path from the root, or a Python file from its room on: `data/dataset.py`
+# a path from the root, or a Python file from its room on: `data/sample_dataset_interface.py`
 FILE = re.compile(
     rf"(?<![\w./~-])((?:lmtrain|data_tools|tests|conf|csrc|docs|\.ci)/[\w./{{}},*-]*|(?:{'|'.join(ROOMS)})/[\w./]+\.py)"
 )
@@ -257,7 +257,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
         ("see `lmtrain/train/step.py`, conf/model/, lmtrain/models/NAME.py and tests/unit/.", []),
         ("see `lmtrain/train/steps.py`.", ["lmtrain/train/steps.py"]),
         ("`lmtrain/{train,trains}/`", ["lmtrain/trains/"]),
-        ("`data/dataset.py`, `data/orders.py` and your data/train", ["data/orders.py"]),
+        ("`data/sample_dataset_interface.py`, `data/orders.py` and your data/train", ["data/orders.py"]),
         ("a page of mine: configs/model/mine.yaml, ~/docs/x.md", []),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 
 def room_of(name: str) -> str:
-    """lmtrain.data.dataset -> data; lmtrain.errors -> errors; data_tools.read.pool -> data_tools; lmtrain -> "".
+    """lmtrain.data.loader -> data; lmtrain.errors -> errors; data_tools.read.pool -> data_tools; lmtrain -> "".
 
     `python -m lmtrain` is the door of the house and in no room.
     """

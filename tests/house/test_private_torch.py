@@ -12,10 +12,10 @@ ALLOWED = {
     "lmtrain/optim/muon.py": MANY,
     "lmtrain/parallel/weights/reduce_and_clip_gradients.py": MANY,
     "lmtrain/parallel/weights/master_weights.py": MANY,
-    "lmtrain/parallel/weight_shards.py": MANY,
+    "lmtrain/parallel/initial_and_saved_shards.py": MANY,
     "lmtrain/parallel/weights/weight_average.py": MANY,
     "lmtrain/parallel/blocks/recompute.py": "operators of fused attention, which recompute keeps by their names",
-    "lmtrain/observe/watch/rank_watchdog_client.py":
+    "lmtrain/observe/hang_watch/rank_watchdog_client.py":
         "the flight recorder's rows of this process, which have no public name",
     "lmtrain/parallel/weights/fsdp_sharding.py": "FSDP has no public call for the end of a backward that no hook saw",
 }

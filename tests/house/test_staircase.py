@@ -10,7 +10,7 @@ from typing import Any
 STAIRCASE = {
     "lmtrain/cli/pretrain/pretrain_command.py": ("pretrain", "_train"),
     "lmtrain/train/set_up_run.py": ("open_run",),
-    "lmtrain/parallel/build_parallel.py": ("build_parallel",),
+    "lmtrain/parallel/build_parallel_model.py": ("build_parallel",),
     "lmtrain/train/loop.py": ("train",),
     "lmtrain/train/step.py": ("train_step",),
     "lmtrain/parallel/parallel_model.py": ("forward_backward", "finish_gradients"),

@@ -14,14 +14,14 @@ import pytest
 PRINTERS = {"typer.echo", "typer.secho", "typer.style", "click.echo", "print", "sys.stdout.write", "sys.stderr.write"}
 CONSOLES = {"rich.console.Console", "rich.print", "rich.print_json"}
 ALLOWED = {
-    "lmtrain.cli.screen.print_lines_and_json", "lmtrain.cli.screen.console",  # the way
+    "lmtrain.cli.screen.print_messages_and_json", "lmtrain.cli.screen.print_facts_and_tables",  # the way
     "lmtrain.cli.reference",  # writes pages, and is no verb
-    "lmtrain.runtime.processes.launcher",  # passes on what verbs have printed
+    "lmtrain.runtime.processes.local_rank_launcher",  # passes on what verbs have printed
     "lmtrain.runtime.processes.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
-    "lmtrain.observe.watch.companion_process_main",  # a program of its own, which says in ASCII why its rank was ended
+    "lmtrain.observe.hang_watch.watchdog_companion_process",  # a program that says in ASCII why its rank was ended
 }  # fmt: skip
 TABLES_OF_THEIR_OWN = {
-    "lmtrain.cli.screen.console",  # the printer
+    "lmtrain.cli.screen.print_facts_and_tables",  # the printer
     "lmtrain.cli.data.tokenizer_command",  # in a box, since a piece may be a blank
 }  # fmt: skip
 
@@ -31,7 +31,7 @@ def printing_problems(house: Any) -> list[str]:
     for module in house.modules.values():
         for node, called in calls(module) if module.name not in ALLOWED else ():
             if called in PRINTERS | CONSOLES:
-                instead = "console.py's PlainConsole" if called in CONSOLES else "terminal.py's echo"
+                instead = "print_facts_and_tables.py's PlainConsole" if called in CONSOLES else "terminal.py's echo"
                 problems.append(f"{module.shown}:{node.lineno} calls {called}. Print with cli/screen/{instead}.")
     return problems
 
@@ -46,9 +46,9 @@ def second_printer_problems(house: Any) -> list[str]:
         dumped = {id(node) for node, called in found if called in ("json.dumps", "json.dump")}
         for node, called in found:
             if called == "rich.table.Table":
-                problems.append(f"{module.shown}:{node.lineno} makes a table. Use cli/screen/console.py.")
+                problems.append(f"{module.shown}:{node.lineno} makes a table. Use screen/print_facts_and_tables.py.")
             if called.endswith((".echo", ".print", ".print_text")) and dumped & set(map(id, ast.walk(node))):
-                problems.append(f"{module.shown}:{node.lineno} prints JSON. Use print_json of print_output.py.")
+                problems.append(f"{module.shown}:{node.lineno} prints JSON. Use print_messages_and_json.py.")
     return problems
 
 
@@ -107,7 +107,8 @@ def test_verbs_print_tables_and_json_in_one_way(house: Any) -> None:
         ("def f():\n    from rich.table import Table\n    Table('a')\n", "a.py:3 makes a table"),
         ("import rich.table\nrich.table.Table.grid()\nrich.table.Table()\n", "a.py:3 makes a table"),
         (
-            "import json\nfrom lmtrain.cli.screen.print_lines_and_json import echo\necho(json.dumps({}, indent=1))\n",
+            "import json\nfrom lmtrain.cli.screen.print_messages_and_json import echo\n"
+            "echo(json.dumps({}, indent=1))\n",
             "a.py:3 prints JSON",
         ),
         ("from json import dumps\ndef f(console):\n    console.print(f'{dumps({})}')\n", "a.py:3 prints JSON"),

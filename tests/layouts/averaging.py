@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.optim.optim_settings import OptimSettings
@@ -40,7 +40,7 @@ def averaged(name: str, optimizer: str) -> dict[str, Any]:
     """Return the differences of the average from the loop's, what a measurement leaves behind, and the losses."""
     case, settings = Case.named(name), OPTIMIZERS[optimizer]
     with (
-        replaced(kernel_support, "FUSED_DEVICES", {device().type} if case.summed else set()),
+        replaced(triton_availability, "FUSED_DEVICES", {device().type} if case.summed else set()),
         block_masks_everywhere() if case.blocks else nullcontext(),
     ):
         model = build(case)

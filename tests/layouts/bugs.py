@@ -16,10 +16,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.block_stack import Stack
-from lmtrain.models.layers import block_masks, embedding
+from lmtrain.models.layers import embedding, flex_attention_block_masks
 from lmtrain.models.model_settings import TransformerSettings
 from lmtrain.objectives.objective import MaskedLM
-from lmtrain.parallel import collectives, matrix_products, parallel_model, tensor_parallel
+from lmtrain.parallel import collectives, linear_matrix_products, parallel_model, tensor_parallel
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.parallel_model import ParallelModel
@@ -187,12 +187,12 @@ def _documents_shifted_by_one() -> Iterator[Patch]:
 
 
 def _blocks_deaf_to_documents() -> Iterator[Patch]:
-    right = block_masks._pair_rule
+    right = flex_attention_block_masks._pair_rule
 
     def allowed(least: int, most: int, documents_BT: Tensor | None, not_padding_BT: Tensor | None) -> Any:
         return right(least, most, None, not_padding_BT)
 
-    yield block_masks, "_pair_rule", allowed
+    yield flex_attention_block_masks, "_pair_rule", allowed
 
 
 def _positions_not_restarted() -> Iterator[Patch]:
@@ -225,12 +225,12 @@ def _every_rank_scores_the_first_cut() -> Iterator[Patch]:
 
 def _sum_of_products_overwritten() -> Iterator[Patch]:
     """Of a step's microbatches the last alone counts."""
-    right = matrix_products._add_product
+    right = linear_matrix_products._add_product
 
     def add(total: Tensor, *factors: Tensor) -> None:
         right(total.zero_(), *factors)
 
-    yield matrix_products, "_add_product", add
+    yield linear_matrix_products, "_add_product", add
 
 
 def _sum_of_products_not_handed_to_fsdp() -> Iterator[Patch]:

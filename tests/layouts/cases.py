@@ -29,7 +29,7 @@ from lmtrain.parallel.device_and_precision_settings import (
     PrecisionSettings,
     RecomputeSettings,
 )
-from lmtrain.placement.attention_memory import needs_mask
+from lmtrain.placement.attention_activation_bytes import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.train.run_config import RunConfig

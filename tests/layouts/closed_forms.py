@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from lmtrain.layout import Coordinate
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, place_parameters
-from lmtrain.placement.memory_estimate import RankBytes, count_elements, rank_bytes
+from lmtrain.placement.weight_and_activation_bytes import RankBytes, count_elements, rank_bytes
 from lmtrain.spec import Split
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, Case
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.pipeline import executor
+from lmtrain.parallel.pipeline import execute_schedule
 from lmtrain.parallel.pipeline.stage_to_stage_messages import Mailbox
 from lmtrain.parallel.weights import fsdp_sharding
 from lmtrain.parallel.weights.master_weights import MasterWeights
@@ -203,7 +203,7 @@ def following(ledger: Ledger) -> Iterator[None]:
     gc.freeze()  # because: a look then goes through what has come since, and not through all of torch
     runner.train, objective.cross_entropy = train_and_look, noted
     with ExitStack() as stack:
-        stack.enter_context(replaced(executor, "Mailbox", Noted))
+        stack.enter_context(replaced(execute_schedule, "Mailbox", Noted))
         stack.enter_context(replaced(fsdp_sharding._TracedCollective, "allocate", allocate))
         stack.enter_context(ledger.living)
         yield

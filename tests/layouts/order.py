@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from lmtrain.parallel import collectives
 from lmtrain.parallel import parallel_model as parallel_model
-from lmtrain.parallel.pipeline.executor import Pipeline, TrainingObserver
+from lmtrain.parallel.pipeline.execute_schedule import Pipeline, TrainingObserver
 from lmtrain.parallel.pipeline.stage_to_stage_messages import Inbox, Mailbox, MessageKey, Outbox
 from lmtrain.parallel.weights import fsdp_sharding
 from lmtrain.parallel.weights.reduce_and_clip_gradients import TiedSums

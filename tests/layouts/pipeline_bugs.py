@@ -16,9 +16,9 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.models.block_stack import Stack
 from lmtrain.objectives.objective import CausalLM
-from lmtrain.parallel import build_parallel
+from lmtrain.parallel import build_parallel_model
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
-from lmtrain.parallel.pipeline.executor import Pipeline
+from lmtrain.parallel.pipeline.execute_schedule import Pipeline
 from lmtrain.parallel.weights import reduce_and_clip_gradients
 from lmtrain.placement import layers_and_shards_of_ranks
 
@@ -71,7 +71,7 @@ def _virtual_stages_swapped() -> Iterator[Patch]:
         one, other = right(*args)
         return [replace(one, layers=other.layers), replace(other, layers=one.layers)]
 
-    yield build_parallel, "stages_of_rank", stages_of_rank
+    yield build_parallel_model, "stages_of_rank", stages_of_rank
 
 
 def _padding_unknown_to_later_stages() -> Iterator[Patch]:

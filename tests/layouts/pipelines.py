@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmtrain.errors import LayoutError
-from lmtrain.parallel.pipeline.executor import StageForward
+from lmtrain.parallel.pipeline.execute_schedule import StageForward
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case

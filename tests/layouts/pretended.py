@@ -16,10 +16,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lmtrain.batch import Batch
 from lmtrain.optim.state import apply_empty_state
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.spec import LanguageModel
 from lmtrain.train.set_up_run import build_optimizer
 from tests.layouts.bugs import replaced

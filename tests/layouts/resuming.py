@@ -15,19 +15,19 @@ from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
-from lmtrain.data.dataset import ShuffledOrder
-from lmtrain.data.training_data import TrainingData
+from lmtrain.data.sample_dataset_interface import ShuffledOrder
+from lmtrain.data.training_data_and_sources import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train import run_state
-from lmtrain.train.before.preflight import Inputs
-from lmtrain.train.record.write_records import save
+from lmtrain.train.record.metrics_writer import save
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Run
 from lmtrain.train.set_up_run import open_run
+from lmtrain.train.startup_checks.preflight import Inputs
 from lmtrain.train.step import train_step
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import Case

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import ShuffledOrder
+from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.loader import Loader
+from lmtrain.data.sample_dataset_interface import ShuffledOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, blend_seeds
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.train.in_loop.validate_and_evaluate import sums_of_samples, valid_batches

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.placement.attention_memory import AttentionSizes
-from lmtrain.placement.memory_estimate import ActivationSizes
+from lmtrain.placement.attention_activation_bytes import AttentionSizes
+from lmtrain.placement.weight_and_activation_bytes import ActivationSizes
 from tests.layouts.cases import MODELS, RECOMPUTE, WORD_MODELS, Case
 from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool

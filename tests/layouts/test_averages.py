@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmtrain.plan.run_model.run_memory import count_rank_bytes
+from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes
 from tests.layouts.cases import Case
 from tests.layouts.outcome import FP32_LOSS
 from tests.layouts.test_held import planned_of

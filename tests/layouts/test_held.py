@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.plan.run_model.run_memory import count_rank_bytes
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from tests.layouts.cases import Case, random_cases
 from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Counts, ShuffledOrder
+from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.loader import Loader
-from lmtrain.data.samples.causal import build_batch
+from lmtrain.data.sample_dataset_interface import Counts, ShuffledOrder
+from lmtrain.data.samples.causal_language_samples import build_batch
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, VOCAB, Case
 
 NUM_SAMPLES = 4 * GLOBAL_BATCH

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.layout import Piece
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel import matrix_products
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel import linear_matrix_products
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.train.set_up_run import build_optimizer
@@ -44,7 +44,7 @@ def device() -> torch.device:
 
 def build(case: Case) -> ParallelModel:
     mesh = build_mesh(case.parallel.layout, device(), timeout_s=180.0) if case.num_processes > 1 else None
-    with replaced(matrix_products, "SUMMING_DEVICES", {device().type} if case.summed else set()):
+    with replaced(linear_matrix_products, "SUMMING_DEVICES", {device().type} if case.summed else set()):
         return build_parallel(
             case.model_settings, case.precision_settings, case.compute, device(), seed=SEED, training=True,
             mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,
@@ -60,7 +60,7 @@ def train(name: str, folder: str, steps: int, optim: OptimSettings = OPTIM, bug:
     case = Case.named(name)
     with (
         planted(bug) if bug else nullcontext(),
-        replaced(kernel_support, "FUSED_DEVICES", {device().type} if case.summed else set()),
+        replaced(triton_availability, "FUSED_DEVICES", {device().type} if case.summed else set()),
         block_masks_everywhere() if case.blocks else nullcontext(),
     ):
         model = build(case)

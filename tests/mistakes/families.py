@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.config.compose_run_settings import conf_dir, group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, types_by_key, union_members
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.train.run_config import RunConfig

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lmtrain.config.compose import compose_plain
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose_plain
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import lmtrain
 from tests.layouts.workers import Pool

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lmtrain.config.compose import conf_dir
+from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.config.settings_base import Choice
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LmtrainError

@@ -27,27 +27,27 @@ from safetensors.torch import load_file
 from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text
 from lmtrain.cli.ranks.launch_ranks import choose_layout
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.assemble_training_data import open_datasets
-from lmtrain.data.dataset import Dataset
+from lmtrain.data.sample_dataset_interface import Dataset
 from lmtrain.data.samples import masked_language_samples, megatron_sample_order, packing
 from lmtrain.data.store import document_boundaries
-from lmtrain.data.training_data import epoch_warnings
+from lmtrain.data.training_data_and_sources import epoch_warnings
 from lmtrain.errors import DataError, LmtrainError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.screen.training_view import RunView
 from lmtrain.observe.spans.span_file import read_spans
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.machine.choose_device import pick_device, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.fault_injection import arm
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.before.preflight import load_data, preflight
 from lmtrain.train.layouts.dry_run_estimates import forecast_facts, planned_run, predict_step
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Run
 from lmtrain.train.set_up_run import open_run
+from lmtrain.train.startup_checks.preflight import load_data, preflight
 from tests.cli.harness import outcome
 from tests.layouts.held import Living
 from tests.promise.bench import Bench, Settings, config_of, tree_of, typed

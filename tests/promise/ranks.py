@@ -15,15 +15,15 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.parallel.mesh import build_mesh, main_thread_peers
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import EXTRA_TIMEOUT_S
 from lmtrain.runtime.processes.stop_signals import StopRequest
-from lmtrain.train.before.preflight import preflight
 from lmtrain.train.loop import train
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.set_up_run import open_run
+from lmtrain.train.startup_checks.preflight import preflight
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 _CPU = torch.device("cpu")

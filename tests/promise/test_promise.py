@@ -14,7 +14,7 @@ import pytest
 
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.before.preflight import preflight
+from lmtrain.train.startup_checks.preflight import preflight
 from tests.promise import observers as see
 from tests.promise.bench import BASE, DONE, Bench, Observer, Settings, config_of
 from tests.promise.keys import Key, every_key

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import lmtrain
 from lmtrain import native
-from lmtrain.data.dataset import permute_twin
+from lmtrain.data.sample_dataset_interface import permute_twin
 from lmtrain.errors import LmtrainError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,8 +29,8 @@ from data_tools.corpus.flow.corpus_step_runner import (
     read_documents,
 )
 from data_tools.corpus.flow.word_ngram_hashes import UNSPACED, Hashes, hash_runs, hash_words
+from data_tools.read.compressed_and_parquet_readers import open_decompressed
 from data_tools.read.find_input_files import SUFFIXES, known_suffix
-from data_tools.read.stream_readers import open_decompressed
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.text_from_json_lines import Document
 

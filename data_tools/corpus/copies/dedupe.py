@@ -31,7 +31,7 @@ from data_tools.read.find_input_files import Inputs
 from data_tools.read.input_chunks import WHOLE_PART, TaskPart
 from lmtrain import native
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.runtime.files.safe_files import atomic_file, open_output, read_json, storage_errors, write_json
+from lmtrain.runtime.files.atomic_files import atomic_file, open_output, read_json, storage_errors, write_json
 from lmtrain.tokenizer.text_from_json_lines import Document
 
 Signature = npt.NDArray[np.uint16]

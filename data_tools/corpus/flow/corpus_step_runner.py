@@ -29,7 +29,7 @@ from data_tools.read.input_chunks import START, WHOLE_PART, MemoryBudget, Portio
 from data_tools.read.parse_documents import BadLine, BadLines, ChunkBadLines, OnError, collect_bad_lines, read_content
 from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.runtime.files.safe_files import atomic_file, read_errors, read_json, write_json
+from lmtrain.runtime.files.atomic_files import atomic_file, read_errors, read_json, write_json
 from lmtrain.tokenizer.text_from_json_lines import Document, Reject
 
 Documents = Iterator[tuple[int, Document]]  # (position, document) pairs

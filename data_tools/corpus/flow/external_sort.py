@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from lmtrain.runtime.files.safe_files import storage_errors
+from lmtrain.runtime.files.atomic_files import storage_errors
 
 Rows = npt.NDArray[np.uint64]  # [num_rows, columns]
 MEMORY_BYTES = 256 << 20

@@ -22,7 +22,7 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.checkpoint_format import BLOCK_BYTES, FileEntry
 from lmtrain.errors import CheckpointError, DataError, MissingInputError
-from lmtrain.runtime.files.safe_files import open_fd, read_errors, read_range
+from lmtrain.runtime.files.atomic_files import open_fd, read_errors, read_range
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 NUM_THREADS = 4  # that hash and write: more than a disk needs, since one core hashes 0.4 to 1.8 GB/s

@@ -21,7 +21,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem
 from lmtrain.errors import CheckpointError
-from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, is_safe_name, json_size_problem
+from lmtrain.runtime.files.atomic_files import MAX_JSON_BYTES, is_safe_name, json_size_problem
 
 FORMAT = "lmtrain checkpoint"
 VERSION = 1

@@ -28,7 +28,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, is_contiguous
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.layout import Piece
-from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, parse_json
+from lmtrain.runtime.files.atomic_files import MAX_JSON_BYTES, parse_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_HEADER_BYTES = MAX_JSON_BYTES  # because: larger ones are not read; the official library's own limit is higher

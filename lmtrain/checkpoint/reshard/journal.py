@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.errors import DataError, LmtrainError
-from lmtrain.runtime.files.safe_files import open_regular, parse_json, read_errors
+from lmtrain.runtime.files.atomic_files import open_regular, parse_json, read_errors
 
 MAX_JOURNAL_BYTES = 1 << 30
 _MAX_LINE_BYTES = 16 << 20

@@ -54,7 +54,7 @@ from lmtrain.checkpoint.reshard.write_target_files import (
 )
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, UsageError
 from lmtrain.runfolder.file_names import step_from_name
-from lmtrain.runtime.files.safe_files import folder_lock, fsync_dir, remove, storage_errors
+from lmtrain.runtime.files.atomic_files import folder_lock, fsync_dir, remove, storage_errors
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 SEGMENT_BYTES = 64 << 20  # bytes of tensors that are copied between two lines of the journal

@@ -37,7 +37,7 @@ from lmtrain.errors import OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.files.safe_files import put_in_place, read_range
+from lmtrain.runtime.files.atomic_files import put_in_place, read_range
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.units import format_bytes
 

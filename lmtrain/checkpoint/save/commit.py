@@ -43,7 +43,7 @@ from lmtrain.checkpoint.find_and_prune import (
 )
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runfolder.file_names import step_folder_name
-from lmtrain.runtime.files.safe_files import (
+from lmtrain.runtime.files.atomic_files import (
     drop_from_page_cache,
     fsync_dir,
     is_safe_name,

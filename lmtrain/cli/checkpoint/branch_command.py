@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import echo, print_notice, print_text
+from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import Overrides, Plugins, parse_count_option
 from lmtrain.config.overrides import hydra_quoted, override_key, shell_quoted
 from lmtrain.config.settings_base import show
@@ -147,10 +147,10 @@ def _build_branches(
     run: Path, steps: Sequence[int], length: tuple[str, float], shape: str, output: Path, overrides: Sequence[str]
 ) -> Iterator[Branch]:
     """Yield a branch for each step, with its settings checked. Raise if the run has no checkpoint of a step."""
-    from lmtrain.cli.pretrain.settings_from_run import SourceRun, compose_run
-    from lmtrain.config.settings_builder import build_settings
+    from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run
+    from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.train.run_config import RunConfig
-    from lmtrain.train.stage_settings import unused_stage_name
+    from lmtrain.train.training_stage_settings import unused_stage_name
 
     checkpoints = _find_checkpoints(run, steps)
     parent = build_settings(RunConfig, SourceRun.find(run).settings)

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
-from lmtrain.cli.screen.print_lines_and_json import print_json, progress
+from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
+from lmtrain.cli.screen.print_messages_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins, Weights
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.fault_injection import arm_from_env

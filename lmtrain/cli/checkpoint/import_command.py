@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
-from lmtrain.cli.screen.print_lines_and_json import print_json, progress
+from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
+from lmtrain.cli.screen.print_messages_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.fault_injection import arm_from_env
@@ -53,10 +53,10 @@ def import_(
     arm_from_env()
     interrupted = f"{output} holds no new checkpoint; the same command begins anew."
     with progress("written", "bytes", interrupted=interrupted) as report:
-        from lmtrain.exchange.source_format import identify_source
+        from lmtrain.exchange.detect_source_format import identify_source
 
         identify_source(source, format_)  # because: a wrong source is refused before torch is imported
-        from lmtrain.exchange.import_folder import import_folder
+        from lmtrain.exchange.import_foreign_model import import_folder
 
         facts = import_folder(
             source, output, program=format_, tokenizer=tokenizer, overrides=overrides, report=report

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
-from lmtrain.cli.screen.print_lines_and_json import print_json, print_notice, progress
+from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
+from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, join_few
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 
 if TYPE_CHECKING:
-    from lmtrain.checkpoint.merge.merged_contents import MergedContents
+    from lmtrain.checkpoint.merge.average_checkpoint_contents import MergedContents
     from lmtrain.checkpoint.read_verified_contents import Contents
 
 _MOST_WORKERS = 16  # because: more need more than the default memory, and read no disk faster
@@ -74,7 +74,7 @@ def merge(
     checkpoint. It needs no GPU and little memory. If the command is killed, the same command continues where it
     stopped.
     """
-    from lmtrain.checkpoint.merge.merge_weights import UNIFORM, decay_mean, parse_mean
+    from lmtrain.checkpoint.merge.merge_coefficients import UNIFORM, decay_mean, parse_mean
 
     if mean is not None and emulate_decay is not None:
         raise UsageError(
@@ -85,9 +85,9 @@ def merge(
     paths = _find_checkpoints(checkpoints or [], last, of)
     interrupted = f"{output} is not there yet; the same command goes on where this one was."
     with progress("written", "bytes", interrupted=interrupted) as report:
+        from lmtrain.checkpoint.merge.average_checkpoint_contents import COPIES, MergedContents, has_moments
         from lmtrain.checkpoint.merge.check_parents import check_parents, sort_parents
-        from lmtrain.checkpoint.merge.merge_weights import merge_weights
-        from lmtrain.checkpoint.merge.merged_contents import COPIES, MergedContents, has_moments
+        from lmtrain.checkpoint.merge.merge_coefficients import merge_weights
         from lmtrain.checkpoint.read_verified_contents import Contents
         from lmtrain.checkpoint.reshard.reshard_tensors import MERGE, write_checkpoint
         from lmtrain.checkpoint.reshard.write_target_files import Limits
@@ -168,7 +168,7 @@ def _warn_of_learning_rates(parents: Sequence[Contents]) -> None:
 
 def _learning_rate(contents: Contents) -> float | None:
     """Return the learning rate of the last step before a checkpoint, from its run's settings; None without them."""
-    from lmtrain.config.settings_builder import build_settings
+    from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.train.run_config import RunConfig
 
     step = max(contents.manifest.step - 1, 0)

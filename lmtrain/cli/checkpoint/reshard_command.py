@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.checkpoint.print_conversion_facts import print_conversion
-from lmtrain.cli.screen.print_lines_and_json import print_json, progress
+from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
+from lmtrain.cli.screen.print_messages_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
 from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import UsageError

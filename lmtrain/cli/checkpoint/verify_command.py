@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
+from lmtrain.cli.screen.print_messages_and_json import print_json, print_message
 from lmtrain.cli.shared_options import Json, Plugins
 from lmtrain.units import format_bytes, plural
 
@@ -23,8 +23,8 @@ def verify(
 
     Every problem is printed, and the exit code is then 65.
     """
-    from lmtrain.checkpoint.compare_and_verify import raise_problems, verify_checkpoints
-    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.checkpoint.compare_or_verify_checkpoints import raise_problems, verify_checkpoints
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
     results = []
     for facts in verify_checkpoints(path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import echo, progress
+from lmtrain.cli.screen.print_messages_and_json import echo, progress
 from lmtrain.cli.shared_options import (
     InputFormat,
     TextInputs,
@@ -147,7 +147,7 @@ def dedupe(
 ) -> None:  # fmt: skip
     """Drop exact and near copies of documents: the steps `sign`, `match`, `join` and `drop` in one command."""
     from data_tools.corpus.build_from_yaml import DedupeSettings, dedupe_documents
-    from lmtrain.config.settings_builder import build_settings
+    from lmtrain.config.build_typed_settings import build_settings
 
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
     with _options_with_progress(workers, "0/1", key, on_error) as work:

@@ -17,9 +17,9 @@ from lmtrain.cli.inspect.dataset_view import (
     print_samples,
     sample_row,
 )
-from lmtrain.cli.keys.shell_completion import complete_override
-from lmtrain.cli.screen.console import print_facts, print_table
-from lmtrain.cli.screen.print_lines_and_json import echo, print_json, progress
+from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_table
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
+from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_file
 from lmtrain.errors import DataError, UsageError, join_few, spelling_hint
 from lmtrain.units import format_count, plural
@@ -62,14 +62,14 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte of datasets and check their index, token ids and checksum; stop at the first damage."""
-    from lmtrain.data.store import dataset_operations
+    from lmtrain.data.store import merge_split_verify
     from lmtrain.data.store.indexed_dataset import IndexedDataset
 
     facts = []
     for prefix in prefixes:
         dataset = IndexedDataset.open(prefix)
         with progress(f"reading {dataset.prefix}"):
-            facts.append({"dataset": str(dataset.prefix)} | dataset_operations.verify(dataset))
+            facts.append({"dataset": str(dataset.prefix)} | merge_split_verify.verify(dataset))
         if not as_json:
             comparison = _describe_content_check(facts[-1])
             echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {comparison}")
@@ -85,10 +85,10 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Join datasets that have the same dtype and tokenizer into one; the counts in their sidecars are added up."""
-    from lmtrain.data.store import dataset_operations
+    from lmtrain.data.store import merge_split_verify
 
     with progress(f"writing {output}", interrupted=_UNWRITTEN):
-        dataset_operations.merge(prefixes, output, overwrite=overwrite)
+        merge_split_verify.merge(prefixes, output, overwrite=overwrite)
     _print_written([output], as_json)
 
 
@@ -107,11 +107,11 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Split a dataset at document borders into two or three datasets, each with its documents in the original order."""
-    from lmtrain.data.store import dataset_operations
+    from lmtrain.data.store import merge_split_verify
 
     wanted = parse_numbers("--shares", shares, "Use shares such as --shares=98,2.")
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
-        dataset_operations.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
+        merge_split_verify.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _print_written(output, as_json)
 
 
@@ -204,11 +204,11 @@ def decode(
 @app.command()
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Show how many documents a dataset has by length, as a histogram."""
-    from lmtrain.data.store import dataset_operations
+    from lmtrain.data.store import merge_split_verify
     from lmtrain.data.store.indexed_dataset import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
-    counts, facts = dataset_operations.length_histogram(dataset)
+    counts, facts = merge_split_verify.length_histogram(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
         return print_json(facts | {"lengths": bars})
@@ -228,7 +228,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     """Build the index files that a run with these settings needs, so that the run does not have to build them at its
     start.
     """
-    from lmtrain.train.before.preflight import load_stages
+    from lmtrain.train.startup_checks.preflight import load_stages
 
     began = perf_counter()
     streams = {
@@ -249,7 +249,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
     """Show how many samples and tokens each dataset contributes to a run with these settings, or to each of its stages.
     """
-    from lmtrain.train.before.preflight import load_data, load_stages
+    from lmtrain.train.startup_checks.preflight import load_data, load_stages
 
     config = _compose(overrides, config_dir)
     if not config.stages:
@@ -275,7 +275,7 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 
 
 def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
-    from lmtrain.cli.pretrain.model_of_init_from import compose_settings
+    from lmtrain.cli.pretrain.initial_model_from_checkpoint import compose_settings
 
     return compose_settings(list(overrides or []), config_dir=config_dir)
 
@@ -309,7 +309,7 @@ def _show_documents(
     """
     import numpy as np
 
-    from lmtrain.data.dataset import permute
+    from lmtrain.data.sample_dataset_interface import permute
     from lmtrain.data.store.document_boundaries import use_recorded_checksums
     from lmtrain.data.store.indexed_dataset import IndexedDataset
 
@@ -327,12 +327,12 @@ def _show_samples(
     stage: str | None, max_tokens: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.find_and_prune import latest_checkpoint
-    from lmtrain.config.settings_builder import build_settings
+    from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.runfolder.file_names import CHECKPOINTS
     from lmtrain.runfolder.folder_reader import read_settings
-    from lmtrain.train.before.preflight import load_data, load_stages
-    from lmtrain.train.before.resume_checks import open_resume_checkpoint, split_rule_of
     from lmtrain.train.run_config import RunConfig, with_resolved_paths
+    from lmtrain.train.startup_checks.preflight import load_data, load_stages
+    from lmtrain.train.startup_checks.resume_checks import open_resume_checkpoint, split_rule_of
 
     if run is not None and (prefixes or settings):
         raise UsageError(f"--run={run} already names the data and the settings, so {(prefixes + settings)[0]} cannot "
@@ -387,7 +387,7 @@ def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
 
 def _describe_content_check(facts: dict[str, Any]) -> str:
     """Return the end of the sentence "dataset is whole: ..." that states what the verified content was compared with:
-    the sidecar's hash, the record of an earlier run, or nothing. `facts` is the report of `dataset_operations.verify`.
+    the sidecar's hash, the record of an earlier run, or nothing. `facts` is the report of `merge_split_verify.verify`.
     """
     if not facts["compared_with_sidecar"]:
         seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_notice, progress
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_notice, progress
 from lmtrain.cli.shared_options import (
     InputFormat,
     SplitText,

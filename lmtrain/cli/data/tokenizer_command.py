@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import echo, progress
+from lmtrain.cli.screen.print_messages_and_json import echo, progress
 from lmtrain.cli.shared_options import InputFormat, SplitText, TextInputs, parse_count_option, resolve_text_inputs
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import plural
@@ -87,7 +87,7 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
     from lmtrain.tokenizer.base import Tokenizer
 
     tokenizer = Tokenizer.load(path)

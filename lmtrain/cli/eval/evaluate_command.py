@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_tools.read.find_input_files import Source, find_sources
-from lmtrain.cli.keys.shell_completion import complete_task
 from lmtrain.cli.ranks.launch_ranks import (
     NumPerNode,
     NumProcesses,
@@ -20,7 +19,8 @@ from lmtrain.cli.ranks.launch_ranks import (
     detect_process,
     launch_evaluation,
 )
-from lmtrain.cli.screen.print_lines_and_json import print_json
+from lmtrain.cli.screen.print_messages_and_json import print_json
+from lmtrain.cli.settings_keys.shell_completion import complete_task
 from lmtrain.cli.shared_options import (
     Device,
     InputFormat,
@@ -31,11 +31,11 @@ from lmtrain.cli.shared_options import (
     resolve_text_inputs,
 )
 from lmtrain.errors import MissingInputError, OutputError, UsageError
-from lmtrain.runtime.files.safe_files import check_output_folder, refuse_special_file
+from lmtrain.runtime.files.atomic_files import check_output_folder, refuse_special_file
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 
 if TYPE_CHECKING:
-    from lmtrain.checkpoint.model_on_disk import ModelSource
+    from lmtrain.checkpoint.saved_model_description import ModelSource
     from lmtrain.cli.eval.run_tasks import Job
     from lmtrain.eval.texts import TextInput
 
@@ -217,8 +217,8 @@ def build_jobs(
     """Return (task, function that reads its data) for each --task and its --data, whose values are `task_ids` and
     `data_options`. Raise on wrong ones, before any model is loaded.
     """
-    from lmtrain.eval.recipes.text_sizes_and_hashes import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
+    from lmtrain.eval.task_recipes.evaluation_text_facts import dataset_prefix
     from lmtrain.units import plural
 
     task_ids, data_options = task_ids or [], data_options or []
@@ -303,7 +303,7 @@ def _print_tasks(as_json: bool) -> None:
             {"id": name, "data": task.data, "headline": task.headline, "recipe": task.recipe}
             for name, task in tasks.items()
         ])  # fmt: skip
-    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
     from lmtrain.eval.report import render_tasks
 
     return PlainConsole(highlight=False).print(render_tasks(tasks))

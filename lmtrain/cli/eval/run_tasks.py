@@ -21,11 +21,11 @@ from rich.console import Console
 from lmtrain import __version__
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
-from lmtrain.checkpoint.model_on_disk import ModelSource
-from lmtrain.cli.screen.console import PlainConsole
-from lmtrain.cli.screen.print_lines_and_json import print_json, print_message
+from lmtrain.checkpoint.saved_model_description import ModelSource
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
+from lmtrain.cli.screen.print_messages_and_json import print_json, print_message
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import (
     DataError,
     LayoutError,
@@ -44,19 +44,19 @@ from lmtrain.observe.screen.command_progress import ProgressReporter, progress
 from lmtrain.observe.screen.metrics_row_text import sparkline
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
-from lmtrain.runtime.files.safe_files import atomic_file, read_json, write_json
-from lmtrain.runtime.machine.gpus import Gpus, device_problem
+from lmtrain.runtime.files.atomic_files import atomic_file, read_json, write_json
+from lmtrain.runtime.machine.detect_gpus import Gpus, device_problem
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
+from lmtrain.train.startup_checks.preflight import process_problems
 from lmtrain.units import format_measure
 
 if TYPE_CHECKING:
     from lmtrain.eval.load_model import LoadedModel
     from lmtrain.eval.resume_journal import Journal
     from lmtrain.eval.run_task import Outcome
-    from lmtrain.eval.scoring import SharedAnswers
+    from lmtrain.eval.score_targets import SharedAnswers
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 _LAYOUT_KEYS, _TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
@@ -163,7 +163,7 @@ class Session:
         from lmtrain.parallel.mesh import build_mesh
         from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import open_process_group
-        from lmtrain.train.ranks.compare_ranks import check_facts_agree
+        from lmtrain.train.ranks.check_ranks_agree import check_facts_agree
 
         env, first_layout = self._env, self._layouts[0]
         with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
@@ -227,7 +227,7 @@ class Session:
         import torch
 
         from lmtrain.eval.resume_journal import model_identity, open_journal
-        from lmtrain.eval.scoring import SharedAnswers
+        from lmtrain.eval.score_targets import SharedAnswers
         from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 
         if self._journal is None:

@@ -7,16 +7,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.checkpoint import compare_and_verify
-from lmtrain.checkpoint.averaged_weights import AVERAGE_PREFIX, WeightSet, average_facts
+from lmtrain.checkpoint.compare_or_verify_checkpoints import (
+    missing_names,
+    raise_problems,
+    type_differences,
+    value_differences,
+    verify_checkpoints,
+)
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES, MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-from lmtrain.checkpoint.merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
+from lmtrain.checkpoint.recorded_merge_parents import merge_record
+from lmtrain.checkpoint.stored_ema_weights import AVERAGE_PREFIX, WeightSet, average_facts
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
-from lmtrain.cli.inspect.merge_view import merge_lines
+from lmtrain.cli.inspect.merged_checkpoint_view import merge_lines
 from lmtrain.cli.inspect.run_view import describe_model, describe_stage, lineage_lines, stage_facts
-from lmtrain.cli.screen.print_lines_and_json import echo
+from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
 from lmtrain.runfolder.settings_differences import differences
 from lmtrain.units import format_bytes, format_count, plural
@@ -35,7 +41,7 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
     "ema" the tensors are those that a reader of the average gets.
     """
     if verify:
-        compare_and_verify.raise_problems(compare_and_verify.verify_checkpoints(path))
+        raise_problems(verify_checkpoints(path))
     contents = Contents(path, weights=weights)
     manifest, place = contents.manifest, path / MANIFEST
     state, parallel = manifest.state, layout_of(manifest.state)
@@ -73,7 +79,7 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
 
 def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
     """Print the data that `checkpoint_facts` returns; settings, files and tensors only with `show_all`."""
-    from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_facts, print_tree
 
     lines = [
         (key, f"{facts[key]:,}" if isinstance(facts[key], int) else "-") for key in ("step", "samples", "tokens")
@@ -147,7 +153,7 @@ def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> d
     shapes, and values. With `weights` "ema" their averages are compared in place of their weights.
     """
     a, b = (Contents(resolve_checkpoint(folder), weights=weights) for folder in (path, other))
-    only_a, only_b = compare_and_verify.missing_names(a, b)
+    only_a, only_b = missing_names(a, b)
     facts: dict[str, Any] = {
         "checkpoint": str(a.path),
         "other": str(b.path),
@@ -155,8 +161,8 @@ def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> d
         "state": dict(sorted(differences(_comparable_states(a, b)).items())),
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
-        "kinds": {name: list(pair) for name, pair in compare_and_verify.type_differences(a, b).items()},
-        "values": {name: asdict(difference) for name, difference in compare_and_verify.value_differences(a, b)},
+        "kinds": {name: list(pair) for name, pair in type_differences(a, b).items()},
+        "values": {name: asdict(difference) for name, difference in value_differences(a, b)},
     }
     facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
     return facts

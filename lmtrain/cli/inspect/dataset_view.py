@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.print_lines_and_json import echo, print_message
+from lmtrain.cli.screen.print_messages_and_json import echo, print_message
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
-    from lmtrain.data.training_data import TrainingData
+    from lmtrain.data.training_data_and_sources import TrainingData
     from lmtrain.tokenizer.base import Tokenizer
 
 Rows = list[dict[str, Any]]
@@ -24,12 +24,12 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     """Return a dataset's counts, dtype, size, shortest and longest sequence, and sidecar as plain data. With `verify`,
     first read every byte, and raise if any is damaged.
     """
-    from lmtrain.data.store import dataset_operations
+    from lmtrain.data.store import merge_split_verify
     from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 
     dataset = IndexedDataset.open(path)
     if verify:
-        dataset_operations.verify(dataset)
+        merge_split_verify.verify(dataset)
     reads_lengths = verify or dataset.num_sequences <= _MAX_LENGTHS_READ
     lengths = dataset.lengths if reads_lengths and dataset.num_sequences else None
     return {
@@ -74,7 +74,7 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def print_dataset(facts: dict[str, Any], show_all: bool) -> None:
     """Print the data that `dataset_facts` returns; the whole sidecar only with `show_all`."""
-    from lmtrain.cli.screen.console import print_facts, print_tree
+    from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_tree
 
     print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
     if show_all and facts["sidecar"] is not None:
@@ -122,7 +122,7 @@ def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenize
     """
     import numpy as np
 
-    from lmtrain.data.samples.causal import CausalDataset
+    from lmtrain.data.samples.causal_language_samples import CausalDataset
     from lmtrain.data.samples.masked_language_samples import MaskedDataset
 
     num_samples, part = data.train.num_samples, 0
@@ -156,7 +156,7 @@ def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenize
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
     """Print the samples that `sample_row` returned: a heading, notes, the text unless `ids_only`, and the token ids."""
-    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
     for row in rows:
         tokens = plural(row["tokens"], "token")

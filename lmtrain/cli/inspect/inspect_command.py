@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_view import run_facts, run_lines
-from lmtrain.cli.screen.print_lines_and_json import print_json
+from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, Weights
 from lmtrain.errors import MissingInputError, UsageError
 from lmtrain.runfolder.file_names import CONFIG
@@ -62,7 +62,7 @@ def inspect(
 
 def _print_run(facts: dict[str, Any], show_all: bool) -> None:
     """Print the data that `run_facts` returns; all checkpoints and settings only with `show_all`."""
-    from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_facts, print_tree
 
     with record_errors(Path(facts["run"])):
         lines = [*run_lines(facts, PlainConsole().encoding.startswith("utf"))]

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
-from lmtrain.cli.inspect.merge_view import describe_origin
+from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import show
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError, MissingInputError, join_few, shorten
-from lmtrain.observe.measure.tensorboard_measures import AVERAGE_KEY, row_measures, score_by_step
+from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_KEY, row_measures, score_by_step
 from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
     format_domains,
@@ -48,7 +48,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     """
     import numpy as np
 
-    from lmtrain.checkpoint.compare_and_verify import raise_problems, verify_checkpoints
+    from lmtrain.checkpoint.compare_or_verify_checkpoints import raise_problems, verify_checkpoints
     from lmtrain.observe.history.read_metrics_columns import read_record
 
     if verify:

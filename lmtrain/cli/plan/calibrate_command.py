@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from lmtrain.cli.plan.layout_search import load_hardware
-from lmtrain.cli.screen.console import print_table
-from lmtrain.cli.screen.print_lines_and_json import echo, print_json
+from lmtrain.cli.screen.print_facts_and_tables import print_table
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
 from lmtrain.plan.calibrate_to_measured_steps import (
@@ -25,10 +25,10 @@ from lmtrain.plan.calibrate_to_measured_steps import (
     calibrate,
     machine_cost_model,
 )
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.runfolder.file_names import CONFIG, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
-from lmtrain.runtime.files.safe_files import atomic_file
+from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.train.layouts.dry_run_estimates import planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 

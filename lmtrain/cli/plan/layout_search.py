@@ -18,12 +18,12 @@ from typing import Any, get_type_hints
 import numpy as np
 import yaml
 
-from lmtrain.cli.keys.settings_reference import config_file
-from lmtrain.cli.pretrain.model_of_init_from import compose_settings
-from lmtrain.config.compose import group_choices, typed_words
+from lmtrain.cli.pretrain.initial_model_from_checkpoint import compose_settings
+from lmtrain.cli.settings_keys.describe_all_settings import config_file
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import group_choices, typed_words
 from lmtrain.config.overrides import override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
 from lmtrain.layout import divisors
@@ -35,11 +35,11 @@ from lmtrain.placement.parallel_settings import (
     rampup_problems,
 )
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
-from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.step_time import dollars
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
-from lmtrain.plan.search.layout_space import FixedSettings
-from lmtrain.plan.search.predict_layout import (
+from lmtrain.plan.cost_model.hardware_figures import Hardware
+from lmtrain.plan.cost_model.step_time_and_energy import dollars
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
+from lmtrain.plan.search.legal_layouts import FixedSettings
+from lmtrain.plan.search.predict_layout_cost import (
     CurvePoint,
     LayoutResult,
     ScalingInputs,
@@ -50,10 +50,10 @@ from lmtrain.plan.search.predict_layout import (
     too_large_results,
     why_slower,
 )
-from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
-from lmtrain.train.before.preflight import check_checkpoint_size
+from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.train.layouts.dry_run_estimates import planned_run
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import check_checkpoint_size
 from lmtrain.train.step_durations import Durations, young_daly_s
 from lmtrain.units import format_count, parse_count
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import print_json
+from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import (
     ConfigDir,
     ConfigName,
@@ -102,7 +102,7 @@ def plan(
         )
     from lmtrain.cli.plan.layout_search import find_layouts, read_question, with_gpus_per_node
     from lmtrain.cli.plan.print_layout_ranking import plan_page, print_plan
-    from lmtrain.runtime.files.safe_files import atomic_file
+    from lmtrain.runtime.files.atomic_files import atomic_file
 
     question = read_question(overrides or [], layout, config_dir, config_name)
     if price == math.inf:

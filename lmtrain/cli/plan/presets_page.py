@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtrain.cli.keys.settings_reference import config_file
 from lmtrain.cli.plan.layout_search import PlanResult, find_layouts, read_question
 from lmtrain.cli.plan.print_layout_ranking import layout_row
 from lmtrain.cli.settings.config_command import model_row
-from lmtrain.config.compose import group_choices
+from lmtrain.cli.settings_keys.describe_all_settings import config_file
+from lmtrain.config.compose_run_settings import group_choices
 
 _HARDWARE = "h100"
 _GPUS = (1, 8, 64, 512)

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from lmtrain.cli.plan.layout_search import PlanResult
-from lmtrain.cli.screen.console import PlainConsole, pick_evenly, print_facts, print_table
-from lmtrain.cli.screen.print_lines_and_json import echo, print_message
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly, print_facts, print_table
+from lmtrain.cli.screen.print_messages_and_json import echo, print_message
 from lmtrain.observe.screen.metrics_row_text import format_percent
 from lmtrain.page.html_document import (
     WIDTH,
@@ -30,8 +30,8 @@ from lmtrain.page.html_document import (
     svg_rect,
     svg_text,
 )
-from lmtrain.plan.run_model.pipeline_replay import replay_step
-from lmtrain.plan.search.predict_layout import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
+from lmtrain.plan.run_estimates.simulate_pipeline import replay_step
+from lmtrain.plan.search.predict_layout_cost import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
 from lmtrain.schedules.schedule_simulator import Timeline
 from lmtrain.schedules.table import Kind
 from lmtrain.units import format_bytes, format_count, format_seconds

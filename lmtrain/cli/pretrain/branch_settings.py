@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
+from lmtrain.train.training_stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
 from lmtrain.units import parse_count
 
 TRUNK, BRANCH = "trunk", "branch"

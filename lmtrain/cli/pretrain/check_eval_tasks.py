@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtrain.cli.pretrain.model_of_init_from import import_first_weights, read_foreign_weights
+from lmtrain.cli.pretrain.initial_model_from_checkpoint import import_first_weights, read_foreign_weights
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
-from lmtrain.observe.measure.tensorboard_measures import AVERAGE_PREFIX
+from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_PREFIX
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.before.preflight import EvaluationTask, Inputs, preflight
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import EvaluationTask, Inputs, preflight
 
 if TYPE_CHECKING:
-    from lmtrain.eval.in_training import PlannedEvaluation
+    from lmtrain.eval.evaluate_during_training import PlannedEvaluation
     from lmtrain.eval.task import Task
     from lmtrain.eval.texts import TextInput
     from lmtrain.train.in_loop.validate_and_evaluate import Evaluation
@@ -50,7 +50,7 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     if not config.eval.tasks:
         return inputs, []
     from data_tools.corpora.corpus_definition import published_hashes
-    from lmtrain.eval.in_training import PlannedEvaluation
+    from lmtrain.eval.evaluate_during_training import PlannedEvaluation
     from lmtrain.eval.run_task import prepare
     from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions
 
@@ -85,7 +85,7 @@ def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[Planne
     """Return the evaluator that the training loop calls for these evaluations, or None if there are none."""
     if not evaluations:
         return None
-    from lmtrain.eval.in_training import TrainingEvaluator
+    from lmtrain.eval.evaluate_during_training import TrainingEvaluator
 
     return TrainingEvaluator(
         planned=evaluations, tokenizer=inputs.tokenizer, dtype=config.precision.kind, batch_size=config.eval.batch_size
@@ -128,8 +128,8 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 
 def _data_exists(task: Task, data: str) -> bool:
     """Return True if `data` is a file, or a dataset prefix or folder of texts and the task accepts these."""
-    from lmtrain.eval.recipes.text_sizes_and_hashes import dataset_prefix
     from lmtrain.eval.task import TextTask
+    from lmtrain.eval.task_recipes.evaluation_text_facts import dataset_prefix
 
     path, is_text = Path(data), isinstance(task, TextTask)
     is_dataset = (is_text or task.pairs) and dataset_prefix(path) is not None
@@ -142,8 +142,8 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
     """
     from data_tools.read.find_input_files import find_sources
     from lmtrain.cli.eval.evaluate_command import read_texts
-    from lmtrain.eval.recipes.text_sizes_and_hashes import dataset_prefix
     from lmtrain.eval.task import TextTask
+    from lmtrain.eval.task_recipes.evaluation_text_facts import dataset_prefix
 
     if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):
         return Path(data)

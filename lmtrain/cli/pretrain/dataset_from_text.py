@@ -1,7 +1,7 @@
 """`data.text`: the tokenizer and the dataset that a run makes of a text before it begins, and what is printed on them.
 
-Called by pretrain between the settings and preflight, and by dry runs. data_tools.preprocess.text_dataset does the
-work.
+Called by pretrain between the settings and preflight, and by dry runs. The work is done by
+data_tools.preprocess.tokenizer_and_dataset_from_text.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
 from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
-from lmtrain.cli.screen.print_lines_and_json import print_notice, progress
+from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.data.training_data import excess_warnings
+from lmtrain.data.training_data_and_sources import excess_warnings
 from lmtrain.errors import DataError, SettingsError
-from lmtrain.exchange.source_format import lmtrain_kind
+from lmtrain.exchange.detect_source_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.before.preflight import check_machine
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import check_machine
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
-    from data_tools.preprocess.text_dataset import Report, TextDataset, TextFolder, TextRequest
+    from data_tools.preprocess.tokenizer_and_dataset_from_text import Report, TextDataset, TextFolder, TextRequest
 
 _PREVIEW_BYTES = 4 << 20  # because: a tokenizer is trained on so much text in a second or two
 
@@ -137,7 +137,7 @@ def preview_data_of_text(
     if not isinstance(data, DataSettings) or data.text is None or not (needed or config.parallel.auto):
         yield config, None
         return
-    from data_tools.preprocess.text_dataset import write_sample
+    from data_tools.preprocess.tokenizer_and_dataset_from_text import write_sample
 
     request = _build_request(config, data)
     with _explain_changed_text(data):
@@ -158,7 +158,7 @@ def preview_data_of_text(
 
 
 def _text_folder(prefix: Path) -> TextFolder:
-    from data_tools.preprocess.text_dataset import TextFolder
+    from data_tools.preprocess.tokenizer_and_dataset_from_text import TextFolder
 
     return TextFolder(prefix, prefix.with_name(TEXT_RECORD))
 
@@ -180,7 +180,7 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     """Return the request for a dataset of data.text, with the tokenizer of data.tokenizer, or else of the checkpoint
     that the run begins from.
     """
-    from data_tools.preprocess.text_dataset import TextRequest
+    from data_tools.preprocess.tokenizer_and_dataset_from_text import TextRequest
     from data_tools.read.parse_documents import OptionNames
     from lmtrain.data.samples.masked_language_samples import MaskVocabulary
 
@@ -217,7 +217,7 @@ def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
 @contextmanager
 def _explain_changed_text(data: DataSettings) -> Iterator[None]:
     """Context manager that turns a TextChangedError into a DataError with the ways out."""
-    from data_tools.preprocess.text_dataset import TextChangedError
+    from data_tools.preprocess.tokenizer_and_dataset_from_text import TextChangedError
 
     try:
         yield

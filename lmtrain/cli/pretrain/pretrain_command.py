@@ -12,7 +12,7 @@ import typer
 
 from lmtrain.cli.ranks import launch_ranks
 from lmtrain.cli.ranks.launch_ranks import ProcessOptions, choose_layout
-from lmtrain.cli.screen.print_lines_and_json import print_notice
+from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.runtime.processes.stop_signals import restore_default_handlers
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import Attempt
-    from lmtrain.eval.in_training import PlannedEvaluation
-    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.eval.evaluate_during_training import PlannedEvaluation
     from lmtrain.train.loop import Summary
+    from lmtrain.train.startup_checks.preflight import Inputs
 
 
 def pretrain(
@@ -53,10 +53,10 @@ def pretrain(
 
         return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
 
+    from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
     from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
-    from lmtrain.cli.pretrain.settings_from_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
@@ -72,7 +72,7 @@ def pretrain(
 
         # because: wrong settings are refused before these are imported
         from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
-        from lmtrain.cli.screen.console import PlainConsole
+        from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
         inputs, evaluations = prepare_inputs(config, env)
         attempt.count_start(inputs, starts_ranks=processes.are_started)
@@ -93,7 +93,7 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvalu
     from lmtrain.cli.pretrain.check_eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train
-    from lmtrain.train.ranks.compare_ranks import check_ranks_agree
+    from lmtrain.train.ranks.check_ranks_agree import check_ranks_agree
     from lmtrain.train.set_up_run import open_run
 
     config = attempt.config

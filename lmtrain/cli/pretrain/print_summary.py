@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.print_lines_and_json import echo, print_json, print_message, print_text
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_message, print_text
 from lmtrain.units import format_count, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     from lmtrain.runtime.processes.fault_injection import arm_from_env
     from lmtrain.train.layouts.dry_run_estimates import dry_run_facts
     from lmtrain.train.layouts.ranks_and_memory_table import rank_rows
-    from lmtrain.train.layouts.stage_table import dry_run_facts_of_stages
+    from lmtrain.train.layouts.training_stages_table import dry_run_facts_of_stages
 
     arm_from_env()
     inputs, _ = prepare_inputs(config, place_on_hardware(config, env), starts_run=False)
@@ -67,9 +67,9 @@ def print_plan_facts(facts: dict[str, Any]) -> None:
     """Print the facts of a dry run by name, and a table of the stages and one of the ranks if `facts` has the entries
     "stages" and "ranks".
     """
-    from lmtrain.cli.screen.console import PlainConsole, print_pairs
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs
     from lmtrain.train.layouts.ranks_and_memory_table import SINGLE_ROWS, layout_lines, merge_rows
-    from lmtrain.train.layouts.stage_table import stage_lines
+    from lmtrain.train.layouts.training_stages_table import stage_lines
 
     print_pairs(
         (key.replace("_", " "), _format_fact(key, value))

@@ -18,7 +18,7 @@ import typer
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.cli.ranks.launch_ranks import report_refusal
-from lmtrain.cli.screen.print_lines_and_json import echo, print_error, warn_if_any
+from lmtrain.cli.screen.print_messages_and_json import echo, print_error, warn_if_any
 from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE
 from lmtrain.runfolder.how_runs_ended import (
@@ -38,8 +38,8 @@ from lmtrain.train.run_config import RunConfig
 if TYPE_CHECKING:
     import torch
 
-    from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.loop import Summary
+    from lmtrain.train.startup_checks.preflight import Inputs
 
 # because: the message of a peer that leaves may arrive after its connections have closed
 _STOP_MESSAGE_WAIT_S = 1.0
@@ -117,8 +117,8 @@ class Attempt:
         """Context manager that opens the device, the process group and the watchdog. Yield the device, and the host
         name of each rank (on rank 0 only).
         """
+        from lmtrain.observe.hang_watch.rank_watchdog_client import watch_run
         from lmtrain.observe.measure import current_phase
-        from lmtrain.observe.watch.rank_watchdog_client import watch_run
         from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import open_process_group
 

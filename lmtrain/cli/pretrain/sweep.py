@@ -17,11 +17,11 @@ from types import FrameType
 from typing import Any
 
 from lmtrain.cli.inspect.run_view import finite_or_none, format_loss
+from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run
 from lmtrain.cli.pretrain.print_summary import print_plan_facts
-from lmtrain.cli.pretrain.settings_from_run import SourceRun, compose_run
-from lmtrain.cli.screen.console import print_table
-from lmtrain.cli.screen.print_lines_and_json import echo, print_json
-from lmtrain.config.compose import expand_sweep
+from lmtrain.cli.screen.print_facts_and_tables import print_table
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json
+from lmtrain.config.compose_run_settings import expand_sweep
 from lmtrain.config.overrides import hydra_quoted
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
@@ -30,11 +30,11 @@ from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.how_runs_ended import read_stop_or_empty
 from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
 from lmtrain.runfolder.stop_file import DONE
-from lmtrain.runtime.files.safe_files import write_json
+from lmtrain.runtime.files.atomic_files import write_json
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, stop_requests
-from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.run_config import RunConfig, read_run_config
+from lmtrain.train.startup_checks.preflight import process_problems
 from lmtrain.units import format_count
 
 SUMMARY = "sweep.json"  # settings, state and results of each run, for scripts

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import print_notice, warn_if_any
+from lmtrain.cli.screen.print_messages_and_json import print_notice, warn_if_any
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
-from lmtrain.runtime.processes.launcher import Outcome, end_with_launcher, launch
+from lmtrain.runtime.processes.local_rank_launcher import Outcome, end_with_launcher, launch
 from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, set_library_defaults
 from lmtrain.runtime.processes.start_rank_processes import Program
 from lmtrain.runtime.processes.stop_signals import ignore_stops
 
 if TYPE_CHECKING:
-    from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.run_config import RunConfig
+    from lmtrain.train.startup_checks.preflight import Inputs
 
 NumProcesses = Annotated[
     int | None,
@@ -46,14 +46,14 @@ Elastic = Annotated[
 
 # Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
 # missing here is imported by each rank.
-COMPANION_FUNCTION = "lmtrain.observe.watch.companion_process_main:main_of_fork"
-PREPARE_FUNCTION = "lmtrain.cli.pretrain.settings_from_run:prepare_ranks"
+COMPANION_FUNCTION = "lmtrain.observe.hang_watch.watchdog_companion_process:main_of_fork"
+PREPARE_FUNCTION = "lmtrain.cli.pretrain.continue_or_branch_run:prepare_ranks"
 TRAINING_IMPORTS = (  # for every training run
-    "lmtrain.cli.pretrain.check_eval_tasks", "lmtrain.cli.pretrain.settings_from_run", "lmtrain.cli.main",
-    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary", "lmtrain.cli.screen.console",
-    "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose",
-    "lmtrain.observe.watch.companion_process_main", "lmtrain.observe.watch.rank_watchdog_client",
-    "lmtrain.runtime.processes.launcher", "lmtrain.train.ranks.compare_ranks",
+    "lmtrain.cli.pretrain.check_eval_tasks", "lmtrain.cli.pretrain.continue_or_branch_run", "lmtrain.cli.main",
+    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary", "lmtrain.cli.screen.print_facts_and_tables",
+    "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose_run_settings",
+    "lmtrain.observe.hang_watch.watchdog_companion_process", "lmtrain.observe.hang_watch.rank_watchdog_client",
+    "lmtrain.runtime.processes.local_rank_launcher", "lmtrain.train.ranks.check_ranks_agree",
     "lmtrain.train.layouts.choose_parallel_layout", "lmtrain.train.loop", "lmtrain.train.set_up_run",
     "lmtrain.train.in_loop.failed_start_counter", "numpy.random", "typer._adapters",
 )  # fmt: skip
@@ -62,13 +62,13 @@ COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose 
 PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION_IMPORTS = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
-    "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe", "lmtrain.eval.statistics",
-    "lmtrain.eval.recipes.text_sizes_and_hashes", "lmtrain.eval.resume_journal", "lmtrain.eval.load_model",
+    "lmtrain.cli.screen.print_facts_and_tables", "lmtrain.eval.task_recipes.multiple_choice_yaml", "lmtrain.eval.statistics",
+    "lmtrain.eval.task_recipes.evaluation_text_facts", "lmtrain.eval.resume_journal", "lmtrain.eval.load_model",
     "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
     "lmtrain.eval.run_task", "lmtrain.exchange.find_model_to_load", "lmtrain.observe.screen.training_view",
-    "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.launcher",
-    "lmtrain.train.ranks.compare_ranks", "lmtrain.train.run_config", "lmtrain.train.layouts.ranks_and_memory_table",
-    "lmtrain.train.before.preflight", "data_tools.read.parse_documents", "hydra",
+    "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.local_rank_launcher",
+    "lmtrain.train.ranks.check_ranks_agree", "lmtrain.train.run_config", "lmtrain.train.layouts.ranks_and_memory_table",
+    "lmtrain.train.startup_checks.preflight", "data_tools.read.parse_documents", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
 
@@ -161,8 +161,8 @@ def launch_training(
         write_process_failure,
         write_unsaved_stop,
     )
-    from lmtrain.train.before.preflight import find_resume_checkpoint
     from lmtrain.train.in_loop.failed_start_counter import LostStarts
+    from lmtrain.train.startup_checks.preflight import find_resume_checkpoint
 
     folder = Path(config.run.dir)
     stamp_before = stop_stamp(folder)
@@ -229,7 +229,6 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
     `overrides` are the settings of the command line, which stay as they are.
     """
-    from lmtrain.train.before.preflight import find_model
     from lmtrain.train.layouts.choose_parallel_layout import (
         adapt_to_processes,
         adaptation_message,
@@ -237,6 +236,7 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
         fixed_layout_settings,
         previous_layout,
     )
+    from lmtrain.train.startup_checks.preflight import find_model
 
     prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain.observe.history.read_metrics_columns import Numbers, Record, extreme_indices, part_means
-from lmtrain.observe.measure.tensorboard_measures import row_measures
+from lmtrain.observe.measure.tensorboard_metric_names import row_measures
 from lmtrain.page.svg_line_charts import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds
 

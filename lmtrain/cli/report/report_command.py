@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from lmtrain.cli.inspect.merge_view import describe_origin
+from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin
 from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, read_stages, settings_facts, stage_table
 from lmtrain.cli.report.draw_curves import (
     MAX_EVAL_FIGURES,
@@ -20,8 +20,8 @@ from lmtrain.cli.report.draw_curves import (
     headline_titles,
     source_table,
 )
-from lmtrain.cli.report.rank_sections import kernel_parts, layout_parts, memory_parts, trace_parts
-from lmtrain.cli.screen.print_lines_and_json import echo
+from lmtrain.cli.report.rank_timeline_and_memory_sections import kernel_parts, layout_parts, memory_parts, trace_parts
+from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.cli.shared_options import check_output_folder, parse_output_file
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, shorten
@@ -44,7 +44,7 @@ from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
 from lmtrain.runfolder.lineage import Parent, read_lineage
 from lmtrain.runfolder.settings_differences import changed_histories, differences, flatten
-from lmtrain.runtime.files.safe_files import atomic_file, storage_errors
+from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 EXAMPLES = (

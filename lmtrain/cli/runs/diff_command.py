@@ -11,12 +11,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.compare_and_verify import value_differences
+from lmtrain.checkpoint.compare_or_verify_checkpoints import value_differences
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.cli.inspect.merge_view import read_merge
+from lmtrain.cli.inspect.merged_checkpoint_view import read_merge
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import show
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import LmtrainError, join_few, shorten
 from lmtrain.models.model_settings import ModelSettings, with_explicit_sizes
 from lmtrain.observe.history.read_metrics_columns import (

@@ -29,7 +29,7 @@ def plot_runs(paths: Sequence[Path], key: str, axis: str, log: bool, height: int
     """Plot one number of the step rows, such as "loss" (`key`), for each run in the terminal, in `height` lines. The x
     axis is `axis`: step, tokens or seconds.
     """
-    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
     if axis not in _AXES:
         raise UsageError(f"--by={axis} is not an axis of the plot. {spelling_hint(axis, _AXES)}")

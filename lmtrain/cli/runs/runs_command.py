@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain.cli.inspect.run_view import ago, finite_or_none, format_loss
-from lmtrain.cli.screen.print_lines_and_json import print_json
+from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
@@ -99,7 +99,7 @@ def diff(
     facts = diff_facts(a, b)
     if as_json:
         return print_json(to_json_data(facts), allow_nan=False)
-    from lmtrain.cli.screen.console import print_facts
+    from lmtrain.cli.screen.print_facts_and_tables import print_facts
 
     return print_facts("two runs compared", diff_lines(facts))
 
@@ -187,7 +187,7 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     from rich.cells import cell_len
     from rich.text import Text
 
-    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
     screen = PlainConsole(highlight=False)
     if not rows:

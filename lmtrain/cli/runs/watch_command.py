@@ -15,8 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, read_stages, settings_facts
-from lmtrain.cli.screen.console import PlainConsole
-from lmtrain.cli.screen.print_lines_and_json import print_message
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
+from lmtrain.cli.screen.print_messages_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few
 from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_line

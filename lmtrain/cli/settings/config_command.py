@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from lmtrain.cli.keys.settings_reference import (
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs, print_table
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json
+from lmtrain.cli.settings_keys.describe_all_settings import (
     all_keys,
     config_file,
     config_headline,
@@ -18,16 +20,14 @@ from lmtrain.cli.keys.settings_reference import (
     read_config_text,
     root_section,
 )
-from lmtrain.cli.keys.shell_completion import complete_choice, complete_group, complete_key
-from lmtrain.cli.screen.console import PlainConsole, print_pairs, print_table
-from lmtrain.cli.screen.print_lines_and_json import echo, print_json
+from lmtrain.cli.settings_keys.shell_completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, Json, Overrides, Plugins
-from lmtrain.config.compose import compose_plain, group_choices
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose_plain, group_choices
 from lmtrain.config.settings_base import show as as_typed
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, spelling_hint
-from lmtrain.train.stage_settings import GROUPS
+from lmtrain.train.training_stage_settings import GROUPS
 from lmtrain.units import format_count
 
 app = typer.Typer(no_args_is_help=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.keys.settings_reference import Key, config_file, read_config_text
-from lmtrain.cli.pretrain.model_of_init_from import defaults_of_init_from
-from lmtrain.config.compose import (
+from lmtrain.cli.pretrain.initial_model_from_checkpoint import defaults_of_init_from
+from lmtrain.cli.settings_keys.describe_all_settings import Key, config_file, read_config_text
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import (
     STAGE_CHOICES,
     compose_plain,
     conf_dir,
@@ -20,12 +21,11 @@ from lmtrain.config.compose import (
     typed_words,
 )
 from lmtrain.config.settings_base import show
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
 from lmtrain.train.run_config import RunConfig, read_run_config
-from lmtrain.train.stage_settings import GROUPS, stage_may_set
+from lmtrain.train.training_stage_settings import GROUPS, stage_may_set
 
 _ABSENT = object()
 _OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import echo, print_notice, print_text
+from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
 from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
-from lmtrain.runtime.files.safe_files import atomic_file
+from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.units import plural
 
@@ -318,7 +318,7 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
     """Return the folder for the job's file and logs, and (settings, overrides) of each run: one, or with --array one
     for each combination.
     """
-    from lmtrain.cli.pretrain.settings_from_run import compose_run
+    from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan_runs
 
     words, from_run = list(options.overrides or ()), options.from_run
@@ -361,7 +361,7 @@ def _check_run(config: RunConfig, ranks_per_node: int) -> None:
     warnings, and raise on errors.
     """
     from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
-    from lmtrain.train.before.preflight import check_run_folder
+    from lmtrain.train.startup_checks.preflight import check_run_folder
 
     env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
     inputs, _ = prepare_inputs(config, env, starts_run=False)

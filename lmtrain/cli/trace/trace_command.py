@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.screen.print_lines_and_json import print_json
+from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, check_output_folder, parse_output_file
 from lmtrain.runfolder.file_names import TRACES
 
@@ -38,7 +38,7 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Show where the time of a run's steps went, from the spans that observe.trace or `touch RUN/TRACE` recorded."""
-    from lmtrain.cli.trace.print_trace import print_trace, trace_facts
+    from lmtrain.cli.trace.trace_as_text_and_json import print_trace, trace_facts
     from lmtrain.observe.timeline.merge_ranks import merge_traces
     from lmtrain.observe.timeline.perfetto_export import write_trace
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch, SourceCounts
-from lmtrain.data.dataset import Counts, Dataset, Int64s, OrderedDataset, SampleOrder, mix
+from lmtrain.data.sample_dataset_interface import Counts, Dataset, Int64s, OrderedDataset, SampleOrder, mix
 
 MAX_SHARE_SUM = 1 << 40  # because: larger sums of shares would overflow 64 bits in the compiled twin
 BLOCK = 1 << 18  # positions between two stored counts

@@ -19,9 +19,16 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.dataset import Counts, Int64s, ShuffledOrder
+from lmtrain.data.sample_dataset_interface import Counts, Int64s, ShuffledOrder
 from lmtrain.data.samples import sentence_pairs
-from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
+from lmtrain.data.samples.slow_reference_masked_samples import (
+    BEGINS,
+    CONTINUES,
+    SPECIAL,
+    MaskedSamplerTwin,
+    Pairs,
+    Sentences,
+)
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
 from lmtrain.data.store.indexed_dataset import IndexedDataset

@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Counts, Int64s
-from lmtrain.data.samples.causal import ID_LIMIT, build_batch, check_ids, expand_runs, read_runs, require_samples
+from lmtrain.data.sample_dataset_interface import Counts, Int64s
+from lmtrain.data.samples.causal_language_samples import (
+    ID_LIMIT,
+    build_batch,
+    check_ids,
+    expand_runs,
+    read_runs,
+    require_samples,
+)
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset

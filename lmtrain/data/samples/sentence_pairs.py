@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.dataset import GOLDEN, mix
+from lmtrain.data.sample_dataset_interface import GOLDEN, mix
 
 Ints = NDArray[Any]
 Row = tuple[int, int, int]

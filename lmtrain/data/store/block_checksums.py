@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.errors import DataError, StorageError
-from lmtrain.runtime.files import safe_files
+from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 
 BLOCK_BYTES = 1 << 16  # because: reading a sample reads as much from disk anyway; a TB needs 64 MB of checksums
@@ -45,8 +45,8 @@ class MappedFile:
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self.path, self.num_bytes, self.fd = path, num_bytes, -1
-        with safe_files.read_errors(path):
-            self.fd, size = safe_files.open_regular(path, follow_links=True)
+        with atomic_files.read_errors(path):
+            self.fd, size = atomic_files.open_regular(path, follow_links=True)
         if size < num_bytes:
             raise self._truncation_error(size)
         self.bytes = _map_file(self.fd, num_bytes, path)
@@ -147,7 +147,7 @@ def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Checksums,
     way_out = "Copy it from where the dataset was made, make the dataset again, or read it unchecked: data.verify=none."
     if not path.exists():
         raise DataError(f"{path} is missing, although the dataset's .json lists it. {way_out}")
-    data = safe_files.read_bytes(path, _HEADER.size + 4 * num_blocks)
+    data = atomic_files.read_bytes(path, _HEADER.size + 4 * num_blocks)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(f"{path} does not have the hash in the dataset's .json, so one of them is damaged. {way_out}")
     if len(data) != _HEADER.size + 4 * num_blocks:
@@ -245,7 +245,7 @@ class ChecksumRecord:
         """
         entries = np.zeros(num_blocks + 1, "<u8")
         if self.fd >= 0:
-            data = safe_files.read_range(self.fd, 0, entries.nbytes)
+            data = atomic_files.read_range(self.fd, 0, entries.nbytes)
             entries[: len(data) // 8] = np.frombuffer(data, "<u8", len(data) // 8)
         sums = (entries & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         is_valid = (entries >> np.uint64(32)).astype(np.uint32) == ~sums

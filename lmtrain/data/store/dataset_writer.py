@@ -21,7 +21,7 @@ import numpy as np
 from lmtrain.data.store.block_checksums import BlockSums, MappedFile, TokenBlocks, build_block_file, read_block_file
 from lmtrain.data.store.indexed_dataset import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dataset_file
 from lmtrain.errors import DataError, OutputError
-from lmtrain.runtime.files import safe_files
+from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 from lmtrain.runtime.processes.fault_injection import fault_point
 
@@ -119,7 +119,7 @@ class DatasetSpool:
                     f"The id {wrong_id} does not fit into {self.prefix}.bin, whose ids are {self.dtype}. Use int32."
                 )
             self.max_id = max(self.max_id, high)
-        with safe_files.storage_errors(self.prefix, "Writing"):
+        with atomic_files.storage_errors(self.prefix, "Writing"):
             self._bin.append(tokens.astype(self.dtype, copy=False))
             self._lengths.append(lengths.astype("<i4", copy=False))
             self._counts.append(num_sequences.astype("<i8", copy=False))
@@ -131,7 +131,7 @@ class DatasetSpool:
         """Flush all data to the operating system, so that a kill cannot lose it, and return the state of the dataset
         under construction: its counts, and the size and hash of each file.
         """
-        with safe_files.storage_errors(self.prefix, "Writing"):
+        with atomic_files.storage_errors(self.prefix, "Writing"):
             for file in self._files:
                 file.file.flush()
         return SpoolState(
@@ -146,7 +146,7 @@ class DatasetSpool:
         it must match.
         """
         num_matching = 0
-        with safe_files.storage_errors(self.prefix, "Reading"):
+        with atomic_files.storage_errors(self.prefix, "Reading"):
             hashes = [_hash_prefixes(file, [state.sizes[i] for state in states]) for i, file in enumerate(self._files)]
             for state, digests in zip(states, zip(*hashes, strict=True), strict=True):
                 if any(d is None or d.hexdigest() != h for d, h in zip(digests, state.hashes, strict=True)):
@@ -166,7 +166,7 @@ class DatasetSpool:
 
         `sync` puts the files on disk.
         """
-        with safe_files.storage_errors(self.prefix, "Writing"):
+        with atomic_files.storage_errors(self.prefix, "Writing"):
             for suffix in (".idx", ".tokenizer.json", ".blocks", ".json"):
                 self._path(suffix).unlink(missing_ok=True)  # because: a killed process may have left a link or a pipe
             index = _HashedFile(self._path(".idx"), blocks=BlockSums(_ONE_BLOCK))
@@ -195,10 +195,10 @@ class DatasetSpool:
 
     def sync(self) -> None:
         """Wait until all files of the finished dataset are on disk."""
-        with safe_files.storage_errors(self.prefix, "Writing"):
+        with atomic_files.storage_errors(self.prefix, "Writing"):
             for path in filter(Path.exists, map(self._path, SUFFIXES)):
-                safe_files.fsync_file(path)
-            safe_files.fsync_dir(self.folder)
+                atomic_files.fsync_file(path)
+            atomic_files.fsync_dir(self.folder)
 
     def close(self) -> None:
         self._resources.close()
@@ -207,7 +207,7 @@ class DatasetSpool:
         return self.folder / f"{self.name}{suffix}"
 
     def _open(self, mode: str) -> list[_HashedFile]:
-        with safe_files.storage_errors(self.folder / self.name, "Making"), ExitStack() as resources:
+        with atomic_files.storage_errors(self.folder / self.name, "Making"), ExitStack() as resources:
             opened = []
             for suffix in _GROWING:
                 opened.append(_HashedFile(self._path(suffix), mode, BlockSums() if suffix == ".bin" else None))
@@ -271,7 +271,7 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
 
     A call after a kill completes the remaining renames; a call after completion does nothing.
     """
-    with safe_files.storage_errors(prefix, "Writing"):
+    with atomic_files.storage_errors(prefix, "Writing"):
         if not (folder / f"{name}.idx").exists():
             return
         fault_point("data.publish")
@@ -283,7 +283,7 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
             if (folder / f"{name}{suffix}").exists():
                 os.replace(folder / f"{name}{suffix}", dataset_file(prefix, suffix))
                 fault_point("data.publish")
-        safe_files.fsync_dir(prefix.parent)
+        atomic_files.fsync_dir(prefix.parent)
 
 
 def refuse_existing_dataset(prefix: Path) -> None:
@@ -316,7 +316,7 @@ class DatasetWriter:
             refuse_existing_dataset(self.prefix)
         folder = working_folder(self.prefix)
         with ExitStack() as resources:
-            resources.enter_context(safe_files.folder_lock(folder))
+            resources.enter_context(atomic_files.folder_lock(folder))
             resources.callback(shutil.rmtree, folder, ignore_errors=True)  # also removes a killed writer's files
             self._spool = DatasetSpool(folder, "data", self.prefix, self.dtype)
             resources.callback(self._spool.close)
@@ -357,7 +357,7 @@ def check_finished_files(path_of: Callable[[str], Path], sidecar_sha256: str, to
     info = DatasetInfo.read(path_of(".json"))
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
         raise DataError(f"{path_of('.json')} is not the sidecar that this command wrote. Make the dataset again.")
-    if safe_files.read_bytes(path_of(".tokenizer.json"), len(tokenizer)) != tokenizer:
+    if atomic_files.read_bytes(path_of(".tokenizer.json"), len(tokenizer)) != tokenizer:
         raise DataError(f"{path_of('.tokenizer.json')} is not the tokenizer of this dataset. Make the dataset again.")
     index, tokens = (MappedFile(path_of(suffix), path_of(suffix).stat().st_size) for suffix in (".idx", ".bin"))
     sums, index_crc = read_block_file(path_of(".blocks"), info.blocks_sha256, tokens.num_bytes)

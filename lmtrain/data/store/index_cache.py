@@ -29,7 +29,7 @@ from lmtrain.data.store.block_checksums import MappedFile
 from lmtrain.data.store.indexed_dataset import hash_without
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.terminal_safe_text import warn
-from lmtrain.runtime.files import safe_files
+from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 
 VERSION = 2
@@ -121,7 +121,7 @@ class IndexBuild:
                 "crc32c": _crc_of(MappedFile(path, path.stat().st_size)),
             }
         tree = header | {"arrays": array_facts}
-        safe_files.write_json(self.folder / FACTS, tree | {_HASH_KEY: hash_without(tree, _HASH_KEY)})
+        atomic_files.write_json(self.folder / FACTS, tree | {_HASH_KEY: hash_without(tree, _HASH_KEY)})
 
 
 def _crc_of(file: MappedFile) -> int:
@@ -149,7 +149,7 @@ class IndexCache:
         """
         if self.folder is None:
             return _build_in_memory(build)
-        inputs = safe_files.parse_json(json.dumps(describe_inputs()).encode(), self.folder)
+        inputs = atomic_files.parse_json(json.dumps(describe_inputs()).encode(), self.folder)
         text = json.dumps([kind, VERSION, inputs], sort_keys=True)
         path = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
         header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": inputs}
@@ -193,19 +193,19 @@ def _build_on_disk(
             shutil.rmtree(leftover, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        with safe_files.storage_errors(path, "Writing"):
+        with atomic_files.storage_errors(path, "Writing"):
             arrays = IndexBuild(temporary)
             header = header | {"facts": build(arrays)}
             arrays.finish(header)
             if os.path.lexists(path) and _read_index(path, header, check) is None:  # a damaged index is replaced
-                safe_files.remove(path)
+                atomic_files.remove(path)
             temporary.chmod(0o755)
             try:
                 os.rename(temporary, path)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-            safe_files.fsync_dir(path.parent)
+            atomic_files.fsync_dir(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if (index := _read_index(path, header, check)) is None:
@@ -226,7 +226,7 @@ def _build_lock(folder: Path, name: str) -> Iterator[bool]:
     except OSError as error:
         if error.errno in _UNWRITABLE:
             raise _UnwritableFolder from error
-        with safe_files.storage_errors(folder, "Making"):
+        with atomic_files.storage_errors(folder, "Making"):
             raise
     try:
         has_lock = False
@@ -243,13 +243,13 @@ def _read_index(path: Path, header: dict[str, Any], check: EntryCheck) -> Index 
     from `header`, or if `check` finds an entry out of range.
     """
     try:
-        tree = safe_files.read_json(path / FACTS)
+        tree = atomic_files.read_json(path / FACTS)
         is_same = all(tree.get(key) == value for key, value in header.items())
         if tree.get(_HASH_KEY) != hash_without(tree, _HASH_KEY) or not is_same:
             return None
         arrays = {}
         for name, entry in tree["arrays"].items():
-            if not safe_files.is_safe_name(name) or entry["dtype"] not in _DTYPES:
+            if not atomic_files.is_safe_name(name) or entry["dtype"] not in _DTYPES:
                 return None
             dtype, num_bytes = np.dtype(entry["dtype"]), (path / name).stat().st_size
             if num_bytes != int(entry["count"]) * dtype.itemsize:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from lmtrain.data.store.block_checksums import ChecksumRecord, MappedFile, MappedFiles, TokenBlocks, read_block_file
 from lmtrain.errors import DataError, MissingInputError, join_few
-from lmtrain.runtime.files import safe_files
+from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -83,7 +83,7 @@ class DatasetInfo:
         """Read the .json sidecar of a dataset, which describes it. Raise DataError if it is damaged or of an unknown
         version.
         """
-        tree = safe_files.read_json(path)
+        tree = atomic_files.read_json(path)
         if not isinstance(tree, dict) or tree.get("format") != cls.format:
             raise DataError(f"{path} does not describe a dataset of lmtrain. Move it away if another tool wrote it.")
         if tree.get("version") != cls.version:
@@ -199,7 +199,7 @@ class IndexedDataset:
         if self.info is not None:
             return self.info.content_sha256
         path = dataset_file(self.prefix, ".bin")
-        with safe_files.read_errors(path), open(path, "rb") as file:
+        with atomic_files.read_errors(path), open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             digest = hashlib.sha256(f"{self.index_crc} {size}".encode())
             for i in range(_NUM_PAGES + 1):
@@ -388,8 +388,8 @@ def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
     """Return (dtype, number of sequences, length of the document index) from the header of an .idx of num_bytes bytes.
     Raise DataError if it is damaged.
     """
-    with safe_files.read_errors(path), safe_files.open_fd(path) as (fd, _):
-        header = safe_files.read_range(fd, 0, HEADER.size)
+    with atomic_files.read_errors(path), atomic_files.open_fd(path) as (fd, _):
+        header = atomic_files.read_range(fd, 0, HEADER.size)
     if len(header) < HEADER.size:
         raise DataError(
             f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It was truncated: restore it."

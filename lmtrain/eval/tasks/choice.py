@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, SettingsError, UsageError, spelling_hint
-from lmtrain.eval.recipes.choice_recipe import SUFFIXES, Question, Recipe, read_recipe
 from lmtrain.eval.task import Answers, Columns, Facts, Prepared, Sums, Task, TaskOptions, eod_id, item_columns, ratio
+from lmtrain.eval.task_recipes.multiple_choice_yaml import SUFFIXES, Question, Recipe, read_recipe
 from lmtrain.eval.texts import count_odd_characters, read_text_file
 from lmtrain.eval.windows import Request
-from lmtrain.runtime.files.safe_files import parse_json
+from lmtrain.runtime.files.atomic_files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
 
 BETWEEN_SHOTS = "\n\n"

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.samples.masked_in_python import Sentences
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary, build_sampler
+from lmtrain.data.samples.slow_reference_masked_samples import Sentences
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.recipes.text_sizes_and_hashes import (
+from lmtrain.eval.task import Columns, Facts, Prepared, Sums, Task, TaskOptions, perplexity, ratio
+from lmtrain.eval.task_recipes.evaluation_text_facts import (
     dataset_prefix,
     describe_dataset,
     describe_texts,
     group_by_file,
     open_dataset,
 )
-from lmtrain.eval.task import Columns, Facts, Prepared, Sums, Task, TaskOptions, perplexity, ratio
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import MaskedRequest, Tokens, check_stride, windows
 

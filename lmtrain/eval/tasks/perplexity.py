@@ -13,14 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.eval.recipes.text_sizes_and_hashes import (
-    DatasetSequences,
-    dataset_prefix,
-    describe_dataset,
-    describe_texts,
-    group_by_file,
-    open_dataset,
-)
 from lmtrain.eval.task import (
     Columns,
     Facts,
@@ -32,6 +24,14 @@ from lmtrain.eval.task import (
     eod_id,
     perplexity,
     ratio,
+)
+from lmtrain.eval.task_recipes.evaluation_text_facts import (
+    DatasetSequences,
+    dataset_prefix,
+    describe_dataset,
+    describe_texts,
+    group_by_file,
+    open_dataset,
 )
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Tokens, WindowedRequests

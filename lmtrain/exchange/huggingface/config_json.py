@@ -14,13 +14,18 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, join_few, shorten
-from lmtrain.exchange.exchanged_settings import build_imported_settings
-from lmtrain.exchange.huggingface.config_keys import ignored_reason, is_known_key, uncomputed_keys, uncomputed_problem
-from lmtrain.exchange.huggingface.family import Config, Family, families, require_values
-from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, read_weight_map
+from lmtrain.exchange.detect_source_format import WEIGHTS, WEIGHTS_INDEX, read_weight_map
+from lmtrain.exchange.huggingface.ignored_and_refused_config_keys import (
+    ignored_reason,
+    is_known_key,
+    uncomputed_keys,
+    uncomputed_problem,
+)
+from lmtrain.exchange.huggingface.model_family_base import Config, Family, families, require_values
+from lmtrain.exchange.settings_in_other_formats import build_imported_settings
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files.safe_files import open_fd, parse_json, read_json, read_range
+from lmtrain.runtime.files.atomic_files import open_fd, parse_json, read_json, read_range
 
 # because: messages show a value; those of the second kind are lists, which no message shows
 _LONGEST_VALUE, _LONGEST_LIST = 1000, 100_000  # characters

@@ -18,13 +18,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, MissingInputError, join_few, shorten
+from lmtrain.exchange.detect_source_format import WEIGHTS, WEIGHTS_INDEX, identify_source, read_weight_map
 from lmtrain.exchange.huggingface.config_json import check_header_size, settings_from_config
-from lmtrain.exchange.huggingface.family import families, weight_mappings
-from lmtrain.exchange.huggingface.original_files import path_in_folder
+from lmtrain.exchange.huggingface.model_family_base import families, weight_mappings
+from lmtrain.exchange.huggingface.preserved_source_files import path_in_folder
 from lmtrain.exchange.huggingface.weight_names import WeightMapping
-from lmtrain.exchange.source_format import WEIGHTS, WEIGHTS_INDEX, identify_source, read_weight_map
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files.safe_files import is_safe_name, open_fd, read_json, read_range
+from lmtrain.runtime.files.atomic_files import is_safe_name, open_fd, read_json, read_range
 
 _COMPARED_AT_ONCE = 1 << 20  # numbers that are compared
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first BERT files

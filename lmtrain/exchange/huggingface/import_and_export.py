@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
 from lmtrain.checkpoint.read_verified_contents import checked_model
+from lmtrain.checkpoint.saved_model_description import ORIGINAL_PREFIX
+from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.huggingface.compare_with_transformers import compare_ids, compare_scores
 from lmtrain.exchange.huggingface.config_json import begin_and_end_ids, hf_config, hf_family, restored_config
-from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.model_card import model_card
-from lmtrain.exchange.huggingface.original_files import (
+from lmtrain.exchange.huggingface.model_family_base import families, weight_mappings
+from lmtrain.exchange.huggingface.preserved_source_files import (
     CONFIG,
     GENERATION_CONFIG,
     parse_original,
@@ -57,7 +57,7 @@ from lmtrain.exchange.stream_tensors_to_disk import (
     write_tensors,
 )
 from lmtrain.layout import Piece
-from lmtrain.runtime.files.safe_files import new_folder
+from lmtrain.runtime.files.atomic_files import new_folder
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 

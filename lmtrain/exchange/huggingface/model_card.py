@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain import __version__
-from lmtrain.checkpoint.averaged_weights import WeightSet, average_facts
-from lmtrain.checkpoint.merge_record import merge_record
+from lmtrain.checkpoint.recorded_merge_parents import merge_record
+from lmtrain.checkpoint.stored_ema_weights import WeightSet, average_facts
 from lmtrain.errors import LmtrainError
-from lmtrain.exchange.huggingface.original_files import CONFIG, parse_original
+from lmtrain.exchange.huggingface.preserved_source_files import CONFIG, parse_original
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
-from lmtrain.runtime.files.safe_files import parse_json, read_bytes
+from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.units import format_measure
 
 _SETTINGS = ("model", "optim", "schedule", "precision", "train")  # groups that hold no paths

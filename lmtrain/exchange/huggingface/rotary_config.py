@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
-from lmtrain.exchange.huggingface.family import Config
+from lmtrain.exchange.huggingface.model_family_base import Config
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.rotary_settings import RotarySettings
 

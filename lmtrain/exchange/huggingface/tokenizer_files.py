@@ -15,17 +15,17 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.family import families
-from lmtrain.exchange.huggingface.original_files import (
+from lmtrain.exchange.huggingface.model_family_base import families
+from lmtrain.exchange.huggingface.preserved_source_files import (
     CONFIG,
     MODEL_FILES,
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
     parse_original,
 )
-from lmtrain.runtime.files.safe_files import parse_json
+from lmtrain.runtime.files.atomic_files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.vocabularies import bpe_pattern
+from lmtrain.tokenizer.vocabulary_files import bpe_pattern
 
 # Hugging Face's special tokens and the roles of ours. A decoder's end-of-document token may also begin a document.
 _DECODER = {"bos_token": ("bos", "eod"), "eos_token": ("eod",), "unk_token": ("unk",), "pad_token": ("pad",)}

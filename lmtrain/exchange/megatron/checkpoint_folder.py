@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, cover_problem, intersect
 from lmtrain.errors import CheckpointError, MissingInputError, shorten
+from lmtrain.exchange.detect_source_format import METADATA, RANK_FOLDER, TRACKER
 from lmtrain.exchange.megatron.weight_names import LAYER_PLACEHOLDER, lmtrain_name
-from lmtrain.exchange.source_format import METADATA, RANK_FOLDER, TRACKER
 from lmtrain.exchange.torch_files.reader import DTYPE_CODES, StoredTensor, TorchFile
 from lmtrain.exchange.torch_files.safe_pickle import (
     MAX_DEPTH,
@@ -29,7 +29,7 @@ from lmtrain.exchange.torch_files.safe_pickle import (
     read_pickle,
     require_text,
 )
-from lmtrain.runtime.files.safe_files import is_safe_name, read_bytes
+from lmtrain.runtime.files.atomic_files import is_safe_name, read_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

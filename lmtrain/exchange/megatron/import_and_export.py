@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.averaged_weights import WeightSet
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-from lmtrain.checkpoint.model_on_disk import ORIGINAL_PREFIX
 from lmtrain.checkpoint.read_verified_contents import checked_model
+from lmtrain.checkpoint.saved_model_description import ORIGINAL_PREFIX
+from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import UsageError
+from lmtrain.exchange.detect_source_format import TRACKER
 from lmtrain.exchange.megatron.checkpoint_args import megatron_arguments, padded_rows
 from lmtrain.exchange.megatron.checkpoint_folder import RANK_FILE, WeightPart
 from lmtrain.exchange.megatron.decoder_arguments import flags_to_repeat
-from lmtrain.exchange.megatron.source_model import read_megatron_model
+from lmtrain.exchange.megatron.model_settings_of_checkpoint import read_megatron_model
 from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
-from lmtrain.exchange.source_format import TRACKER
 from lmtrain.exchange.stream_tensors_to_disk import (
     Report,
     left_out_of_exports,
@@ -46,7 +46,7 @@ from lmtrain.placement.layers_and_shards_of_ranks import (
     stages_of_rank,
 )
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.files.safe_files import is_safe_name, new_folder, read_bytes
+from lmtrain.runtime.files.atomic_files import is_safe_name, new_folder, read_bytes
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.spec import Split
 from lmtrain.tokenizer.base import MAX_BYTES

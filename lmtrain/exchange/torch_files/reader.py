@@ -33,7 +33,7 @@ from lmtrain.exchange.torch_files.safe_pickle import (
     read_pickle,
     require_text,
 )
-from lmtrain.runtime.files.safe_files import open_fd, open_regular, read_errors, read_range
+from lmtrain.runtime.files.atomic_files import open_fd, open_regular, read_errors, read_range
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -101,7 +101,8 @@ class DotProduct(nn.Module):
 
     def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         if mask is not None and not isinstance(mask, Tensor):
-            from lmtrain.models.layers.block_masks import attend_with_block_mask  # because: this import takes a second
+            # because: this import takes a second
+            from lmtrain.models.layers.flex_attention_block_masks import attend_with_block_mask
 
             return attend_with_block_mask(q_BHTK, k_BHTK, v_BHTK, mask, self.scale, self.cap)
         if (mask is not None or self.cap is not None) and q_BHTK.shape[1] != k_BHTK.shape[1]:
@@ -228,7 +229,8 @@ def mask_rows(
         keys_T = torch.arange(length, device=query_positions_BQ.device)
         return (keys_T <= query_positions_BQ[:, :, None])[:, None] if causal else None
     if not isinstance(mask, Tensor):
-        from lmtrain.models.layers.block_masks import dense_mask_rows  # because: this import takes a second
+        # because: this import takes a second
+        from lmtrain.models.layers.flex_attention_block_masks import dense_mask_rows
 
         return dense_mask_rows(mask, query_positions_BQ)
     if mask.ndim == 2:

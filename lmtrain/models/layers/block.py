@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.kernels.activations import Activation, activate_with_bias
-from lmtrain.kernels.kernel_support import uses_fused_kernels
+from lmtrain.kernels.triton_availability import uses_fused_kernels
 from lmtrain.models.layers.attention import select_positions
 from lmtrain.models.layers.rotary import Rotation
 

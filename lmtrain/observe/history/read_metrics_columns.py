@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.observe.measure.tensorboard_measures import source_measures
+from lmtrain.observe.measure.tensorboard_metric_names import source_measures
 from lmtrain.runfolder.metrics_rows import (
     NON_FINITE_TEXTS,
     ROW_BYTES,

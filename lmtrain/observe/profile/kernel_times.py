@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.runtime.files.safe_files import read_json, write_json
+from lmtrain.runtime.files.atomic_files import read_json, write_json
 
 CLASSES = ("products", "attention", "elementwise", "norms", "collectives", "copies", "optimizer", "other")
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lmtrain.observe.measure.tensorboard_measures import Histogram, row_measures, source_measures
+from lmtrain.observe.measure.tensorboard_metric_names import Histogram, row_measures, source_measures
 from lmtrain.observe.terminal_safe_text import warn
 
 Histograms = Mapping[str, Histogram]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.tensorboard_measures import Histogram
+from lmtrain.observe.measure.tensorboard_metric_names import Histogram
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.sinks.queued_sink import CHARTS, row_scalars
 from lmtrain.observe.terminal_safe_text import warn

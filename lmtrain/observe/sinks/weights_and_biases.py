@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lmtrain.observe.measure.tensorboard_measures import EDGES, Histogram
+from lmtrain.observe.measure.tensorboard_metric_names import EDGES, Histogram
 from lmtrain.observe.sinks.queued_sink import row_scalars
-from lmtrain.runtime.files.safe_files import json_bytes
+from lmtrain.runtime.files.atomic_files import json_bytes
 
 _ROOT = Path(__file__).parents[3]
 _CODE = (

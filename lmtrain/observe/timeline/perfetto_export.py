@@ -16,7 +16,7 @@ from typing import Any
 
 from lmtrain.observe.spans.span_file import Axis, Flag, Kind
 from lmtrain.observe.timeline.merge_ranks import Segment, Timeline, message_pairs
-from lmtrain.runtime.files.safe_files import atomic_file, json_bytes, storage_errors
+from lmtrain.runtime.files.atomic_files import atomic_file, json_bytes, storage_errors
 
 _ACTIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 _NO_STAGE, _ASIDE = -1, 1 << 20  # stand-ins for a stage: none; lanes (a thread each) beside the computation

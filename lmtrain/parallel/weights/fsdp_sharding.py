@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.collectives import all_gather, reduce_scatter
-from lmtrain.parallel.matrix_products import SummingModule, reset_gradient_totals
+from lmtrain.parallel.linear_matrix_products import SummingModule, reset_gradient_totals
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.tensor_parallel import VocabEmbedding
 from lmtrain.parallel.weights.master_weights import GradientCallback

@@ -22,12 +22,12 @@ from lmtrain.errors import LmtrainError, NoProgressError, join_few, shorten
 from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runfolder.file_names import FAILED_STARTS, step_from_name
 from lmtrain.runfolder.how_runs_ended import read_object_or_empty, read_stop_or_empty, stop_stamp, write_stop
-from lmtrain.runtime.files.safe_files import lock_holder, write_json
-from lmtrain.runtime.processes.launcher import CRASH_CODE, RESTARTABLE_CODES
+from lmtrain.runtime.files.atomic_files import lock_holder, write_json
+from lmtrain.runtime.processes.local_rank_launcher import CRASH_CODE, RESTARTABLE_CODES
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.ranks.facts_equal_on_all_ranks import program_facts
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import Inputs, with_final_model
 
 MAX_LOST = 3  # lost starts at the same step, after which the run is refused
 _NO_CAUSE = "killed without a message"

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Dataset, labels_per_term
+from lmtrain.data.sample_dataset_interface import Dataset, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source
-from lmtrain.data.training_data import shown_sources
+from lmtrain.data.training_data_and_sources import shown_sources
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.tensorboard_measures import AVERAGE_KEY, term_measure_names
+from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_KEY, term_measure_names
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff, Requests
-from lmtrain.train.record.write_records import record, report_measures
+from lmtrain.train.record.metrics_writer import record, report_measures
 from lmtrain.train.run_state import Run
 from lmtrain.train.step_durations import EVALUATION, VALIDATION
 

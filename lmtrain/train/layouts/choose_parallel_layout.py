@@ -23,17 +23,17 @@ from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
-from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
-from lmtrain.plan.search.layout_space import legal_layouts
-from lmtrain.plan.search.ranking import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
+from lmtrain.plan.cost_model.hardware_figures import Hardware
+from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, fullest_rank
+from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
+from lmtrain.plan.search.legal_layouts import legal_layouts
+from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
-from lmtrain.train.stage_settings import StageSettings
 from lmtrain.train.train_settings import RampUpSettings
+from lmtrain.train.training_stage_settings import StageSettings
 from lmtrain.units import format_bytes
 
 _TIE_SHARE = 0.0005

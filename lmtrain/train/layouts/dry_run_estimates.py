@@ -17,20 +17,20 @@ from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.config.settings_base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
-from lmtrain.placement.attention_memory import FP32_BYTES
+from lmtrain.placement.attention_activation_bytes import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
-from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.step_time import watts
-from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.run_memory import count_rank_bytes, fullest_rank
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.plan.cost_model.hardware_figures import Hardware
+from lmtrain.plan.cost_model.step_time_and_energy import watts
+from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, fullest_rank
+from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.runfolder.file_names import IMPORTED
-from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
+from lmtrain.runtime.machine.detect_gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.schedule_simulator import activations_held, simulate
-from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.layouts.ranks_and_memory_table import range_text
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import Inputs, changed_settings
 from lmtrain.train.step_durations import Durations, young_daly_s
 from lmtrain.units import format_bytes, format_seconds, plural
 

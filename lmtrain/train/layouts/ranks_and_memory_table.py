@@ -11,9 +11,9 @@ from typing import Any
 
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.attention_memory import FP32_BYTES
+from lmtrain.placement.attention_activation_bytes import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, shard_rows, stages_of_rank
-from lmtrain.placement.memory_estimate import count_elements, placements_of_stages, rank_bytes
+from lmtrain.placement.weight_and_activation_bytes import count_elements, placements_of_stages, rank_bytes
 from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count
 

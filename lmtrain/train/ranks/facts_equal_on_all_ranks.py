@@ -17,10 +17,10 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, MAX_MANIFEST_BYT
 from lmtrain.config.settings_base import plugins, show
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.runfolder.settings_differences import flatten
-from lmtrain.runtime.files.safe_files import read_bytes
+from lmtrain.runtime.files.atomic_files import read_bytes
 from lmtrain.runtime.processes.process_environment import version_of
-from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import Inputs, with_final_model
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 from lmtrain.batch import StepBatches
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.profile.kernel_times import TABLE_SUFFIX, build_table, read_trace, write_table
-from lmtrain.observe.spans.recorder import TRACE_ALL, DeviceClock, Recorder, Tracer
 from lmtrain.observe.spans.span_file import Header, SpanFile, span_file_name
+from lmtrain.observe.spans.trace_span_recorder import TRACE_ALL, DeviceClock, Recorder, Tracer
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.runfolder.file_names import TRACES
 from lmtrain.train.run_state import Run

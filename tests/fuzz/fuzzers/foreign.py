@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import LmtrainError
-from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.import_and_export import export_hf
+from lmtrain.exchange.huggingface.model_family_base import families, weight_mappings
 from lmtrain.exchange.megatron.import_and_export import export_megatron, import_megatron
 from lmtrain.models.model_settings import ModelSettings
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest

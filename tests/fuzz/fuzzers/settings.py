@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lmtrain.config.compose import conf_dir
+from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.config.name_suggestions import types_by_key
 from lmtrain.train.run_config import RunConfig
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest

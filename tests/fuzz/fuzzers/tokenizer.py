@@ -16,7 +16,7 @@ import tokenizers
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
-from lmtrain.tokenizer.vocabularies import CL100K
+from lmtrain.tokenizer.vocabulary_files import CL100K
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import EDGES, as_json, change_any, change_json, some_json
 from tests.unit.tokenizer.adversarial import documents

@@ -13,7 +13,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_output_of_the_head_is_a_hidden_state",
-        file="lmtrain/api/model.py",
+        file="lmtrain/api/load_model.py",
         function="Model.hidden_states",
         old="for name, hidden_BTD in hidden.items()}",
         new="for name, hidden_BTD in outputs.items()}",
@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_last_token_of_a_full_row_cannot_be_scored",
-        file="lmtrain/api/model.py",
+        file="lmtrain/api/load_model.py",
         function="Model.loss",
         old="self.seq_len + 1",
         new="self.seq_len",
@@ -30,7 +30,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_negative_number_of_a_document_is_not_counted_from_the_end",
-        file="lmtrain/api/dataset.py",
+        file="lmtrain/api/open_dataset.py",
         function="Dataset._document_number",
         old="return number % len(self)",
         new="return number",
@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         name="measurements_between_recorded_steps_are_put_to_the_next_step",
-        file="lmtrain/api/metrics.py",
+        file="lmtrain/api/read_run_metrics.py",
         function="Metrics.__init__",
         old="steps = np.union1d(record.steps, [step for step, _ in measured])",
         new="steps = record.steps",

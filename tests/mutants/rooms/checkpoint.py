@@ -122,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         name="difference_of_the_last_part_alone",
-        file="lmtrain/checkpoint/compare_and_verify.py",
+        file="lmtrain/checkpoint/compare_or_verify_checkpoints.py",
         function="_compare_values",
         old="largest = max(largest, float(np.where(np.isnan(gaps), math.inf, gaps).max()))",
         new="largest = float(np.where(np.isnan(gaps), math.inf, gaps).max())",
@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         name="verify_leaves_broken_checkpoints_out",
-        file="lmtrain/checkpoint/compare_and_verify.py",
+        file="lmtrain/checkpoint/compare_or_verify_checkpoints.py",
         function="verify_checkpoints",
         old="[*list_checkpoints(folder), *list_broken(folder)] or [resolve_checkpoint(path)]",
         new="list_checkpoints(folder) or [resolve_checkpoint(path)]",
@@ -208,7 +208,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_is_named_and_the_weights_are_read",
-        file="lmtrain/checkpoint/model_on_disk.py",
+        file="lmtrain/checkpoint/saved_model_description.py",
         function="CheckpointWeights.load_into",
         old="CheckpointReader(self.path, self.weights)",
         new="CheckpointReader(self.path)",
@@ -217,7 +217,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shares_of_an_average_do_not_add_up_to_one",
-        file="lmtrain/checkpoint/merge/merge_weights.py",
+        file="lmtrain/checkpoint/merge/merge_coefficients.py",
         function="merge_weights",
         old="return [beta ** (num_checkpoints - 1), *newer]",
         new="return [(1 - beta) * beta ** (num_checkpoints - 1), *newer]",
@@ -226,7 +226,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_merge_is_summed_in_fp32",
-        file="lmtrain/checkpoint/merge/merged_contents.py",
+        file="lmtrain/checkpoint/merge/average_checkpoint_contents.py",
         function="MergedContents.read_bits",
         old="total, product = np.empty(values.size), np.empty(min(_CHUNK, values.size))",
         new="total, product = (np.empty(size, np.float32) for size in (values.size, min(_CHUNK, values.size)))",
@@ -254,7 +254,7 @@ MUTANTS = [
     ),
     Mutant(
         name="kept_moments_lose_their_count",
-        file="lmtrain/checkpoint/merge/merged_contents.py",
+        file="lmtrain/checkpoint/merge/average_checkpoint_contents.py",
         function="MergedContents.state",
         old="(set() if self.keeps_moments else {\"optimizer\"})",
         new="{\"optimizer\"}",
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_of_the_newest_is_taken_for_that_of_the_merge",
-        file="lmtrain/checkpoint/merge/merged_contents.py",
+        file="lmtrain/checkpoint/merge/average_checkpoint_contents.py",
         function="MergedContents.manifest",
         old="(AVERAGE_PREFIX,) if self.keeps_moments else (AVERAGE_PREFIX, OPTIMIZER_PREFIX)",
         new="() if self.keeps_moments else (OPTIMIZER_PREFIX,)",
@@ -299,7 +299,7 @@ MUTANTS = [
     ),
     Mutant(
         name="key_of_a_merge_forgets_the_shares",
-        file="lmtrain/checkpoint/merge/merged_contents.py",
+        file="lmtrain/checkpoint/merge/average_checkpoint_contents.py",
         function="MergedContents.identity",
         old="json.dumps([\"merge\", parts, self.mean, self.keeps_moments])",
         new="json.dumps([\"merge\", [identity for identity, _ in parts], self.keeps_moments])",

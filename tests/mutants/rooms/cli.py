@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="begins_anew_as_its_run_did",
-        file="lmtrain/cli/pretrain/settings_from_run.py",
+        file="lmtrain/cli/pretrain/continue_or_branch_run.py",
         function="SourceRun.base_settings",
         old='elif is_branch or checkpoint.get("resume") == "none":',
         new="elif is_branch:",
@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         name="memory_of_an_earlier_start",
-        file="lmtrain/cli/report/rank_sections.py",
+        file="lmtrain/cli/report/rank_timeline_and_memory_sections.py",
         function="newest_peaks",
         old='if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):',
         new="if not rows:",
@@ -192,7 +192,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_numbered_the_wrong_way_round",
-        file="lmtrain/cli/trace/print_trace.py",
+        file="lmtrain/cli/trace/trace_as_text_and_json.py",
         function="_coordinate_facts",
         old="coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard",
         new="coordinate.dp_shard * segment.layout.dp_replicate + coordinate.dp_replicate",
@@ -201,7 +201,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_branch_keeps_the_text_of_its_source",
-        file="lmtrain/cli/pretrain/settings_from_run.py",
+        file="lmtrain/cli/pretrain/continue_or_branch_run.py",
         function="SourceRun._data_settings",
         old="if not is_branch:",
         new="if True:",
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         name="model_of_init_from_replaces_that_of_an_own_root",
-        file="lmtrain/cli/pretrain/model_of_init_from.py",
+        file="lmtrain/cli/pretrain/initial_model_from_checkpoint.py",
         function="defaults_of_init_from",
         old="if own_root or {",
         new="if {",
@@ -283,7 +283,7 @@ MUTANTS = [
     ),
     Mutant(
         name="branch_moves_on_with_its_trunk",
-        file="lmtrain/cli/pretrain/settings_from_run.py",
+        file="lmtrain/cli/pretrain/continue_or_branch_run.py",
         function="SourceRun.branch_step",
         old="for parent in read_lineage(folder)[-1:]:",
         new="for parent in read_lineage(folder)[:0]:",
@@ -309,7 +309,7 @@ MUTANTS = [
     ),
     Mutant(
         name="megatrons_window_lacks_the_token_itself",
-        file="lmtrain/cli/keys/translate_foreign_flags.py",
+        file="lmtrain/cli/settings_keys/translate_foreign_flags.py",
         function="_decoder_overrides",
         old='return f"model.window={number + 1}"',
         new='return f"model.window={number}"',

@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="relative_reference_read_from_afar",
-        file="lmtrain/config/value_references.py",
+        file="lmtrain/config/setting_references.py",
         function="_Resolver.look_up",
         old="return self.resolve_subtree(node, target, (*chain, name))",
         new="return self.resolve_subtree(node, path, (*chain, name))",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="fractions_cut_to_whole_numbers",
-        file="lmtrain/config/settings_builder.py",
+        file="lmtrain/config/build_typed_settings.py",
         function="_to_scalar",
         old="not (isinstance(value, float) and value.is_integer() is False):",
         new="not (isinstance(value, float) and not math.isfinite(value)):",
@@ -72,7 +72,7 @@ MUTANTS = [
     ),
     Mutant(
         name="groups_within_groups_not_found",
-        file="lmtrain/config/compose.py",
+        file="lmtrain/config/compose_run_settings.py",
         function="group_choices",
         old='root.glob("*/**/*.yaml")',
         new='root.glob("*/*.yaml")',
@@ -90,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         name="plus_lost_in_a_sweep",
-        file="lmtrain/config/compose.py",
+        file="lmtrain/config/compose_run_settings.py",
         function="expand_sweep",
         old="key, value = override.get_key_element(), override.value()",
         new="key, value = override.key_or_group, override.value()",
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         name="choices_of_no_group",
-        file="lmtrain/config/compose.py",
+        file="lmtrain/config/compose_run_settings.py",
         function="expand_sweep",
         old='f"Choices are {join_few(choices)}."',
         new='f"Choices are {join_few(groups)}."',

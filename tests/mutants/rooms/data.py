@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="pairs_counted_by_microbatch",
-        file="lmtrain/data/dataset.py",
+        file="lmtrain/data/sample_dataset_interface.py",
         function="labels_per_term",
         old="(num_labels, num_samples)",
         new="(num_labels, len(example.pair_labels_B))",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ramp_up_divides_before_it_multiplies",
-        file="lmtrain/data/batch_plan.py",
+        file="lmtrain/data/batch_size_per_step.py",
         function="BatchPlan._add",
         old="rampup.samples * i // len(sizes) - position",
         new="rampup.samples // len(sizes) * i - position",
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="next_epoch_is_next_seed",
-        file="lmtrain/data/dataset.py",
+        file="lmtrain/data/sample_dataset_interface.py",
         function="ShuffledOrder.ids",
         old="mix(mix(self.seed) + epoch * GOLDEN)",
         new="mix(mix(self.seed + epoch))",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shares_are_shown_in_the_order_of_the_list",
-        file="lmtrain/data/training_data.py",
+        file="lmtrain/data/training_data_and_sources.py",
         function="shown_sources",
         old="key=lambda index: -float(sources[index].share)",
         new="key=lambda index: index",
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="megatron_split_counts_documents",
-        file="lmtrain/data/dataset_builder.py",
+        file="lmtrain/data/cut_datasets_into_samples.py",
         function="DatasetBuilder.split_ranges",
         old="split_sequences(len(self.full_range(indexed)), self.split)",
         new="split_sequences(indexed.num_documents, self.split)",
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         name="checksums_of_another_part",
-        file="lmtrain/data/samples/causal.py",
+        file="lmtrain/data/samples/causal_language_samples.py",
         function="CausalDataset.batch",
         old="self._indexed.check(sample_ids, self._sizes, self.seq_len, self.index.first_token)",
         new="self._indexed.check(sample_ids, self._sizes, self.seq_len)",
@@ -221,7 +221,7 @@ MUTANTS = [
     ),
     Mutant(
         name="unknown_bytes_added_up",
-        file="lmtrain/data/store/dataset_operations.py",
+        file="lmtrain/data/store/merge_split_verify.py",
         function="merge",
         old="UNKNOWN if UNKNOWN in byte_counts else sum(byte_counts)",
         new="max(sum(byte_counts), UNKNOWN)",
@@ -249,7 +249,7 @@ MUTANTS = [
     ),
     Mutant(
         name="negative_id_named_as_the_highest",
-        file="lmtrain/data/samples/causal.py",
+        file="lmtrain/data/samples/causal_language_samples.py",
         function="check_ids",
         old="{low if low < 0 else high}",
         new="{high}",
@@ -258,7 +258,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_stream_begins_anew_in_each_mixture",
-        file="lmtrain/data/stream_history.py",
+        file="lmtrain/data/resume_position_by_source.py",
         function="DataHistory.begin",
         old="dict(self.states_at(position))",
         new="dict(self.states)",
@@ -268,7 +268,7 @@ MUTANTS = [
     ),
     Mutant(
         name="streams_that_join_are_seeded_by_their_place",
-        file="lmtrain/data/stream_history.py",
+        file="lmtrain/data/resume_position_by_source.py",
         function="DataHistory.begin",
         old="StreamState(_later_seed(run_seed, key) if self.streams else first_seed)",
         new="StreamState(first_seed)",
@@ -278,7 +278,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_restart_is_ignored",
-        file="lmtrain/data/stream_history.py",
+        file="lmtrain/data/resume_position_by_source.py",
         function="DataHistory.begin",
         old="            elif restart:\n",
         new="            elif restart and not self.streams:\n",
@@ -287,7 +287,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_count_of_a_blend_goes_on_into_the_next",
-        file="lmtrain/data/stream_history.py",
+        file="lmtrain/data/resume_position_by_source.py",
         function="MixtureOrder.ids",
         old="first - self.history.origin + self.history.skipped",
         new="first + self.history.skipped",
@@ -297,7 +297,7 @@ MUTANTS = [
     ),
     Mutant(
         name="sources_validated_on_are_forgotten_after_a_stage",
-        file="lmtrain/data/stream_history.py",
+        file="lmtrain/data/resume_position_by_source.py",
         function="DataHistory.with_held_out",
         old="validated=self.validated | set(validated)",
         new="validated=frozenset(validated)",
@@ -307,7 +307,7 @@ MUTANTS = [
     ),
     Mutant(
         name="documents_that_an_earlier_stage_held_out_are_trained_on",
-        file="lmtrain/data/dataset_builder.py",
+        file="lmtrain/data/cut_datasets_into_samples.py",
         function="DatasetBuilder.training_range",
         old="min(documents.stop, history.held_out.get(content, documents.stop))",
         new="documents.stop",

@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_stream_of_an_archive",
-        file="data_tools/read/stream_readers.py",
+        file="data_tools/read/compressed_and_parquet_readers.py",
         function="_decompress",
         old="data = _next_archive(decompressor.unused_data, file) if decompressor.eof else file.read(_FEED_BYTES)",
         new='data = b"" if decompressor.eof else file.read(_FEED_BYTES)',
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tokenizer_of_an_earlier_text_is_kept",
-        file="data_tools/preprocess/text_dataset.py",
+        file="data_tools/preprocess/tokenizer_and_dataset_from_text.py",
         function="TextFolder._clear",
         old="dataset_file(self.prefix, \".idx\"), self.tokenizer):",
         new="dataset_file(self.prefix, \".idx\")):",
@@ -224,7 +224,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_dataset_of_a_text_is_made_again_after_a_kill",
-        file="data_tools/preprocess/text_dataset.py",
+        file="data_tools/preprocess/tokenizer_and_dataset_from_text.py",
         function="TextFolder._make_steps",
         old="if not self._has_dataset(tokenizer):",
         new="if True:",
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_text_of_the_same_size_counts_as_unchanged",
-        file="data_tools/preprocess/text_dataset.py",
+        file="data_tools/preprocess/tokenizer_and_dataset_from_text.py",
         function="_first_change",
         old="if was[name] != now[name]:",
         new="if was[name][0] != now[name][0]:",

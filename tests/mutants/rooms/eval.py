@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="packed_requests_keep_counting_positions",
-        file="lmtrain/eval/scoring.py",
+        file="lmtrain/eval/score_targets.py",
         function="collate",
         old="positions_BT[row, start:stop] = np.arange(stop - start)",
         new="positions_BT[row, start:stop] = np.arange(start, stop)",
@@ -96,7 +96,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_counts_as_real",
-        file="lmtrain/eval/scoring.py",
+        file="lmtrain/eval/score_targets.py",
         function="collate_masked",
         old="np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)",
         new="np.full(shape, IGNORED, np.int64), np.ones(shape, np.bool_)",
@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shared_answers_are_taken_from_the_wrong_end",
-        file="lmtrain/eval/scoring.py",
+        file="lmtrain/eval/score_targets.py",
         function="SharedAnswers._find",
         old=(
             "        start = len(answer.nll) - request.num_scored\n"
@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         name="bytes_of_a_dataset_are_those_of_its_tokens",
-        file="lmtrain/eval/recipes/text_sizes_and_hashes.py",
+        file="lmtrain/eval/task_recipes/evaluation_text_facts.py",
         function="describe_dataset",
         old='{"bytes": decoded * ratio(num_bytes, decoded.sum())}',
         new='{"bytes": decoded}',

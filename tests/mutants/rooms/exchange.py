@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_becomes_part_of_the_vocabulary",
-        file="lmtrain/exchange/megatron/source_model.py",
+        file="lmtrain/exchange/megatron/model_settings_of_checkpoint.py",
         function="read_megatron_model",
         old='claimed_vocab = get("vocab_size") if get is not None else None',
         new='claimed_vocab = get("padded_vocab_size") if get is not None else None',
@@ -136,7 +136,7 @@ MUTANTS = [
     ),
     Mutant(
         name="files_of_another_tokenizer_are_kept",
-        file="lmtrain/exchange/huggingface/original_files.py",
+        file="lmtrain/exchange/huggingface/preserved_source_files.py",
         function="read_original_files",
         old="if _is_tokenizer_of(tokenizer, home):",
         new="if home.is_dir():",
@@ -240,7 +240,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_changed_source_is_taken_for_the_same",
-        file="lmtrain/exchange/source_identity.py",
+        file="lmtrain/exchange/detect_changed_source_files.py",
         function="check_unchanged",
         old="now is None or now == before",
         new="now is None or now.keys() == before.keys()",
@@ -259,7 +259,7 @@ MUTANTS = [
     ),
     Mutant(
         name="half_a_download_is_imported",
-        file="lmtrain/exchange/source_format.py",
+        file="lmtrain/exchange/detect_source_format.py",
         function="_download_problems",
         old="if not os.path.lexists(path / name)",
         new="if not name",
@@ -376,7 +376,7 @@ MUTANTS = [
     ),
     Mutant(
         name="masters_of_less_precision_are_taken",
-        file="lmtrain/exchange/megatron/source_model.py",
+        file="lmtrain/exchange/megatron/model_settings_of_checkpoint.py",
         function="_complete_masters",
         old='all(part.code == "F32" for part in parts)',
         new="all(part.shape for part in parts)",
@@ -439,7 +439,7 @@ MUTANTS = [
     ),
     Mutant(
         name="keys_that_change_the_model_are_ignored",
-        file="lmtrain/exchange/huggingface/config_keys.py",
+        file="lmtrain/exchange/huggingface/ignored_and_refused_config_keys.py",
         function="uncomputed_keys",
         old="and config.get(key) is not None and config[key] not in harmless",
         new="and config.get(key) is not None and config[key] in harmless and config[key] not in harmless",
@@ -448,7 +448,7 @@ MUTANTS = [
     ),
     Mutant(
         name="keys_at_harmless_values_are_refused",
-        file="lmtrain/exchange/huggingface/config_keys.py",
+        file="lmtrain/exchange/huggingface/ignored_and_refused_config_keys.py",
         function="uncomputed_keys",
         old="is not None and config[key] not in harmless",
         new="is not None",

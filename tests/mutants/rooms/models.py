@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         name="window_blocks_at_the_far_edge_are_whole",
-        file="lmtrain/models/layers/block_masks.py",
+        file="lmtrain/models/layers/flex_attention_block_masks.py",
         function="_blocks_by_distance",
         old="(nearest >= min_distance) & (furthest <= max_distance)",
         new="(nearest >= min_distance) & (nearest <= max_distance)",
@@ -296,7 +296,7 @@ MUTANTS = [
     ),
     Mutant(
         name="scores_are_not_capped_under_block_masks",
-        file="lmtrain/models/layers/block_masks.py",
+        file="lmtrain/models/layers/flex_attention_block_masks.py",
         function="attend_with_block_mask",
         old="score_mod = None if cap is None else build_score_mod(cap)",
         new="score_mod = None",
@@ -305,7 +305,7 @@ MUTANTS = [
     ),
     Mutant(
         name="scores_have_the_usual_scale_under_block_masks",
-        file="lmtrain/models/layers/block_masks.py",
+        file="lmtrain/models/layers/flex_attention_block_masks.py",
         function="attend_with_block_mask",
         old="score_mod, mask, scale, q_BHTK.shape",
         new="score_mod, mask, None, q_BHTK.shape",

@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         name="better_by_any_part_of_a_name",
-        file="lmtrain/observe/measure/tensorboard_measures.py",
+        file="lmtrain/observe/measure/tensorboard_metric_names.py",
         function="larger_is_better",
         old='return "accuracy" in last if first == "eval" else "accuracy" in words',
         new='return "accuracy" in name',
@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         name="watch_forgets_what_earlier_starts_took",
-        file="lmtrain/observe/watch/hang_verdict.py",
+        file="lmtrain/observe/hang_watch/hang_verdict.py",
         function="Limits.record_times",
         old="max(seconds, self.longest_s.get(key, 0.0), self.earlier_s.get(key, 0.0))",
         new="max(seconds, self.longest_s.get(key, 0.0))",
@@ -170,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lost_node_noticed_at_the_later_time",
-        file="lmtrain/observe/watch/companion_process_main.py",
+        file="lmtrain/observe/hang_watch/watchdog_companion_process.py",
         function="Companion.__init__",
         old='min(config["timeout_s"], SILENT_S)',
         new='max(config["timeout_s"], SILENT_S)',

@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lamb_counts_copied_keys_for_each_rank",
-        file="lmtrain/parallel/weights/gathered_weights.py",
+        file="lmtrain/parallel/weights/gather_weights_for_optimizer.py",
         function="ShardedTensors.counted",
         old="shard[: self.placements[name].counted_rows]",
         new="shard",
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="muon_takes_copied_keys_several_times",
-        file="lmtrain/parallel/weights/gathered_weights.py",
+        file="lmtrain/parallel/weights/gather_weights_for_optimizer.py",
         function="ShardedTensors.gather_sections",
         old="torch.cat(parts[::num_sharing])",
         new="torch.cat(parts[: len(parts) // num_sharing])",
@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copy_of_a_tied_weight_is_drawn_by_its_own_name",
-        file="lmtrain/parallel/weight_shards.py",
+        file="lmtrain/parallel/initial_and_saved_shards.py",
         function="draw_initial_values",
         old="draw_parameter(placements[n].name, placements[n].global_shape, starts[n], seed)",
         new="draw_parameter(n, placements[n].global_shape, starts[n], seed)",
@@ -212,7 +212,7 @@ MUTANTS = [
     ),
     Mutant(
         name="muon_cuts_fused_rows_as_one_matrix",
-        file="lmtrain/parallel/weights/gathered_weights.py",
+        file="lmtrain/parallel/weights/gather_weights_for_optimizer.py",
         function="ShardedTensors.local_shard",
         old="                part = torch.cat([\n"
         "                    torch.split(section, rows)[tp.index // num_sharing]\n"
@@ -225,7 +225,7 @@ MUTANTS = [
     ),
     Mutant(
         name="whole_copies_train_apart",
-        file="lmtrain/parallel/build_parallel.py",
+        file="lmtrain/parallel/build_parallel_model.py",
         function="build_parallel",
         old="shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard",
         new="shards = mesh.dp_shard.size > 1 or always_shard",
@@ -235,7 +235,7 @@ MUTANTS = [
     ),
     Mutant(
         name="histograms_of_the_first_stages_alone",
-        file="lmtrain/train/record/write_records.py",
+        file="lmtrain/train/record/metrics_writer.py",
         function="build_histograms",
         old="all_reduce(tensor, model.mesh.world, op,",
         new="all_reduce(tensor, model.mesh.plane, op,",
@@ -282,7 +282,7 @@ MUTANTS = [
     ),
     Mutant(
         name="pipeline_forgets_the_loss_scale",
-        file="lmtrain/parallel/pipeline/executor.py",
+        file="lmtrain/parallel/pipeline/execute_schedule.py",
         function="Pipeline.train",
         old="in_flight[key] = StageTensors(hidden, _scaled_loss(out, loss_scale))",
         new="in_flight[key] = StageTensors(hidden, out.sum())",
@@ -302,7 +302,7 @@ MUTANTS = [
     ),
     Mutant(
         name="objective_without_the_z_loss",
-        file="lmtrain/parallel/build_parallel.py",
+        file="lmtrain/parallel/build_parallel_model.py",
         function="_objective",
         old="build_objective(settings.terms, settings.z_loss)",
         new="build_objective(settings.terms)",

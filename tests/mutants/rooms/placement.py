@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         name="zero_2_is_said_to_keep_whole_gradients",
-        file="lmtrain/placement/memory_estimate.py",
+        file="lmtrain/placement/weight_and_activation_bytes.py",
         function="rank_bytes",
         old="gradients=FP32_BYTES * (counts.parts if zero < 2 else counts.shards)",
         new="gradients=FP32_BYTES * (counts.parts if zero <= 2 else counts.shards)",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         name="folded_copy_is_not_counted",
-        file="lmtrain/placement/memory_estimate.py",
+        file="lmtrain/placement/weight_and_activation_bytes.py",
         function="placements_of_stages",
         old="both = len(stages) > 1 and stages[0].first and stages[-1].last",
         new="both = len(stages) > 2 and stages[0].first and stages[-1].last",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_masks_of_one_sample",
-        file="lmtrain/placement/attention_memory.py",
+        file="lmtrain/placement/attention_activation_bytes.py",
         function="AttentionSizes.num_mask_elements",
         old="samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch",
         new="samples = 1 if not self.run.document_mask else self.run.micro_batch",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="parallel_blocks_share_what_is_cut",
-        file="lmtrain/placement/memory_estimate.py",
+        file="lmtrain/placement/weight_and_activation_bytes.py",
         function="ActivationSizes.deferred_block_bytes",
         old="shared = same_inputs + same_gradients if self.run.sequence_parts == 1 else 0.0",
         new="shared = same_inputs + same_gradients",
@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     Mutant(
         name="norms_of_queries_keep_no_copy",
-        file="lmtrain/placement/attention_memory.py",
+        file="lmtrain/placement/attention_activation_bytes.py",
         function="AttentionSizes.norm_bytes",
         old="if self._norm_copies else 0.0",
         new="if self._norm_copies and self.norm == 'head' else 0.0",
@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_relu_is_said_to_keep_its_input",
-        file="lmtrain/placement/memory_estimate.py",
+        file="lmtrain/placement/weight_and_activation_bytes.py",
         function="ActivationSizes.mlp_bytes",
         old='if self.activation in ("relu", "relu2") else self.up',
         new='if self.activation == "relu2" else self.up',
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         name="layers_with_a_window_share_the_others_mask",
-        file="lmtrain/placement/memory_estimate.py",
+        file="lmtrain/placement/weight_and_activation_bytes.py",
         function="ActivationSizes.shared_bytes",
         old="windows = {model.layer_kinds[number].window: model.layer_kinds[number] for number in recomputed}",
         new="windows = {True: model.layer_kinds[number] for number in recomputed}",

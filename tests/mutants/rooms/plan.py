@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="mfu_of_the_settings_precision",
-        file="lmtrain/plan/search/predict_layout.py",
+        file="lmtrain/plan/search/predict_layout_cost.py",
         function="LayoutResult.mfu",
         old="self.hardware.peak(self.run.product_precision)",
         new="self.hardware.peak(self.run.precision.kind)",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         name="room_in_decimal_gigabytes",
-        file="lmtrain/plan/price/hardware.py",
+        file="lmtrain/plan/cost_model/hardware_figures.py",
         function="Hardware.memory_bytes",
         old="self.memory_GiB * 2**30",
         new="self.memory_GiB * 1e9",
@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         name="switch_may_not_be_filled",
-        file="lmtrain/plan/search/ranking.py",
+        file="lmtrain/plan/search/rank_layouts.py",
         function="rank_layouts",
         old='space.column("tp", rows) <= (limits.switch or np.inf)',
         new='space.column("tp", rows) < (limits.switch or np.inf)',
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_stand_side_by_side",
-        file="lmtrain/plan/price/step_time.py",
+        file="lmtrain/plan/cost_model/step_time_and_energy.py",
         function="replica_group",
         old="np.maximum(cases.dp / cases.shard, 1.0), cases.tp * cases.shard)",
         new="np.maximum(cases.dp / cases.shard, 1.0), cases.tp)",
@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         name="two_stages_that_fill_a_node_are_apart",
-        file="lmtrain/plan/price/step_time.py",
+        file="lmtrain/plan/cost_model/step_time_and_energy.py",
         function="send_seconds",
         old="np.where(stage * 2 <= cases.node, 0.5, 1.0)",
         new="np.where(stage * 2 < cases.node, 0.5, 1.0)",
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="optimizer_is_shared_among_copies_too",
-        file="lmtrain/plan/price/step_time.py",
+        file="lmtrain/plan/cost_model/step_time_and_energy.py",
         function="price_step",
         old="updated_weights = num_weights / cases.state_shards",
         new="updated_weights = num_weights / np.where(cases.zero > 0, cases.dp, 1.0)",
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         name="fullest_rank_of_the_first_ranks",
-        file="lmtrain/plan/run_model/run_memory.py",
+        file="lmtrain/plan/run_estimates/rank_memory_by_purpose.py",
         function="fullest_rank",
         old="firsts = range(0, layout.world_size, layout.world_size // layout.pp)",
         new="firsts = range(layout.pp)",
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         name="logits_are_gone_after_the_first_half",
-        file="lmtrain/plan/run_model/run_memory.py",
+        file="lmtrain/plan/run_estimates/rank_memory_by_purpose.py",
         function="_peak_activation_bytes",
         old="float(np.max((in_flight.awaiting_backward + in_flight.awaiting_weight_half) @ logits)),",
         new="float(np.max(in_flight.awaiting_backward @ logits)),",
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_layer_a_stage_is_never_tried",
-        file="lmtrain/plan/search/layout_space.py",
+        file="lmtrain/plan/search/legal_layouts.py",
         function="_LayoutEnumerator._pipeline_settings",
         old="range(1, num_layers // pp + 1)",
         new="range(1, num_layers // pp)",
@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_is_offered_to_split_backwards",
-        file="lmtrain/plan/search/layout_space.py",
+        file="lmtrain/plan/search/legal_layouts.py",
         function="_LayoutEnumerator._recompute_settings",
         old="if not any((*recompute.problems_in_layout(parallel), *recompute.problems_in_model(num_layers))):",
         new="if not any(recompute.problems_in_model(num_layers)):",
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_of_the_rank_with_least",
-        file="lmtrain/plan/run_model/workload_from_settings.py",
+        file="lmtrain/plan/run_estimates/workload_from_settings.py",
         function="recomputed_shares",
         old="max(_recomputed_share(run, stages) for stages in run.stages)",
         new="min(_recomputed_share(run, stages) for stages in run.stages)",
@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     Mutant(
         name="curve_forgets_the_last_point_that_fits",
-        file="lmtrain/plan/search/predict_layout.py",
+        file="lmtrain/plan/search/predict_layout_cost.py",
         function="scaling_curve",
         old="previous = best or previous",
         new="previous = best",
@@ -148,7 +148,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_layer_of_a_pattern_is_priced_as_one_with_a_window",
-        file="lmtrain/plan/price/step_time.py",
+        file="lmtrain/plan/cost_model/step_time_and_energy.py",
         function="_attention_seconds",
         old="window_share = np.where(cases.window > 0, cases.window_share, 0.0)",
         new="window_share = np.where(cases.window > 0, 1.0, 0.0)",
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         name="norms_from_zero_are_priced_as_one_kernel",
-        file="lmtrain/plan/run_model/workload_from_settings.py",
+        file="lmtrain/plan/run_estimates/workload_from_settings.py",
         function="_extra_norms",
         old='(2 if getattr(model, "norm_weight", "ones") == "from_zero" else 1)',
         new="1",
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         name="an_average_updated_rarely_costs_as_if_always",
-        file="lmtrain/plan/run_model/workload_from_settings.py",
+        file="lmtrain/plan/run_estimates/workload_from_settings.py",
         function="build_case",
         old="3 * FP32_BYTES / run.average_every_steps",
         new="3 * FP32_BYTES",

@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="synced_before_it_is_flushed",
-        file="lmtrain/runtime/files/safe_files.py",
+        file="lmtrain/runtime/files/atomic_files.py",
         function="atomic_file",
         old="                file.flush()\n                os.fsync(file.fileno())\n",
         new="                os.fsync(file.fileno())\n                file.flush()\n",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="rename_synced_in_the_wrong_folder",
-        file="lmtrain/runtime/files/safe_files.py",
+        file="lmtrain/runtime/files/atomic_files.py",
         function="put_in_place",
         old="    fsync_dir(path.parent)\n",
         new="    fsync_dir(path)\n",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         name="interrupted_replacement_stays_half_done",
-        file="lmtrain/runtime/files/safe_files.py",
+        file="lmtrain/runtime/files/atomic_files.py",
         function="put_in_place",
         old="    except BaseException:\n",
         new="    except Exception:\n",
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         name="one_read_is_taken_for_all",
-        file="lmtrain/runtime/files/safe_files.py",
+        file="lmtrain/runtime/files/atomic_files.py",
         function="read_range",
         old="""    parts = []
     while size > 0:
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         name="reserved_blocks_count_as_free",
-        file="lmtrain/runtime/files/safe_files.py",
+        file="lmtrain/runtime/files/atomic_files.py",
         function="free_bytes",
         old="    return shutil.disk_usage(path).free\n",
         new="    usage = shutil.disk_usage(path)\n    return usage.total - usage.used\n",
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         name="own_gpus_are_assumed_where_asked_for",
-        file="lmtrain/runtime/machine/gpus.py",
+        file="lmtrain/runtime/machine/detect_gpus.py",
         function="gpu_index",
         old="0 if count == process.num_own_gpus else process.local_rank",
         new="0 if process.num_own_gpus else process.local_rank",
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         name="killed_rank_named_by_its_place_on_the_node",
-        file="lmtrain/runtime/processes/launcher.py",
+        file="lmtrain/runtime/processes/local_rank_launcher.py",
         function="_Job._outcome",
         old="return Outcome(PeerLostError.exit_code, first + killed[0], ",
         new="return Outcome(PeerLostError.exit_code, killed[0], ",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_folder_in_work_is_taken_for_abandoned",
-        file="lmtrain/runtime/files/safe_files.py",
+        file="lmtrain/runtime/files/atomic_files.py",
         function="_lock_if_free",
         old="fcntl.LOCK_EX | fcntl.LOCK_NB",
         new="fcntl.LOCK_SH | fcntl.LOCK_NB",

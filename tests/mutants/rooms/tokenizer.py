@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         name="vocabulary_counted_without_gaps",
-        file="lmtrain/tokenizer/vocabularies.py",
+        file="lmtrain/tokenizer/vocabulary_files.py",
         function="_check_ids",
         old="return int(max(ids)) + 1",
         new="return len(ids)",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="prefix_space_forgotten",
-        file="lmtrain/tokenizer/vocabularies.py",
+        file="lmtrain/tokenizer/vocabulary_files.py",
         function="bpe_pattern",
         old=""" or to_letters["add_prefix_space"]:""",
         new=":",

@@ -105,7 +105,7 @@ MUTANTS = [
     ),
     Mutant(
         name="failed_saves_are_forgotten_by_the_next_step",
-        file="lmtrain/train/record/write_records.py",
+        file="lmtrain/train/record/metrics_writer.py",
         function="report_save",
         old=(
             "    last = run.writer.last\n"
@@ -164,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         name="digest_of_weights_counts_copies",
-        file="lmtrain/train/record/write_records.py",
+        file="lmtrain/train/record/metrics_writer.py",
         function="weights_digest",
         old="for piece in model.owned_pieces(model.pieces()):",
         new="for piece in model.pieces():",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         name="old_checkpoints_are_taken_for_room",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="check_run_folder",
         old="max(1, count - num_existing) for count",
         new="count - num_existing for count",
@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_named_checkpoint_wins_over_the_runs_own",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="find_resume_checkpoint",
         old="    return newest or chosen\n",
         new="    return chosen\n",
@@ -241,7 +241,7 @@ MUTANTS = [
     ),
     Mutant(
         name="layout_is_said_to_need_the_processes_it_has",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="process_problems",
         old="{required} needs {layout.world_size}. {ways}.",
         new="{required} needs {env.world_size}. {ways}.",
@@ -327,7 +327,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_vocabulary_of_the_first_stage_alone",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="load_stages",
         old=".with_vocab(max(sizes))",
         new=".with_vocab(sizes[0])",
@@ -336,7 +336,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_stage_before_the_current_one_may_change",
-        file="lmtrain/train/before/resume_checks.py",
+        file="lmtrain/train/startup_checks/resume_checks.py",
         function="_past_pairs",
         old="if stage.end_step <= config.first_step]",
         new="if stage.end_step < config.first_step]",
@@ -355,7 +355,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_schedule_taken_from_a_stage_behind_is_not_noticed",
-        file="lmtrain/train/before/resume_checks.py",
+        file="lmtrain/train/startup_checks/resume_checks.py",
         function="_stage_facts",
         old='return facts | {"schedule": stage.schedule.to_dict() if stage.has_own_schedule else "that of the run"}',
         new='return facts | ({"schedule": stage.schedule.to_dict()} if stage.has_own_schedule else {})',
@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         name="another_checkpoint_in_the_parents_place_is_taken",
-        file="lmtrain/train/before/starting_point.py",
+        file="lmtrain/train/startup_checks/check_weights_to_start_from.py",
         function="recorded_parent",
         old="digest is not None and digest != parent.manifest_sha256",
         new="digest is None",
@@ -374,7 +374,7 @@ MUTANTS = [
     ),
     Mutant(
         name="branch_without_a_checkpoint_begins_at_the_newest",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="find_resume_checkpoint",
         old="parent if parent is not None and newest is None else Path(settings.resume)",
         new="Path(settings.resume)",
@@ -383,7 +383,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_run_that_has_saved_needs_its_parent",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="find_resume_checkpoint",
         old="if parent is not None and newest is not None and not Path(settings.resume).exists():",
         new="if False:",
@@ -391,7 +391,7 @@ MUTANTS = [
     ),
     Mutant(
         name="epochs_of_a_source_are_those_of_one_stage",
-        file="lmtrain/train/layouts/stage_table.py",
+        file="lmtrain/train/layouts/training_stages_table.py",
         function="_source_rows",
         old='tokens[part.key] += facts["run_tokens"]',
         new='tokens[part.key] = facts["run_tokens"]',
@@ -401,7 +401,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ends_of_stages_need_no_room_on_the_disk",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="check_run_folder",
         old="settings.num_on_disk(config.total_steps, config.border_steps)",
         new="settings.num_on_disk(config.total_steps)",
@@ -447,7 +447,7 @@ MUTANTS = [
     ),
     Mutant(
         name="what_was_owed_at_a_border_is_measured_by_the_next_stage",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="load_stages",
         old="first = config.stage_at(step - 1)",
         new="first = config.stage_at(step)",
@@ -467,7 +467,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_stage_may_not_scale_angles",
-        file="lmtrain/train/stage_settings.py",
+        file="lmtrain/train/training_stage_settings.py",
         function="",
         old='"model": ("seq_len", "dropout", *ANGLE_KEYS),',
         new='"model": ("seq_len", "dropout", "rotary_base", "local_rotary_base"),',
@@ -476,7 +476,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_merge_without_moments_is_taken_for_an_import",
-        file="lmtrain/train/before/resume_checks.py",
+        file="lmtrain/train/startup_checks/resume_checks.py",
         function="check_same_run",
         old='if "merged" in state and "data" in state and "optimizer" not in state:',
         new='if "merged" in state and "data" not in state:',
@@ -534,7 +534,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_disk_has_room_for_all_but_the_average",
-        file="lmtrain/train/before/preflight.py",
+        file="lmtrain/train/startup_checks/preflight.py",
         function="check_checkpoint_size",
         old="keeps_average=config.checkpoint.ema.is_on",
         new="keeps_average=False",

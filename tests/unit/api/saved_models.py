@@ -9,7 +9,7 @@ import torch
 
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.api.check_arguments import check_token_ids
-from lmtrain.api.tokenizer import Tokenizer
+from lmtrain.api.encode_and_decode_text import Tokenizer
 from lmtrain.errors import UsageError
 from lmtrain.tokenizer.train import train_bpe
 

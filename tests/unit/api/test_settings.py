@@ -10,7 +10,7 @@ from typing import assert_type
 import pytest
 
 import lmtrain
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import MissingInputError, SettingsError
 from lmtrain.train.run_config import RunConfig
 
@@ -37,6 +37,7 @@ def test_a_folder_of_configs_and_a_run_may_stand_for_the_defaults(tmp_path: Path
 
 
 def test_the_package_config_stays_one() -> None:
-    code = "import lmtrain; lmtrain.settings; import lmtrain.config.compose; assert lmtrain.config.compose; print('ok')"
+    module = "lmtrain.config.compose_run_settings"
+    code = f"import lmtrain; lmtrain.settings; import {module}; assert {module}; print('ok')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "ok\n"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint.averaged_weights import average_facts, check_weight_set
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
-from lmtrain.checkpoint.model_on_disk import checkpoint_source
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, fit_problems
+from lmtrain.checkpoint.saved_model_description import checkpoint_source
+from lmtrain.checkpoint.stored_ema_weights import average_facts, check_weight_set
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from tests.unit.checkpoint.layouts import AVERAGE, MODELS, draw, read_all, reshard_to, write

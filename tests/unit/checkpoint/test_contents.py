@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.checkpoint.compare_and_verify import verify_checkpoint
+from lmtrain.checkpoint.compare_or_verify_checkpoints import verify_checkpoint
 from lmtrain.checkpoint.disk.checkpoint_format import digest_of
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.tensor_reader import CheckpointReader

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmtrain.config.build_typed_settings import build_settings, quantity
 from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if
-from lmtrain.config.settings_builder import build_settings, quantity
 from lmtrain.errors import LayoutError, SettingsError
 
 

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtrain.config import hydra_source
-from lmtrain.config.compose import compose, compose_plain, conf_dir, expand_sweep, group_choices
+from lmtrain.config.compose_run_settings import compose, compose_plain, conf_dir, expand_sweep, group_choices
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
 from lmtrain.train.run_config import RunConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.cli.settings.explain_setting import Origin, find_origins, nearest_origin, read_file_origins
-from lmtrain.config.compose import compose_plain, conf_dir
+from lmtrain.config.compose_run_settings import compose_plain, conf_dir
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.value_references import path_text, reference_problem, resolve_references
+from lmtrain.config.setting_references import path_text, reference_problem, resolve_references
 
 TREE: dict[str, Any] = {"a": {"b": 2, "c": {"d": [3, {"e": "x"}]}}, "n": None, "yes": True}
 

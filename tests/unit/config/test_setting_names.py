@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.config.compose import group_choices
+from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
 from lmtrain.train.run_config import RunConfig
 

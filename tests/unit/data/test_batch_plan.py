@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.errors import SettingsError
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
-from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Counts, Dataset, ShuffledOrder
+from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.loader import Loader
-from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.sample_dataset_interface import Counts, Dataset, ShuffledOrder
+from lmtrain.data.samples.causal_language_samples import CausalDataset
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import SettingsError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.errors import SettingsError
 

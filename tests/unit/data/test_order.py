@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.dataset import ShuffledOrder, mix, permute, permute_twin
+from lmtrain.data.sample_dataset_interface import ShuffledOrder, mix, permute, permute_twin
 from lmtrain.errors import DataError
 
 SEEDS = st.integers(0, 2**64 - 1)

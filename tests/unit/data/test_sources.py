@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from lmtrain.data.assemble_training_data import build_training_data, open_datasets
-from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.batch_size_per_step import BatchPlan
+from lmtrain.data.cut_datasets_into_samples import DataRequirements
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataSettings, source_names
-from lmtrain.data.dataset_builder import DataRequirements
 from lmtrain.data.loader import Loader
-from lmtrain.data.training_data import (
+from lmtrain.data.training_data_and_sources import (
     MAX_SHOWN,
     TrainingData,
     epoch_warnings,

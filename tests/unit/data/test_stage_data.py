@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lmtrain.data.assemble_training_data import build_training_data, open_datasets
+from lmtrain.data.cut_datasets_into_samples import DataRequirements
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
-from lmtrain.data.dataset_builder import DataRequirements
-from lmtrain.data.stream_history import DataHistory
-from lmtrain.data.training_data import TrainingData
+from lmtrain.data.resume_position_by_source import DataHistory
+from lmtrain.data.training_data_and_sources import TrainingData
 from lmtrain.errors import SettingsError
 from tests.unit.data.conftest import Make
 

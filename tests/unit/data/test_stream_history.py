@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lmtrain.data.dataset import ShuffledOrder
-from lmtrain.data.stream_history import NOTHING_READ, DataHistory, MixtureOrder
+from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory, MixtureOrder
+from lmtrain.data.sample_dataset_interface import ShuffledOrder
 
 A, B, C = (f"{letter * 16} 8 concatenate documents 0-{n}" for letter, n in zip("abc", (5, 7, 9), strict=True))
 SIZES = {A: 50, B: 30, C: 20}

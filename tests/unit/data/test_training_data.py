@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
-from lmtrain.data import training_data
+from lmtrain.data import training_data_and_sources
 from lmtrain.data.assemble_training_data import build_training_data, open_datasets
-from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.batch_size_per_step import BatchPlan
+from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, READ_SHARES, DataRequirements
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
-from lmtrain.data.dataset import ShuffledOrder
-from lmtrain.data.dataset_builder import ALL_SHARES, READ_SHARES, DataRequirements
 from lmtrain.data.loader import Loader
+from lmtrain.data.resume_position_by_source import DataHistory
+from lmtrain.data.sample_dataset_interface import ShuffledOrder
 from lmtrain.data.samples.blend import integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronDataset, split_sequences
 from lmtrain.data.store.block_checksums import BLOCK_BYTES
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.data.stream_history import DataHistory
-from lmtrain.data.training_data import TrainingData
+from lmtrain.data.training_data_and_sources import TrainingData
 from lmtrain.errors import DataError, SettingsError
 from tests.marks import wide
 from tests.unit.data.conftest import Make
@@ -148,7 +148,7 @@ def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
 def test_tokens_of_a_run_are_counted_without_padding(
     paths: list[str], kind: str, blended: bool, counted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_data, "_EXACT_SAMPLES", counted)
+    monkeypatch.setattr(training_data_and_sources, "_EXACT_SAMPLES", counted)
     data = build(settings_of(kind, blended, paths))
     rows, real = data.contributions(8), data.train.counts(data.order.ids(0, data.num_samples)).tokens
     found = sum(row["run_tokens"] for row in rows)

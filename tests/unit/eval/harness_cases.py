@@ -16,7 +16,7 @@ import torch
 from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.run_task import run
-from lmtrain.eval.scoring import SharedAnswers, Subject
+from lmtrain.eval.score_targets import SharedAnswers, Subject
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.wikitext import split_pages
 from lmtrain.exchange.huggingface.import_and_export import export_hf

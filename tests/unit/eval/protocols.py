@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
 from lmtrain.eval.run_task import Outcome, run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval import protocol_twins as twins

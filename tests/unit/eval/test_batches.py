@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.eval.scoring import MAX_PADDING, Scorer, batch_indices, collate
+from lmtrain.eval.score_targets import MAX_PADDING, Scorer, batch_indices, collate
 from lmtrain.eval.windows import Request
 from tests.marks import wide
 

@@ -14,7 +14,7 @@ import torch
 from lmtrain.batch import Batch
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.run_task import Outcome, run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks import choice
 from lmtrain.tokenizer.base import Tokenizer

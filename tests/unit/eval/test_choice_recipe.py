@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
-from lmtrain.eval.recipes.choice_recipe import Question, Recipe
 from lmtrain.eval.task import find_task
+from lmtrain.eval.task_recipes.multiple_choice_yaml import Question, Recipe
 from lmtrain.eval.tasks.choice import Choice
 
 MINE = 'question: "Q: {goal}\\nA:"\nchoices: options\nanswer: label\n'

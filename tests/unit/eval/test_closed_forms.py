@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lmtrain.eval.run_task import Outcome, run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.conftest import given_texts

@@ -13,7 +13,7 @@ import pytest
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.errors import DataError
 from lmtrain.eval.run_task import run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.statistics import WittenBellBigram, add_baselines
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer

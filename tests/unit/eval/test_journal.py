@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.errors import OutputError
 from lmtrain.eval.resume_journal import Journal, model_identity, open_journal
-from lmtrain.eval.scoring import Scorer, TargetScores
+from lmtrain.eval.score_targets import Scorer, TargetScores
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.runtime.processes.fault_injection import Fault, arm
 

@@ -13,7 +13,7 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.run_task import run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks.lambada import split_last_word
 from lmtrain.tokenizer.base import Tokenizer

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lmtrain.batch import Batch
-from lmtrain.checkpoint.model_on_disk import checkpoint_source
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
+from lmtrain.checkpoint.saved_model_description import checkpoint_source
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.eval.load_model import load_for_eval, load_source
 from lmtrain.eval.run_task import run as run_task
@@ -19,7 +19,7 @@ from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer

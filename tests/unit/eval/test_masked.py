@@ -15,14 +15,14 @@ import torch
 from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples import masked_language_samples as sampling
-from lmtrain.data.samples.masked_in_python import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary
+from lmtrain.data.samples.slow_reference_masked_samples import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval import scoring
+from lmtrain.eval import score_targets
 from lmtrain.eval.run_task import Outcome, run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, all_tasks, check_kind, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
@@ -187,7 +187,7 @@ class FirstPieces:
 
 
 def _collated(**changes: Any) -> Any:
-    collate = scoring.collate_masked
+    collate = score_targets.collate_masked
     return lambda requests: replace(collate(requests), **dict.fromkeys(changes))
 
 
@@ -207,7 +207,7 @@ def _other_windows(num_tokens: int, room: int, stride: int, *, last_looks_back: 
 MISTAKES: dict[str, tuple[str, Any]] = {
     "the first piece of a masked word alone": ("masked/tokens", _first_pieces),
     "padding seen": (
-        "masked/tokens", lambda patch: patch.setattr(scoring, "collate_masked", _collated(not_padding_BT=None)),
+        "masked/tokens", lambda patch: patch.setattr(score_targets, "collate_masked", _collated(not_padding_BT=None)),
     ),
     "other masks": ("masked/tokens", lambda patch: patch.setattr(masked, "SEED", 2)),
     "a last window that does not look back": (
@@ -258,10 +258,10 @@ def test_batches_hold_each_request_once_and_little_padding(pieces: Tokenizer, ba
     task = find_task("masked/pseudo-perplexity")
     prepared = task.prepare_texts(texts_of(TEXTS), TaskOptions(tokenizer=pieces, seq_len=SEQ_LEN))  # type: ignore[attr-defined]
     requests = list(prepared.requests)
-    found = list(scoring.batch_indices(requests, batch_size, packs=False))
+    found = list(score_targets.batch_indices(requests, batch_size, packs=False))
     assert sorted(row for rows in found for row in rows) == list(range(len(requests)))
     for rows in found:
-        batch = scoring.collate([requests[row] for row in rows], packs=False)
+        batch = score_targets.collate([requests[row] for row in rows], packs=False)
         assert len(rows) <= batch_size
         assert batch.not_padding_BT.mean() >= 0.95
         assert (batch.labels_BT >= 0).sum() == len(rows)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.eval import scoring
-from lmtrain.eval.scoring import Scorer, SharedAnswers, TargetScores
+from lmtrain.eval import score_targets
+from lmtrain.eval.score_targets import Scorer, SharedAnswers, TargetScores
 from lmtrain.eval.windows import MaskedRequest, Request, WindowedRequests
 
 IDS = np.random.default_rng(0).integers(0, 37, 75)
@@ -71,7 +71,7 @@ def test_equal_requests_of_one_task_are_each_answered(counted: Counted) -> None:
 
 
 def test_only_so_much_is_remembered(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "MAX_SHARED_TARGETS", 5)
+    monkeypatch.setattr(score_targets, "MAX_SHARED_TARGETS", 5)
     together, requests = SharedAnswers(), [Request(IDS[i : i + 8], 4, i) for i in range(6)]
     for num in (6, 6 + 4):
         list(together.score(requests, counted.score))

@@ -14,7 +14,7 @@ import pytest
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.eval.run_task import run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import Result, TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.tokenizer.base import Tokenizer

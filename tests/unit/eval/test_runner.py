@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.run_task import gather_answers, run
-from lmtrain.eval.scoring import Subject, TargetScores
+from lmtrain.eval.score_targets import Subject, TargetScores
 from lmtrain.eval.task import find_task, item_columns
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer

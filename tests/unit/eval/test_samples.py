@@ -14,7 +14,7 @@ import pytest
 from lmtrain.errors import DataError
 from lmtrain.eval.report import encode_rows, read_columns, sample_rows
 from lmtrain.eval.run_task import Outcome, run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError
-from lmtrain.eval.scoring import Scorer, TargetScores
+from lmtrain.eval.score_targets import Scorer, TargetScores
 from lmtrain.eval.windows import Request, WindowedRequests
 
 VOCAB_SIZE, SEQ_LEN = 37, 16

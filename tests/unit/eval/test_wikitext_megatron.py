@@ -13,7 +13,7 @@ import pytest
 from data_tools.corpora.corpus_definition import published_hashes
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.eval.run_task import prepare, run
-from lmtrain.eval.scoring import Subject
+from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions, all_tasks, find_task, sum_columns
 from lmtrain.eval.tasks.wikitext import split_articles
 from lmtrain.tokenizer.base import Tokenizer

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtrain.errors import CheckpointError, OutputError
+from lmtrain.exchange.detect_changed_source_files import check_unchanged, source_identity
 from lmtrain.exchange.huggingface import compare_with_transformers
 from lmtrain.exchange.huggingface.import_and_export import export_hf
-from lmtrain.exchange.import_folder import import_folder
+from lmtrain.exchange.import_foreign_model import import_folder
 from lmtrain.exchange.megatron.import_and_export import export_megatron
-from lmtrain.exchange.source_identity import check_unchanged, source_identity
 from tests.unit.exchange.models import gpt2, llama, save
 
 TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="it compares with transformers")
@@ -106,7 +106,8 @@ def test_what_a_folder_is_known_by(tmp_path: Path) -> None:
 
 def test_folders_are_looked_at_without_torch() -> None:
     code = (
-        "import sys; import lmtrain.exchange.huggingface.config_json, lmtrain.exchange.megatron.source_model; "
+        "import sys; import lmtrain.exchange.huggingface.config_json; "
+        "import lmtrain.exchange.megatron.model_settings_of_checkpoint; "
         "assert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError, LmtrainError, MissingInputError, UsageError
+from lmtrain.exchange.detect_source_format import identify_source
 from lmtrain.exchange.find_model_to_load import find_model
-from lmtrain.exchange.source_format import identify_source
 
 LLAMA = {"model_type": "llama"}
 INDEX = "model.safetensors.index.json"

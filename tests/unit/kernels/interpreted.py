@@ -21,11 +21,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from lmtrain.kernels import activations, adamw, cross_entropy, kernel_support
-from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
+from lmtrain.kernels import activations, adamw, cross_entropy, triton_availability
+from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
 from lmtrain.kernels.cross_entropy import NO_COLUMN
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp16Settings
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
@@ -245,7 +245,7 @@ def trained(*, by_kernels: bool) -> list[float]:
     """Losses and norms of three steps of a small GPT on the way that a GPU takes, by kernels or by their twins."""
     rooms = (activations, adamw, cross_entropy) if by_kernels else ()
     with ExitStack() as stack:
-        stack.enter_context(patch.object(kernel_support, "FUSED_DEVICES", {"cpu"}))
+        stack.enter_context(patch.object(triton_availability, "FUSED_DEVICES", {"cpu"}))
         for room in rooms:
             stack.enter_context(patch.object(room, "can_run_kernel", lambda tensor: True))
         precision = Fp16Settings(initial_scale=64.0)

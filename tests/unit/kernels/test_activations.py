@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.kernels.activations import Activation, activate_with_bias
 from lmtrain.models.layers.block import MLP, UpLinear, activate
-from lmtrain.parallel.matrix_products import SummingLinear, apply_summing_linears
+from lmtrain.parallel.linear_matrix_products import SummingLinear, apply_summing_linears
 from tests.marks import wide
 
 # a kind and whether it is gated: each kind once, and the gates of two
@@ -73,7 +73,7 @@ def test_an_mlp_takes_this_way_where_kernels_run(
     x = drawn(3, 5, 8, dtype=torch.float32).requires_grad_()
     expected = plain(x)
     right = gradients(expected, x, *plain.parameters())
-    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"})
     found = fused(x)
     assert "_ActivateWithBiasBackward" in names_of(found)
     assert "_ActivateWithBiasBackward" not in names_of(expected)
@@ -113,7 +113,7 @@ def test_a_wrong_bias_is_noticed() -> None:
 
 @pytest.mark.parametrize(("kind", "gated"), [*COMMON, *wide(*OTHERS)])
 def test_an_mlp_compiles_to_one_graph(kind: Activation, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"})
     torch.manual_seed(0)
     mlp, x = MLP(8, 12, kind, gated=gated, bias=True, dropout=0.0), drawn(3, 5, 8, dtype=torch.float32)
     compiled = torch.compile(mlp, fullgraph=True, dynamic=False, backend="aot_eager")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.kernels.kernel_support import HAS_TRITON
+from lmtrain.kernels.triton_availability import HAS_TRITON
 from tests.unit.kernels.interpreted import BUGS, KERNELS, LIMITS
 
 pytestmark = [pytest.mark.wide, pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")]

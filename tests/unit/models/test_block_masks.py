@@ -19,9 +19,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from lmtrain.batch import Batch
 from lmtrain.config.settings_base import kinds
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.layers import block_masks
+from lmtrain.models.layers import flex_attention_block_masks
 from lmtrain.models.layers.attention import DotProduct, build_mask
-from lmtrain.models.layers.block_masks import BLOCK, build_block_mask, dense_mask_rows
+from lmtrain.models.layers.flex_attention_block_masks import BLOCK, build_block_mask, dense_mask_rows
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.blocks.recompute import apply_recompute
 from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
@@ -122,8 +122,8 @@ def _eager_table(table: Tensor) -> Any:
     return _block_lists(torch.ones_like(table))
 
 
-_pair_rule, _block_lists = block_masks._pair_rule, block_masks._block_lists
-_blocks_by_distance = block_masks._blocks_by_distance
+_pair_rule, _block_lists = flex_attention_block_masks._pair_rule, flex_attention_block_masks._block_lists
+_blocks_by_distance = flex_attention_block_masks._blocks_by_distance
 BUGS: dict[str, tuple[str, Callable[..., Any]]] = {
     "a window one too wide": ("_pair_rule", _wide_window),
     "documents forgotten": ("_pair_rule", _deaf),
@@ -136,7 +136,7 @@ BUGS: dict[str, tuple[str, Callable[..., Any]]] = {
 def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"causal": True, "window": BLOCK + 2, "documents_BT": documents_of((300,), 389)}
     assert not wrong(389, **options)
-    monkeypatch.setattr(block_masks, *BUGS[bug])
+    monkeypatch.setattr(flex_attention_block_masks, *BUGS[bug])
     assert wrong(389, **options)
 
 

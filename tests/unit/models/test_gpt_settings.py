@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings

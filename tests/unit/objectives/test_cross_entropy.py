@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.kernels import cross_entropy as room
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
@@ -91,7 +91,7 @@ def test_gradient_is_that_of_the_sum() -> None:
 
 def test_the_way_of_kernels_equals_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their twins, as it is taken on a GPU."""
-    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"})
     logits, labels = example()
     with torch.no_grad():
         logits[..., 35:] = -math.inf

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED
 from lmtrain.kernels import cross_entropy as room
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.parallel import tensor_parallel
 from lmtrain.parallel.mesh import Axis
@@ -43,7 +43,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=LOSSES)
 def loss(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
     if request.param == "fused":
-        monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+        monkeypatch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"})
     return LOSSES[request.param]
 
 

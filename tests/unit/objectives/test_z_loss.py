@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.kernels import cross_entropy as room
-from lmtrain.kernels import kernel_support
+from lmtrain.kernels import triton_availability
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
@@ -35,7 +35,7 @@ def loss(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     # a vocabulary that is cut into one part needs no collective
     monkeypatch.setattr(tensor_parallel, "gather_stack", lambda x, axis: x[None])
     if request.param == "fused":
-        monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+        monkeypatch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"})
     return LOSSES[request.param]
 
 

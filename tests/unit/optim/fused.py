@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from lmtrain.kernels import adamw, kernel_support
-from lmtrain.kernels.collect_adamw_tensors import AdamWTensors, Rates
+from lmtrain.kernels import adamw, triton_availability
+from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
 
 
 def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -18,6 +18,6 @@ def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(len(moved))
         adamw.write_directions_in_torch(moved, rates)
 
-    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"})
     monkeypatch.setattr(adamw, "write_directions", counted)
     return asked

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim.adamw import build
 from lmtrain.optim.adamw_settings import AdamWSettings

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from lmtrain.kernels import adamw as kernel
-from lmtrain.kernels import kernel_support
-from lmtrain.kernels.collect_adamw_tensors import AdamWTensors
+from lmtrain.kernels import triton_availability
+from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors
 from lmtrain.optim.adamw import OnePassAdamW, build
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import Bf16Settings, ComputeSettings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.weights.reduce_and_clip_gradients import apply_clip, clip_factor
@@ -40,7 +40,7 @@ def set_gradients(parameters: dict[str, nn.Parameter], step: int) -> None:
 
 def one_pass_of(parameters: dict[str, nn.Parameter], monkeypatch: pytest.MonkeyPatch) -> OnePassAdamW:
     with monkeypatch.context() as patch:
-        patch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+        patch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"})
         optimizer = build(ADAMW, build_groups(parameters, ADAMW.weight_decay))
     assert isinstance(optimizer, OnePassAdamW)
     return optimizer
@@ -90,7 +90,7 @@ def test_goes_on_from_what_the_other_remembers(monkeypatch: pytest.MonkeyPatch) 
 
 def trained(uses_fused_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[ParallelModel, list[float]]:
     with monkeypatch.context() as patch:
-        patch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"} if uses_fused_kernels else set())
+        patch.setattr(triton_availability, "FUSED_DEVICES", {"cpu"} if uses_fused_kernels else set())
         model = build_parallel(SETTINGS, Bf16Settings(), ComputeSettings(), CPU, seed=1, training=True)
         optimizer = build_optimizer(ADAMW, model)
         assert isinstance(optimizer, OnePassAdamW) is uses_fused_kernels

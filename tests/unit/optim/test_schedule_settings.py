@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import kinds
-from lmtrain.config.settings_builder import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim.schedule_settings import (
     ConstantSettings,

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lmtrain.batch import Batch, StepBatches
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings, RecomputeSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel

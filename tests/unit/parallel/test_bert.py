@@ -10,7 +10,7 @@ import torch
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel

@@ -9,7 +9,7 @@ import torch
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 

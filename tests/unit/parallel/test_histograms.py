@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.observe.measure.tensorboard_measures import EDGES
-from lmtrain.train.record.write_records import _add_to_histogram, build_histograms
+from lmtrain.observe.measure.tensorboard_metric_names import EDGES
+from lmtrain.train.record.metrics_writer import _add_to_histogram, build_histograms
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of
 

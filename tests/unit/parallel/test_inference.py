@@ -13,15 +13,15 @@ from torch import Tensor
 
 from lmtrain.errors import RanksDifferError
 from lmtrain.eval.generate import Sampling, generate_tokens
-from lmtrain.eval.scoring import Scorer
+from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.layout import Layout
-from lmtrain.models.layers import block_masks
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.models.layers import flex_attention_block_masks
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings
-from lmtrain.parallel.label_scores_and_logits import Inference
+from lmtrain.parallel.inference_scores_and_logits import Inference
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline.executor import SingleStage
+from lmtrain.parallel.pipeline.execute_schedule import SingleStage
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.flex_on_cpu import block_masks_everywhere
 from tests.layouts.family_models import FAMILY_MODELS
@@ -166,8 +166,8 @@ def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pyt
         lengths.append(q.shape[2])
         return right(q, *rest)
 
-    right = block_masks.attend_with_block_mask
-    monkeypatch.setattr(block_masks, "attend_with_block_mask", attend_with_block_mask)
+    right = flex_attention_block_masks.attend_with_block_mask
+    monkeypatch.setattr(flex_attention_block_masks, "attend_with_block_mask", attend_with_block_mask)
     with block_masks_everywhere():
         uses_block_masks = build({}, window=3)
         uses_block_masks.forward_backward(step_of(0, Layout(), 1, 0))

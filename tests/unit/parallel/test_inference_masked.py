@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.eval.scoring import Scorer
+from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import MaskedRequest
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.parallel.build_parallel import build_parallel
+from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.parallel.blocks.recompute import RecomputedForward, apply_recompute
 from lmtrain.parallel.device_and_precision_settings import FullRecomputeSettings, RecomputeSettings

@@ -15,7 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from lmtrain.batch import Batch
 from lmtrain.layout import Piece
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.placement.memory_estimate import count_elements, rank_bytes
+from lmtrain.placement.weight_and_activation_bytes import count_elements, rank_bytes
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.memory import on_their_way, storages
 from tests.layouts.workers import Pool

@@ -19,9 +19,9 @@ from torch.distributed.pipelining import (
 )
 
 from lmtrain.layout import Layout
-from lmtrain.parallel.matrix_products import apply_summing_linears
+from lmtrain.parallel.linear_matrix_products import apply_summing_linears
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline.executor import Pipeline
+from lmtrain.parallel.pipeline.execute_schedule import Pipeline
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.table import Action
 

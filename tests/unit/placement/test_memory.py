@@ -9,8 +9,8 @@ import pytest
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.layers_and_shards_of_ranks import place_parameters, stages_of_rank
-from lmtrain.placement.memory_estimate import count_elements, placements_of_stages, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.weight_and_activation_bytes import count_elements, placements_of_stages, rank_bytes
 
 GPT = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=1, seq_len=32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmtrain.plan.price.workload_description import Case
+from lmtrain.plan.cost_model.training_workload import Case
 from tests.unit.plan.machines import hardware_named
 
 CONF = Path(__file__).parents[3] / "conf" / "hardware"

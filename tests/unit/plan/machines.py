@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lmtrain.plan.price.hardware import TIME_FACTORS, Factor, FittedFactors, Hardware
+from lmtrain.plan.cost_model.hardware_figures import TIME_FACTORS, Factor, FittedFactors, Hardware
 
 
 def nominal() -> FittedFactors:

@@ -8,7 +8,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.device_and_precision_settings import Bf16Settings, ComputeSettings, FullRecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 
 GPT3 = GPTSettings(num_layers=96, width=12288, num_heads=96, vocab_size=50257, vocab_multiple=128, seq_len=2048)
 

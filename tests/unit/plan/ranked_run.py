@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from lmtrain.config.compose import conf_dir
+from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.device_and_precision_settings import Bf16Settings, ComputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun
-from lmtrain.plan.search.predict_layout import ScalingInputs
-from lmtrain.plan.search.ranking import CostModel, LayoutLimits, RankedLayouts
+from lmtrain.plan.cost_model.hardware_figures import Hardware
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
+from lmtrain.plan.search.predict_layout_cost import ScalingInputs
+from lmtrain.plan.search.rank_layouts import CostModel, LayoutLimits, RankedLayouts
 from tests.unit.plan.machines import hardware_named
 
 LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtrain.config.compose import conf_dir
+from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.device_and_precision_settings import Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.calibrate_to_measured_steps import MeasuredRun, calibrate, machine_cost_model
-from lmtrain.plan.price.hardware import Hardware, fitted_interval, fitted_time_factors
-from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload_description import stack_cases
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
+from lmtrain.plan.cost_model.hardware_figures import Hardware, fitted_interval, fitted_time_factors
+from lmtrain.plan.cost_model.step_time_and_energy import price_step
+from lmtrain.plan.cost_model.training_workload import stack_cases
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun, build_case
 from tests.unit.plan.machines import hardware_named
 from tests.unit.plan.planned_runs import planned
 

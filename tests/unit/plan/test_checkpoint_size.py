@@ -23,9 +23,9 @@ from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.layers_and_shards_of_ranks import Shape, placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.run_model import checkpoint_size
-from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits
-from lmtrain.runtime.files.safe_files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
+from lmtrain.plan.run_estimates import checkpoint_size
+from lmtrain.plan.run_estimates.checkpoint_size import check_manifest_limits
+from lmtrain.runtime.files.atomic_files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
 
 MODEL = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=64, seq_len=32)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
-from lmtrain.plan.price.workload_description import RecomputedShares, stack_cases
-from lmtrain.plan.run_model.closed_form_memory import price_memory
+from lmtrain.plan.cost_model.hardware_figures import MEMORY_FACTORS, FittedFactors
+from lmtrain.plan.cost_model.training_workload import RecomputedShares, stack_cases
+from lmtrain.plan.run_estimates.closed_form_memory import price_memory
 from tests.unit.plan.cases import gpt3
 
 F = FittedFactors({name: factor.value for name, factor in MEMORY_FACTORS.items()})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step_time import dp_group, ranks_per_node, replica_group, send_seconds, tp_group
-from lmtrain.plan.price.workload_description import stack_cases
+from lmtrain.plan.cost_model.step_time_and_energy import dp_group, ranks_per_node, replica_group, send_seconds, tp_group
+from lmtrain.plan.cost_model.training_workload import stack_cases
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.plan.price.hardware import (
+from lmtrain.plan.cost_model.hardware_figures import (
     MEMORY_FACTORS,
     TIME_FACTORS,
     Factor,

@@ -7,9 +7,9 @@ from itertools import islice
 import pytest
 
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
-from lmtrain.plan.run_model.closed_form_memory import GIB
-from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.search.predict_layout import (
+from lmtrain.plan.run_estimates.closed_form_memory import GIB
+from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
+from lmtrain.plan.search.predict_layout_cost import (
     STEP_PARTS,
     LayoutResult,
     best_by_pp_and_tp,
@@ -18,7 +18,7 @@ from lmtrain.plan.search.predict_layout import (
     too_large_results,
     why_slower,
 )
-from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel
+from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS, CostModel
 from tests.unit.plan.planned_runs import planned
 from tests.unit.plan.ranked_run import LARGE, h100, ranked
 

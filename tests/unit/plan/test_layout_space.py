@@ -17,10 +17,10 @@ from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.price.workload_description import stack_cases
-from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
-from lmtrain.plan.search.layout_space import legal_layouts
+from lmtrain.plan.cost_model.training_workload import stack_cases
+from lmtrain.plan.run_estimates.checkpoint_size import check_manifest_limits, checkpoint_bytes
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun, build_case
+from lmtrain.plan.search.legal_layouts import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings

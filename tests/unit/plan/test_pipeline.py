@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step_time import makespan
-from lmtrain.plan.price.workload_description import Schedule, stack_cases
+from lmtrain.plan.cost_model.step_time_and_energy import makespan
+from lmtrain.plan.cost_model.training_workload import Schedule, stack_cases
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.schedule_simulator import simulate
 from lmtrain.schedules.table import Action, Kind

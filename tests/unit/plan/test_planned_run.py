@@ -18,8 +18,8 @@ from lmtrain.parallel.device_and_precision_settings import (
     NoRecomputeSettings,
     OperatorsRecomputeSettings,
 )
-from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload_description import (
+from lmtrain.plan.cost_model.step_time_and_energy import price_step
+from lmtrain.plan.cost_model.training_workload import (
     Attention,
     Case,
     Overlap,
@@ -28,7 +28,7 @@ from lmtrain.plan.price.workload_description import (
     Schedule,
     stack_cases,
 )
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun, build_case
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned

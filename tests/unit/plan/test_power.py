@@ -7,10 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.hardware import fitted_time_factors
-from lmtrain.plan.price.step_time import COMPUTE_POWER_SHARE, IDLE_POWER_SHARE, busy_share, dollars, price_step, watts
-from lmtrain.plan.price.workload_description import stack_cases
-from lmtrain.plan.run_model.workload_from_settings import build_case
+from lmtrain.plan.cost_model.hardware_figures import fitted_time_factors
+from lmtrain.plan.cost_model.step_time_and_energy import (
+    COMPUTE_POWER_SHARE,
+    IDLE_POWER_SHARE,
+    busy_share,
+    dollars,
+    price_step,
+    watts,
+)
+from lmtrain.plan.cost_model.training_workload import stack_cases
+from lmtrain.plan.run_estimates.workload_from_settings import build_case
 from tests.unit.plan.ranked_run import LARGE, h100, run_of
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step_time import price_work, product_seconds
-from lmtrain.plan.price.workload_description import Attention, Case, PerCase, Program, stack_cases
+from lmtrain.plan.cost_model.step_time_and_energy import price_work, product_seconds
+from lmtrain.plan.cost_model.training_workload import Attention, Case, PerCase, Program, stack_cases
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal
 

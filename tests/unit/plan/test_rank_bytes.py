@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from lmtrain.parallel.device_and_precision_settings import NoRecomputeSettings
-from lmtrain.plan.run_model.run_memory import NEED_A_GPU, _in_flight_of_schedule, count_rank_bytes, fullest_rank
+from lmtrain.plan.run_estimates.rank_memory_by_purpose import (
+    NEED_A_GPU,
+    _in_flight_of_schedule,
+    count_rank_bytes,
+    fullest_rank,
+)
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.schedule_simulator import activations_held
 from tests.unit.plan.planned_runs import GPT3, planned, planned_on_cpu

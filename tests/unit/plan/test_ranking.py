@@ -8,12 +8,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload_description import stack_cases
-from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
-from lmtrain.plan.run_model.pipeline_replay import price_runs
-from lmtrain.plan.run_model.workload_from_settings import build_case
-from lmtrain.plan.search.ranking import SHARDING_COLUMNS
+from lmtrain.plan.cost_model.step_time_and_energy import price_step
+from lmtrain.plan.cost_model.training_workload import stack_cases
+from lmtrain.plan.run_estimates.closed_form_memory import GIB, price_memory
+from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
+from lmtrain.plan.run_estimates.workload_from_settings import build_case
+from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS
 from tests.unit.plan.ranked_run import LARGE, h100, ranked, run_of, study
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lmtrain.parallel.device_and_precision_settings import NoRecomputeSettings
-from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload_description import stack_cases
-from lmtrain.plan.run_model.pipeline_replay import OperationSeconds, pipeline_seconds, price_runs, replay_step
-from lmtrain.plan.run_model.workload_from_settings import PlannedRun, build_case
+from lmtrain.plan.cost_model.step_time_and_energy import price_step
+from lmtrain.plan.cost_model.training_workload import stack_cases
+from lmtrain.plan.run_estimates.simulate_pipeline import OperationSeconds, pipeline_seconds, price_runs, replay_step
+from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun, build_case
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.hardware import MEMORY_FACTORS, TIME_FACTORS
-from lmtrain.plan.price.step_time import (
+from lmtrain.plan.cost_model.hardware_figures import MEMORY_FACTORS, TIME_FACTORS
+from lmtrain.plan.cost_model.step_time_and_energy import (
     busy_share,
     price_microbatch,
     price_step,
@@ -17,7 +17,7 @@ from lmtrain.plan.price.step_time import (
     replica_group,
     stage_weights,
 )
-from lmtrain.plan.price.workload_description import Case, Program, RecomputedShares, stack_cases
+from lmtrain.plan.cost_model.training_workload import Case, Program, RecomputedShares, stack_cases
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal, range_problems
 

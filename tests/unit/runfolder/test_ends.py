@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.screen.print_lines_and_json import print_error
+from lmtrain.cli.screen.print_messages_and_json import print_error
 from lmtrain.errors import NonFiniteLossError, PeerLostError
 from lmtrain.runfolder.file_names import STOP
 from lmtrain.runfolder.how_runs_ended import (
@@ -18,8 +18,8 @@ from lmtrain.runfolder.how_runs_ended import (
     write_stop,
     write_unsaved_stop,
 )
-from lmtrain.runtime.files.safe_files import folder_lock
-from lmtrain.runtime.processes.launcher import Outcome
+from lmtrain.runtime.files.atomic_files import folder_lock
+from lmtrain.runtime.processes.local_rank_launcher import Outcome
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 

@@ -11,7 +11,7 @@ from lmtrain.errors import DataError
 from lmtrain.runfolder import folder_reader as module
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, STOP
 from lmtrain.runfolder.folder_reader import expand_runs, find_runs, is_run, read_runs, record_errors, run_state
-from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.files.atomic_files import folder_lock
 
 
 def a_run(path: Path) -> Path:

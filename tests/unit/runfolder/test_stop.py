@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.runfolder import stop_file
 from lmtrain.runfolder.file_names import STOP
-from lmtrain.runtime.files.safe_files import read_json
+from lmtrain.runtime.files.atomic_files import read_json
 
 
 def written(folder: Path) -> Any:

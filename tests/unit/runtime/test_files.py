@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
-from lmtrain.runtime.files.safe_files import (
+from lmtrain.runtime.files.atomic_files import (
     MAX_JSON_BYTES,
     MAX_JSON_DEPTH,
     atomic_file,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.runtime.files.safe_files import refuse_sparse_file
+from lmtrain.runtime.files.atomic_files import refuse_sparse_file
 
 
 def test_a_file_of_which_most_was_never_written(tmp_path: Path) -> None:

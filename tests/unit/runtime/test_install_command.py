@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.runtime.machine.install_command import install_command
+from lmtrain.runtime.machine.pip_install_hint import install_command
 
 
 @pytest.mark.parametrize(

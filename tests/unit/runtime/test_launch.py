@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.runtime.processes import launcher as launcher
-from lmtrain.runtime.processes.launcher import Outcome
+from lmtrain.runtime.processes import local_rank_launcher as local_rank_launcher
+from lmtrain.runtime.processes.local_rank_launcher import Outcome
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.start_rank_processes import Program, is_in_state
 from tests.marks import wide
@@ -29,7 +29,7 @@ from tests.unit.runtime.starting import children
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
 import os, signal, sys, threading
-from lmtrain.runtime.processes.launcher import end_with_launcher
+from lmtrain.runtime.processes.local_rank_launcher import end_with_launcher
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 end_with_launcher()
 rank = int(os.environ["RANK"])
@@ -51,7 +51,7 @@ def child(body: str) -> Program:
 
 
 def launch(program: Program, num: int, **options: Any) -> Outcome:
-    return launcher.launch(program, ProcessEnv().as_launcher(num), **options)
+    return local_rank_launcher.launch(program, ProcessEnv().as_launcher(num), **options)
 
 
 @pytest.fixture(params=["fork", *wide("process")])
@@ -89,7 +89,8 @@ def test_rank_0_speaks_where_all_end_for_one_reason() -> None:
 
 def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
     body = "if rank in (2, 4):\n    wait()\nos.close(0)\nsys.exit(76)"
-    outcome = launcher.launch(child(body), ProcessEnv(2, 5, launcher="slurm", host="n2", num_ranks=3), grace_s=0.0)
+    place = ProcessEnv(2, 5, launcher="slurm", host="n2", num_ranks=3)
+    outcome = local_rank_launcher.launch(child(body), place, grace_s=0.0)
     assert outcome == Outcome(
         76, 2, "ranks 2 and 4 on n2 hung while the others waited, and had to be killed."
     )  # fmt: skip
@@ -111,13 +112,13 @@ SILENT, SPEAKS = "sys.exit({})", 'if rank == 3:\n    print("error: full")\nsys.e
     ids=["a peer is lost", "rank 0 says it", "one says it", "one ends"],
 )  # fmt: skip
 def test_the_launcher_of_another_node_says_what_is_of_its_node(body: str, outcome: Outcome) -> None:
-    assert launcher.launch(child(body), NODE) == outcome
+    assert local_rank_launcher.launch(child(body), NODE) == outcome
 
 
 def test_a_killed_process_is_named_and_those_that_miss_it_are_not() -> None:
     """The others find their peer gone and end by themselves, with the code for that."""
     body = "if rank == 3:\n    os.kill(os.getpid(), signal.SIGKILL)\nos.close(0)\nsys.exit(76)"
-    outcome = launcher.launch(child(body), NODE)
+    outcome = local_rank_launcher.launch(child(body), NODE)
     assert outcome == Outcome(76, 3, "rank 3 on n2 was ended by SIGKILL, and the run with it.", signal=9)
     assert outcome.shell_code == 137
 
@@ -132,7 +133,7 @@ def parent(
     """A launcher in a process of its own; each child makes a pipe's line once it is ready."""
     program = replace(child(body), imports=imports)
     code = (
-        "import sys\nfrom lmtrain.runtime.processes.launcher import launch\n"
+        "import sys\nfrom lmtrain.runtime.processes.local_rank_launcher import launch\n"
         "from lmtrain.runtime.processes.process_environment import ProcessEnv\n"
         "from lmtrain.runtime.processes.start_rank_processes import Program\n"
         f"outcome = launch({program!r}, ProcessEnv().as_launcher({num}){options})\n"

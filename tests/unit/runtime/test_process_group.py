@@ -73,7 +73,7 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 CODE = """
 import os, signal, sys, threading
 import torch, torch.distributed as dist
-from lmtrain.cli.screen.print_lines_and_json import print_error
+from lmtrain.cli.screen.print_messages_and_json import print_error
 from lmtrain.errors import PeerLostError
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import open_process_group

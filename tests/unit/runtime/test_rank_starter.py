@@ -193,7 +193,7 @@ def test_once_the_server_is_closed_processes_are_started_by_themselves(place: Pl
 
 LAUNCHER = f"""
 import os, sys
-from lmtrain.runtime.processes.launcher import launch
+from lmtrain.runtime.processes.local_rank_launcher import launch
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.start_rank_processes import Program
 outcome = launch(Program(sys.argv[1:], module={MODULE!r}), ProcessEnv().as_launcher(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.tokenizer.vocabularies import end_ids
+from lmtrain.tokenizer.vocabulary_files import end_ids
 
 LIST, ONE, NONE = (b'{"eos_token_id": %s}' % ids for ids in (b"[2, 7]", b"3", b"null"))
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import LayoutError, SettingsError
 from lmtrain.parallel.device_and_precision_settings import FullRecomputeSettings
 from lmtrain.train.layouts.choose_parallel_layout import choose_layout, fixed_layout_settings, previous_layout

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint.averaged_weights import WeightSet
+from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.parallel.parallel_model import ParallelModel

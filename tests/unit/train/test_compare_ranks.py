@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import DataError, LmtrainError, RanksDifferError
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.before.preflight import preflight
 from lmtrain.train.ranks import facts_equal_on_all_ranks
-from lmtrain.train.ranks.compare_ranks import (
+from lmtrain.train.ranks.check_ranks_agree import (
     check_facts_agree,
     check_ranks_agree,
     decode_facts,
@@ -30,6 +29,7 @@ from lmtrain.train.ranks.compare_ranks import (
 )
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.preflight import preflight
 from tests.apart import World, given, make_world
 from tests.layouts.workers import Pool
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.config.compose import compose, group_choices
-from lmtrain.config.settings_builder import build_settings
-from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose, group_choices
+from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings, count_steps

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors
 from lmtrain.train.layouts.choose_parallel_layout import adapt_to_processes, adaptation_message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.config.settings_builder import build_settings
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.train.train_settings import EvalSettings
 

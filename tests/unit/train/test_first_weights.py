@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.train.before.starting_point import ForeignWeights, find_first_weights
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.check_weights_to_start_from import ForeignWeights, find_first_weights
 from tests.unit.exchange.models import bert, gpt2, llama, tokenizer_for
 
 CONFIG = compose(RunConfig, ["data.path=data", "checkpoint.init_from=weights"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.compose import conf_dir
-from lmtrain.runtime.machine.gpus import Gpus
+from lmtrain.config.compose_run_settings import conf_dir
+from lmtrain.runtime.machine.detect_gpus import Gpus
 from lmtrain.train.layouts.dry_run_estimates import StepForecast, forecast_facts, planned_run, predict_step
 from tests.unit.plan.machines import hardware_named
 from tests.unit.train.test_layout_table import BIG, config

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
 

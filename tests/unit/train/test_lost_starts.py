@@ -10,7 +10,7 @@ import pytest
 
 from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
 from lmtrain.runfolder.file_names import FAILED_STARTS
-from lmtrain.runtime.files.safe_files import write_json
+from lmtrain.runtime.files.atomic_files import write_json
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.in_loop.failed_start_counter import LostStarts, counting_start
 

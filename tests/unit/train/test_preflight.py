@@ -18,16 +18,16 @@ from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.find_and_prune import prune_checkpoints
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import unpadded_shapes
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train.before import preflight
-from lmtrain.train.before.preflight import check_checkpoint_size, check_port, check_run_folder
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks import preflight
+from lmtrain.train.startup_checks.preflight import check_checkpoint_size, check_port, check_run_folder
 
 TOKENIZER = train_wordpiece(["a cat sat on a mat"], 40, lowercase=True)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest
-from lmtrain.config.compose import compose
-from lmtrain.data.dataset import ShuffledOrder
-from lmtrain.data.training_data import TrainingData
+from lmtrain.config.compose_run_settings import compose
+from lmtrain.data.sample_dataset_interface import ShuffledOrder
+from lmtrain.data.training_data_and_sources import TrainingData
 from lmtrain.errors import CheckpointError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train.before.resume_checks import check_same_run
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.resume_checks import check_same_run
 from tests.layouts.toy_data import ToyMasked
 
 WORDS = ["model=bert_tiny", "data=masked", "data.path=x"]

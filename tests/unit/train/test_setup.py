@@ -11,12 +11,12 @@ import pytest
 from lmtrain.checkpoint.disk.safetensors_file import RankData
 from lmtrain.checkpoint.find_and_prune import new_leftover_path
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import OutputError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import Axis, build_mesh
 from lmtrain.runfolder.file_names import CHECKPOINTS
-from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.files.atomic_files import folder_lock
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.set_up_run import build_throughput, open_run_folder
 from lmtrain.train.train_settings import RunSettings

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.data_settings import BlendPart, BlendSettings
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train.before.preflight import Inputs, load_stages
 from lmtrain.train.run_config import RunConfig, StageConfig
-from lmtrain.train.stage_settings import StageSettings
+from lmtrain.train.startup_checks.preflight import Inputs, load_stages
+from lmtrain.train.training_stage_settings import StageSettings
 from tests.unit.data.writing import add_document
 from tests.unit.train.stage_order_twin import Part, Source, Stage, Twin
 

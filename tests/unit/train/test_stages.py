@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.compose import compose
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import LmtrainError
 from lmtrain.train.run_config import RunConfig, StageConfig
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused_with_a_way_out(words: Sequence[str], said: st
 
 
 def test_a_name_is_one_that_can_be_typed_in_a_key() -> None:
-    from lmtrain.train.stage_settings import StageSettings, name_problems
+    from lmtrain.train.training_stage_settings import StageSettings, name_problems
 
     names = ["a-b_2", "A", "2b", "a.b", "", "ä", "a b"]
     found = [problem.value for problem in name_problems({name: StageSettings(steps=1) for name in names})]

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.samples.causal_language_samples import CausalDataset
 from lmtrain.train.in_loop.validate_and_evaluate import valid_batches
 
 

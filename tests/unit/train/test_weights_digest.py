@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtrain.train.record.write_records import weights_digest
+from lmtrain.train.record.metrics_writer import weights_digest
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build
 

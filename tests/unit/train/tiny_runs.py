@@ -14,8 +14,8 @@ from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.data.dataset import ShuffledOrder
-from lmtrain.data.training_data import TrainingData
+from lmtrain.data.sample_dataset_interface import ShuffledOrder
+from lmtrain.data.training_data_and_sources import TrainingData
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.schedule_settings import ConstantSettings
@@ -24,10 +24,10 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Run
 from lmtrain.train.set_up_run import open_run
+from lmtrain.train.startup_checks.preflight import Inputs, find_resume_checkpoint
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import SEQ_LEN, VOCAB
 from tests.layouts.toy_data import NUM_SAMPLES, ToyData

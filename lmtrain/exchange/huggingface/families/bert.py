@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, activation_setting
-from lmtrain.exchange.huggingface.family import Config, Family, Rule
+from lmtrain.exchange.huggingface.model_family_base import Config, Family, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 

@@ -25,7 +25,7 @@ from lmtrain.exchange.huggingface.decoder_config import (
     pattern_setting,
     size_entries,
 )
-from lmtrain.exchange.huggingface.family import Config, Rule, require_values
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule, require_values
 from lmtrain.exchange.huggingface.rotary_config import (
     ROTARY_DEFAULTS,
     ROTARY_KEYS,

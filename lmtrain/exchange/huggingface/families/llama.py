@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmtrain.config.settings_base import show
 from lmtrain.exchange.huggingface.decoder_config import NO_DROPOUT, RotaryDecoder, layer_rules, size_entries
-from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 

@@ -22,7 +22,7 @@ from lmtrain.exchange.huggingface.decoder_config import (
     pattern_setting,
     size_entries,
 )
-from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import (
     DEFAULT_BASE,
     ROTARY_DEFAULTS,

@@ -13,7 +13,7 @@ from lmtrain.exchange.huggingface.decoder_config import (
     llama_like_names,
     size_entries,
 )
-from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, ROTARY_KEYS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 

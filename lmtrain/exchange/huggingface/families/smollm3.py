@@ -14,7 +14,7 @@ from lmtrain.exchange.huggingface.decoder_config import (
     pattern_setting,
     size_entries,
 )
-from lmtrain.exchange.huggingface.family import Config, Rule
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import MAX_LAYERS

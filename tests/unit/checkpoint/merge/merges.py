@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.checkpoint.merge.average_checkpoint_contents import COPIES, MergedContents
 from lmtrain.checkpoint.merge.check_parents import check_parents, sort_parents
-from lmtrain.checkpoint.merge.merge_weights import merge_weights
-from lmtrain.checkpoint.merge.merged_contents import COPIES, MergedContents
+from lmtrain.checkpoint.merge.merge_coefficients import merge_weights
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.checkpoint.reshard.reshard_tensors import MERGE, WrittenCheckpoint, write_checkpoint
 from lmtrain.checkpoint.reshard.write_target_files import Limits

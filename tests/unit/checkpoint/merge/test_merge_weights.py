@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lmtrain.checkpoint.merge.merge_weights import decay_mean, merge_weights, parse_mean
+from lmtrain.checkpoint.merge.merge_coefficients import decay_mean, merge_weights, parse_mean
 from lmtrain.errors import UsageError
 
 MEANS = ("uniform", "linear", "ema:0.9", "ema:0.5", "decay:linear", "decay:sqrt")

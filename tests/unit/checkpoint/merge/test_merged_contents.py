@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.checkpoint.merge import merged_contents
-from lmtrain.checkpoint.merge.merge_weights import merge_weights
+from lmtrain.checkpoint.merge import average_checkpoint_contents
+from lmtrain.checkpoint.merge.merge_coefficients import merge_weights
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.errors import CheckpointError, OutputError, StorageError, UsageError
 from lmtrain.runfolder.lineage import file_sha256
-from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.files.atomic_files import folder_lock
 from lmtrain.runtime.processes.fault_injection import Fault, arm
 from tests.unit.checkpoint.layouts import MODELS, assert_same, bytes_of, draw, read_all, reshard_to, write
 from tests.unit.checkpoint.merge.merges import SMALL, mean_of, merge_to, merged, write_run, write_step
@@ -30,7 +30,7 @@ MIXED = ("tp=2,pp=2", "dp=2,tp=2", "dp_replicate=2,dp_shard=2,zero=3", "pp=3,dp_
 def _small(small_parts: None) -> Iterator[None]:
     """Sums of 1000 numbers at a time, so that a part of a small model has several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merged_contents, "_CHUNK", 1000)
+        patch.setattr(average_checkpoint_contents, "_CHUNK", 1000)
         yield
 
 

@@ -24,7 +24,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.runfolder.file_names import step_folder_name
-from lmtrain.runtime.files.safe_files import folder_lock
+from lmtrain.runtime.files.atomic_files import folder_lock
 from lmtrain.runtime.processes import fault_injection
 from lmtrain.runtime.processes.fault_injection import Fault
 
@@ -288,7 +288,7 @@ def test_state_that_is_no_json_is_refused_in_the_loop(tmp_path: Path) -> None:
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    script = "import sys; from pathlib import Path; from lmtrain.runtime.files.safe_files import folder_lock\n"
+    script = "import sys; from pathlib import Path; from lmtrain.runtime.files.atomic_files import folder_lock\n"
     script += "with folder_lock(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.dataset import ShuffledOrder
+from lmtrain.data.sample_dataset_interface import ShuffledOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, rows_by_dataset
-from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.samples.causal_language_samples import CausalDataset
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_index
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make

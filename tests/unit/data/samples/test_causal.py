@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.samples.causal_language_samples import CausalDataset
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError

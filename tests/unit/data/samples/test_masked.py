@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.samples.masked_in_python import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, shorten_segments
 from lmtrain.data.samples.masked_language_samples import (
     ContinuingOrder,
     MaskedDataset,
@@ -23,6 +22,14 @@ from lmtrain.data.samples.masked_language_samples import (
     ngram_thresholds,
 )
 from lmtrain.data.samples.sentence_pairs import Draws, stream_key
+from lmtrain.data.samples.slow_reference_masked_samples import (
+    BEGINS,
+    CONTINUES,
+    SPECIAL,
+    MaskedSamplerTwin,
+    Pairs,
+    shorten_segments,
+)
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.data.samples.causal import (
+from lmtrain.data.samples.causal_language_samples import (
     document_positions,
     document_positions_twin,
     expand_runs,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.data.samples.causal import SampleIndex
+from lmtrain.data.samples.causal_language_samples import SampleIndex
 from tests.unit.data.writing import map_of
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.read.stream_readers import archive_contents
+from data_tools.read.compressed_and_parquet_readers import archive_contents
 from lmtrain.errors import DataError, MissingInputError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 

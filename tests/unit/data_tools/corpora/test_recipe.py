@@ -22,9 +22,9 @@ from data_tools.corpora.corpus_definition import (
 )
 from data_tools.corpora.download import RemoteFile, check_address
 from data_tools.corpus.flow.corpus_step_runner import Report
-from data_tools.read.stream_readers import ALWAYS_ALLOWED_BYTES
+from data_tools.read.compressed_and_parquet_readers import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
-from lmtrain.runtime.files.safe_files import is_safe_name
+from lmtrain.runtime.files.atomic_files import is_safe_name
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpus_files import read_jsonl, texts
 

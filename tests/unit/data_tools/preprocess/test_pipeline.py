@@ -21,11 +21,11 @@ from data_tools.preprocess.preprocess_pipeline import Options, Progress, Summary
 from data_tools.read.input_chunks import SizeLimits
 from data_tools.read.parse_documents import OnError
 from lmtrain import native
-from lmtrain.data.store.dataset_operations import merge, verify
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.data.store.merge_split_verify import merge, verify
 from lmtrain.errors import DataError, OutputError, UsageError
-from lmtrain.runtime.machine.install_command import install_command
+from lmtrain.runtime.machine.pip_install_hint import install_command
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import dtype_for
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from data_tools.preprocess.text_dataset import (
+from data_tools.preprocess.tokenizer_and_dataset_from_text import (
     TextChangedError,
     TextDataset,
     TextFolder,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.read import stream_readers
+from data_tools.read import compressed_and_parquet_readers
 from data_tools.read.find_input_files import TextSplit, find_sources
 from data_tools.read.input_chunks import (
     START,
@@ -138,7 +138,7 @@ def test_paragraphs_and_lines_are_documents_however_the_file_is_read(
     }
     for split, wanted in documents.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stream_readers, "STEP_BYTES", step)
+            patch.setattr(compressed_and_parquet_readers, "STEP_BYTES", step)
             found = portions(path, SizeLimits(slice_bytes=slice_bytes), split=split)  # type: ignore[arg-type]
         chunks = [chunk for portion in found for chunk in portion.chunks]
         contents = [read_content(chunk, SizeLimits(), lambda: None)[0] for chunk in chunks]
@@ -162,7 +162,7 @@ def test_a_paragraph_that_is_too_long_is_left_out_alone(tmp_path: Path) -> None:
     for step in (1, 4, 1 << 20):
         limits = SizeLimits(slice_bytes=8, max_doc_bytes=12)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stream_readers, "STEP_BYTES", step)
+            patch.setattr(compressed_and_parquet_readers, "STEP_BYTES", step)
             chunks = [chunk for p in portions(tmp_path / "a.txt", limits, split="blank-line") for chunk in p.chunks]
         read = [read_content(chunk, limits, lambda: None) for chunk in chunks]
         assert [text for content, _ in read for _, text in content.texts(0, "text")] == ["one", "three"]

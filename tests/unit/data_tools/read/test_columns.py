@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_tools.read.stream_readers import read_rows
+from data_tools.read.compressed_and_parquet_readers import read_rows
 from lmtrain.errors import DataError
 
 BAD = b"caf\xe9"

@@ -17,7 +17,12 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_tools.read.stream_readers import ALWAYS_ALLOWED_BYTES, STEP_BYTES, DamagedArchiveError, read_stream
+from data_tools.read.compressed_and_parquet_readers import (
+    ALWAYS_ALLOWED_BYTES,
+    STEP_BYTES,
+    DamagedArchiveError,
+    read_stream,
+)
 from tests.marks import wide
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, OutputError, UsageError
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
-from lmtrain.exchange.import_folder import import_folder
+from lmtrain.exchange.import_foreign_model import import_folder
 from tests.unit.exchange.models import gpt2, same_weights, save
 
 

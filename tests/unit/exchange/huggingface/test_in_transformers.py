@@ -23,8 +23,8 @@ from lmtrain.exchange.huggingface.compare_with_transformers import (
     random_batch,
     transformers_scores,
 )
-from lmtrain.exchange.huggingface.config_keys import NOT_COMPUTED
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
+from lmtrain.exchange.huggingface.ignored_and_refused_config_keys import NOT_COMPUTED
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
 from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
 from lmtrain.models.model_settings import ModelSettings

@@ -12,7 +12,7 @@ import torch
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.megatron.import_and_export import import_megatron
-from lmtrain.exchange.megatron.source_model import read_megatron_model
+from lmtrain.exchange.megatron.model_settings_of_checkpoint import read_megatron_model
 from tests.unit.exchange.megatron.folders import (
     arguments,
     assert_same,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from lmtrain.observe.measure.tensorboard_measures import Histogram
+from lmtrain.observe.measure.tensorboard_metric_names import Histogram
 from lmtrain.observe.sinks.queued_sink import QueuedSink
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.tensorboard_measures import EDGES, Histogram
+from lmtrain.observe.measure.tensorboard_metric_names import EDGES, Histogram
 from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoardSink
 
 SETTINGS = {

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmtrain.observe.spans.recorder import DeviceClock, Recorder
 from lmtrain.observe.spans.span_file import Flag, Header, Kind, SpanFile, read_spans
+from lmtrain.observe.spans.trace_span_recorder import DeviceClock, Recorder
 
 
 @dataclass

@@ -8,9 +8,9 @@ import pytest
 
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.current_phase import within
-from lmtrain.observe.spans import recorder as module
-from lmtrain.observe.spans.recorder import Recorder
+from lmtrain.observe.spans import trace_span_recorder as module
 from lmtrain.observe.spans.span_file import Axis, Flag, Kind, read_spans
+from lmtrain.observe.spans.trace_span_recorder import Recorder
 from tests.unit.observe.spans.conftest import Open
 
 

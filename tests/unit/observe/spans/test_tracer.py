@@ -10,8 +10,8 @@ from lmtrain.errors import StorageError
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.current_phase import within
 from lmtrain.observe.spans import span_file as form
-from lmtrain.observe.spans.recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
 from lmtrain.observe.spans.span_file import Kind, read_spans
+from lmtrain.observe.spans.trace_span_recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
 from tests.unit.observe.spans.conftest import Open
 
 SPANS = str(Path(form.__file__).parent / "*")

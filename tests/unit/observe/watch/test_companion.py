@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.current_phase import NUM_BYTES
-from lmtrain.observe.watch.companion_process_main import (
+from lmtrain.observe.hang_watch.hang_verdict import LOST_KIND
+from lmtrain.observe.hang_watch.heartbeat_server import Hub
+from lmtrain.observe.hang_watch.rank_watchdog_client import _CODE, _ROOT
+from lmtrain.observe.hang_watch.watchdog_companion_process import (
     _TICK_S,
     DEVICE_GRACE_S,
     GRACE_S,
@@ -29,9 +31,7 @@ from lmtrain.observe.watch.companion_process_main import (
     main_of_fork,
     process_state,
 )
-from lmtrain.observe.watch.hang_verdict import LOST_KIND
-from lmtrain.observe.watch.heartbeat_server import Hub
-from lmtrain.observe.watch.rank_watchdog_client import _CODE, _ROOT
+from lmtrain.observe.measure.current_phase import NUM_BYTES
 from tests.unit.observe.watch.test_hub import met
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.watch.hang_verdict import FAILED_KIND, HANG_KIND, LOST_KIND
-from lmtrain.observe.watch.heartbeat_server import Hub, LineConnection
+from lmtrain.observe.hang_watch.hang_verdict import FAILED_KIND, HANG_KIND, LOST_KIND
+from lmtrain.observe.hang_watch.heartbeat_server import Hub, LineConnection
 from lmtrain.runfolder.file_names import PHASE_TIMES
 
 

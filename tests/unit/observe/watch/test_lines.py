@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.observe.watch.heartbeat_server import MAX_BYTES, LineConnection
+from lmtrain.observe.hang_watch.heartbeat_server import MAX_BYTES, LineConnection
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lmtrain.observe.watch.heartbeat_server import verdict_text, write_stop
+from lmtrain.observe.hang_watch.heartbeat_server import verdict_text, write_stop
 
 
 def test_a_verdict_says_where_to_look() -> None:

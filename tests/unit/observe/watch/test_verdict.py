@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.observe.watch.hang_verdict import DONE, FAILED, LOST, MIN_LIMIT_S, RUNNING, STOPPED, Limits, RankRow, judge
+from lmtrain.observe.hang_watch.hang_verdict import (
+    DONE,
+    FAILED,
+    LOST,
+    MIN_LIMIT_S,
+    RUNNING,
+    STOPPED,
+    Limits,
+    RankRow,
+    judge,
+)
 
 LONG = MIN_LIMIT_S + 1
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lmtrain.exchange.huggingface.family import families
+from lmtrain.exchange.huggingface.model_family_base import families
 from tests.unit.exchange.huggingface.families.drawing import Config
 from tests.unit.exchange.huggingface.families.keys import SETTINGS
 

@@ -13,7 +13,7 @@ import torch
 from lmtrain.errors import LmtrainError
 from lmtrain.exchange.huggingface.compare_with_transformers import quiet_transformers
 from lmtrain.exchange.huggingface.config_json import settings_from_config
-from lmtrain.exchange.huggingface.family import families
+from lmtrain.exchange.huggingface.model_family_base import families
 from tests.unit.exchange.huggingface.families.drawing import Config, Draw, configs
 from tests.unit.exchange.huggingface.families.keys import (
     NOT_OF_THE_MODEL,

@@ -13,8 +13,8 @@ import torch
 from lmtrain.errors import CheckpointError
 from lmtrain.exchange.huggingface.config_json import hf_config, hf_family, restored_config, settings_from_config
 from lmtrain.exchange.huggingface.families.gemma import rounded
-from lmtrain.exchange.huggingface.family import families
 from lmtrain.exchange.huggingface.import_and_export import export_hf
+from lmtrain.exchange.huggingface.model_family_base import families
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.exchange.models import llama, save
 

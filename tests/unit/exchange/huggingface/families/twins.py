@@ -15,8 +15,8 @@ from lmtrain.batch import Batch
 from lmtrain.config.settings_base import Settings
 from lmtrain.errors import SettingsError
 from lmtrain.exchange.huggingface.compare_with_transformers import quiet_transformers
-from lmtrain.exchange.huggingface.family import families, weight_mappings
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
+from lmtrain.exchange.huggingface.model_family_base import families, weight_mappings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.rotary_settings import RotarySettings
 from tests.unit.exchange.huggingface.families.drawing import Config

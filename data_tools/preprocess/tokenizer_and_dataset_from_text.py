@@ -1,0 +1,333 @@
+"""Makes a tokenizer and a dataset of a text file or folder, once, in a folder of its own: for `data.text` of a run.
+
+Called by `lmtrain pretrain`. The steps are those of `lmtrain tokenizer train` and `lmtrain preprocess`. A record beside
+the dataset holds the size and hash of every input file. It is written before the first step and completed after the
+last, so that a start after a kill goes on with the finished steps, and a later start refuses a changed text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data_tools.preprocess.preprocess_pipeline import Options, preprocess
+from data_tools.read.compressed_and_parquet_readers import DamagedArchiveError, open_source, read_rows, read_stream
+from data_tools.read.find_input_files import Source, TextSplit, find_sources, name_without_suffix, resolve_input
+from data_tools.read.parse_documents import ALL_READ, COMMAND_LINE, OptionNames, SourceTexts, refuse_blank_texts
+from lmtrain.data.store.dataset_writer import working_folder
+from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError
+from lmtrain.runtime.files.atomic_files import (
+    folder_lock,
+    read_errors,
+    read_json,
+    remove,
+    remove_empty_folders,
+    write_json,
+)
+from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
+
+SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
+_SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size
+_FORMAT = {"format": "lmtrain dataset of a text", "version": 1}
+_HASH_KEY = "sha256"  # key of the record's hash over all its other keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """A request for a dataset: the text to make it of, and the options."""
+
+    text: Path  # a file or a folder
+    key: str = "text"  # of .jsonl lines, or the column of .parquet files
+    split: TextSplit = "file"
+    cuts_sentences: bool = False  # for BERT: WordPiece pieces, and a sequence for each sentence
+    tokenizer: Path | None = None  # the tokenizer to use; None: train one
+    max_vocab: int | None = None  # the most pieces of a tokenizer that is trained
+    exact_vocab: int | None = None  # its number of pieces, independent of the text's length
+    workers: int = 1
+    names: OptionNames = COMMAND_LINE
+
+    @property
+    def is_unknown_file(self) -> bool:
+        """True if the text is a file whose suffix does not tell its kind; it is read as plain text."""
+        return self.text.is_file() and name_without_suffix(self.text) == self.text.name
+
+    def find_sources(self) -> list[Source]:
+        """Return the files of the text in the order in which they are read. Raise if there are none, or if a tokenizer
+        could not be trained on them.
+        """
+        if not self.text.exists():
+            raise MissingInputError(f"{self.text} does not exist. Give the path of a text, or of a folder of texts.")
+        if self.tokenizer is None and self.max_vocab is not None:
+            check_vocab_size(self.max_vocab, "wordpiece" if self.cuts_sentences else "bpe", self.names.vocab_size)
+        name = str(self.text)
+        reads_as_text = self.is_unknown_file and self.text.suffix != ".json"
+        return find_sources([resolve_input(name, "txt") if reads_as_text else name], self.split, self.names.split)
+
+    @cached_property
+    def estimated_bytes(self) -> int:
+        """About how many bytes of text the files hold, as `estimate_text_bytes` says; they are looked at once."""
+        return estimate_text_bytes(self.find_sources(), self.key)
+
+    def vocab_size(self, num_bytes: int) -> int:
+        """Return the number of pieces of a tokenizer that is trained on `num_bytes` of text: the largest power of two
+        up to the square root of the bytes, but at least 512 and at most 32,768 and `max_vocab`.
+
+        The number of different words in a text grows about as the square root of its length. `exact_vocab` goes first.
+        """
+        if self.exact_vocab is not None:
+            return self.exact_vocab
+        by_text = 1 << (max(int(num_bytes**0.5), 1).bit_length() - 1)
+        wanted = min(max(by_text, SMALLEST_VOCAB), LARGEST_VOCAB)
+        return wanted if self.max_vocab is None else min(wanted, self.max_vocab)
+
+    def identity(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Return, as plain data, what decides the dataset's content besides the tokenizer: the options, and the size
+        and SHA-256 of every file.
+        """
+        root = self.text if self.text.is_dir() else self.text.parent
+        return {
+            "text_key": self.key, "text_split": self.split, "cuts_sentences": self.cuts_sentences,
+            "files": {
+                str(source.path.relative_to(root)): [source.num_bytes, _sha256(source.path)] for source in sources
+            },
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """The result: facts about a dataset made of a text, and how its tokenizer came about."""
+
+    num_files: int
+    num_bytes: int  # of the texts, in UTF-8
+    num_documents: int
+    num_tokens: int
+    vocab_size: int
+    tokenizer_kind: str
+    tokenizer_source: str | None  # path of the tokenizer that was given; None: trained on this text
+    tokenizer_seconds: float | None  # time to train it; None if an earlier, killed call has trained it
+    seconds: float
+
+
+class TextChangedError(Exception):
+    """Raised if a dataset was made of another text or with other options; the message is a clause that says what
+    differs.
+    """
+
+
+Report = Callable[[str, int, int], None]  # receives the step's name, the bytes of the input files done, and the total
+
+
+def estimate_text_bytes(sources: Sequence[Source], key: str) -> int:
+    """Return about how many bytes the files hold when they are decompressed, from their sizes and, for compressed files
+    and tables, from the first 4 MiB of their content.
+    """
+    return sum(_estimate_file(source, key) for source in sources)
+
+
+def _estimate_file(source: Source, key: str) -> int:
+    """Return about how many bytes of text a file holds."""
+    if source.kind == "parquet":
+        rows = next(read_rows(source.path, (key,), 0, _SAMPLED_BYTES), None)
+        return int(rows[2] / rows[3]) if rows is not None and rows[3] else 0
+    if not source.codec:
+        return source.num_bytes
+    num_bytes = 0
+    try:
+        with open_source(source) as file:
+            for data in read_stream(file, source.codec):
+                num_bytes += len(data)
+                if num_bytes >= _SAMPLED_BYTES and file.tell() < source.num_bytes:
+                    return num_bytes * source.num_bytes // file.tell()
+    except DamagedArchiveError:
+        pass  # because: reading the text reports the damage, with its place
+    return num_bytes
+
+
+@dataclass(frozen=True)
+class TextFolder:
+    """The folder in which a tokenizer and a dataset are made of a text: the dataset's prefix, and the file that records
+    the text and how far the work is.
+    """
+
+    prefix: Path
+    record: Path
+
+    @property
+    def tokenizer(self) -> Path:
+        """The file of a tokenizer that is trained on the text."""
+        return self.prefix.with_name("tokenizer.json")
+
+    @property
+    def is_complete(self) -> bool:
+        """True if an earlier call has completed a dataset, of whatever text."""
+        return self._read_record()[1] is not None
+
+    def find(self, request: TextRequest) -> TextDataset | None:
+        """Return the dataset if an earlier call has completed it, else None. Raise TextChangedError if it was made of
+        another text or with other options.
+        """
+        identity, made = self._read_record()
+        if made is None or not request.text.exists():  # because: a complete dataset does without its text
+            return made
+        if change := _first_change(identity, request.identity(request.find_sources())):
+            raise TextChangedError(change)
+        return made
+
+    def make(self, request: TextRequest, report: Report, notify: Callable[[str], None]) -> TextDataset:
+        """Train a tokenizer on the text, unless one is given, and write the dataset. Steps that an earlier, killed call
+        has finished for the same text and options are kept. Wait if another process makes the dataset.
+
+        `report` receives the progress, `notify` notices for the user.
+        """
+        sources = request.find_sources()
+        identity, folder = request.identity(sources), self.prefix.parent
+
+        def notify_wait(holder: str) -> None:
+            notify(f"waiting for {holder}, which makes the dataset in {folder}")
+
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        with folder_lock(folder, on_wait=notify_wait):
+            try:
+                return self.find(request) or self._make_steps(request, sources, identity, report, notify)
+            except LmtrainError as error:
+                if not isinstance(error, StorageError):  # because: the same command goes on once there is space
+                    self._clear()
+                    remove_empty_folders(missing)
+                raise
+
+    def _make_steps(
+        self, request: TextRequest, sources: Sequence[Source], identity: dict[str, Any], report: Report,
+        notify: Callable[[str], None],
+    ) -> TextDataset:  # fmt: skip
+        """Take the steps of `make` that are left, with the folder locked."""
+        began = time.perf_counter()
+        if self._read_record()[0] != identity:
+            self._clear()
+            self._write_record(identity, None)
+        fault_point("text.tokenizer")
+        was_trained = self.tokenizer.is_file()
+        tokenizer = self._provide_tokenizer(request, sources, report)
+        tokenizer_seconds = None if was_trained else time.perf_counter() - began
+        fault_point("text.dataset")
+        if not self._has_dataset(tokenizer):
+            options = Options(
+                workers=request.workers, keys=(request.key,), split_sentences=request.cuts_sentences, overwrite=True,
+                text_split=request.split, names=request.names,
+            )  # fmt: skip
+            preprocess(
+                sources, tokenizer, self.prefix, options, notify=notify,
+                report=lambda at: report("tokenized", at.done_bytes, at.total_bytes),
+            )  # fmt: skip
+        if request.find_sources() != sources:
+            raise DataError(f"{request.text} has changed while it was read. Run the same command again.")
+        fault_point("text.record")
+        info = IndexedDataset.open(self.prefix).info
+        assert info is not None, "preprocess writes a sidecar"
+        made = TextDataset(
+            num_files=len(sources), num_bytes=info.num_bytes, num_documents=info.num_documents,
+            num_tokens=info.num_tokens, vocab_size=tokenizer.vocab_size, tokenizer_kind=tokenizer.kind,
+            tokenizer_source=None if request.tokenizer is None else str(request.tokenizer),
+            tokenizer_seconds=tokenizer_seconds, seconds=time.perf_counter() - began,
+        )  # fmt: skip
+        self._write_record(identity, made)
+        return made
+
+    def _provide_tokenizer(self, request: TextRequest, sources: Sequence[Source], report: Report) -> Tokenizer:
+        """Return the tokenizer that is given, or one trained on the sources, which is kept in the folder."""
+        if request.tokenizer is not None:
+            return Tokenizer.load(request.tokenizer)
+        if self.tokenizer.is_file():
+            earlier = Tokenizer.load(self.tokenizer)
+            if earlier.vocab_size <= (request.max_vocab or earlier.vocab_size):
+                return earlier
+        size = request.vocab_size(request.estimated_bytes)
+        total = sum(source.num_bytes for source in sources)
+
+        def show(done: int) -> None:
+            report(f"learning {size:,} pieces" if done == ALL_READ else "read", max(done, 0), total)
+
+        texts = refuse_blank_texts(SourceTexts(sources, request.key, report=show, names=request.names), request.names)
+        tokenizer = train_wordpiece(texts, size, lowercase=False) if request.cuts_sentences else train_bpe(texts, size)
+        tokenizer.save(self.tokenizer)
+        return tokenizer
+
+    def _has_dataset(self, tokenizer: Tokenizer) -> bool:
+        """Return True if an earlier, killed call has written the whole dataset with this tokenizer."""
+        try:
+            info = IndexedDataset.open(self.prefix).info
+        except (LmtrainError, OSError):
+            return False
+        return info is not None and info.tokenizer_fingerprint == tokenizer.fingerprint
+
+    def _read_record(self) -> tuple[dict[str, Any], TextDataset | None]:
+        """Return (the identity of the text, the dataset if it is complete) from the record of earlier calls; an empty
+        identity if there is none or it is damaged.
+        """
+        try:
+            tree = read_json(self.record)
+            is_intact = tree[_HASH_KEY] == hash_without(tree, _HASH_KEY) and tree.items() >= _FORMAT.items()
+            identity: dict[str, Any] = tree["identity"] if is_intact else {}
+            made = TextDataset(**tree["dataset"]) if is_intact and tree["dataset"] else None
+        except (LmtrainError, OSError, AttributeError, LookupError, TypeError):
+            return {}, None
+        return identity, made if dataset_file(self.prefix, ".idx").is_file() else None
+
+    def _write_record(self, identity: dict[str, Any], made: TextDataset | None) -> None:
+        """Write the record of the text and, once it is complete, of the dataset."""
+        tree = _FORMAT | {"identity": identity, "dataset": None if made is None else asdict(made)}
+        write_json(self.record, tree | {_HASH_KEY: hash_without(tree, _HASH_KEY)})
+
+    def _clear(self) -> None:
+        """Remove what earlier calls have made: first the files by which it counts as complete."""
+        for path in (self.record, dataset_file(self.prefix, ".idx"), self.tokenizer):
+            remove(path)
+        for suffix in SUFFIXES:
+            remove(dataset_file(self.prefix, suffix))
+        shutil.rmtree(working_folder(self.prefix), ignore_errors=True)
+
+
+def write_sample(request: TextRequest, folder: Path, num_bytes: int) -> TextRequest:
+    """Write the first `num_bytes` of the text, counted in characters, to a file in `folder`. Return a request for a
+    dataset of this file, whose tokenizer has as many pieces as one trained on the whole text.
+    """
+    sources, left, path = request.find_sources(), num_bytes, folder / "sample.jsonl"
+    size = request.vocab_size(request.estimated_bytes)
+    with open(path, "w", encoding="utf-8") as file:
+        for text in SourceTexts(sources, request.key, names=request.names):
+            file.write(json.dumps({"text": text[:left]}) + "\n")
+            left -= len(text)
+            if left <= 0:
+                break
+    return replace(request, text=path, key="text", split="file", exact_vocab=size)
+
+
+def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """Return a clause that names the first difference between two identities, None if they are equal."""
+    for name, value in new.items():
+        if name != "files" and value != old.get(name):
+            return f"{name} was {old.get(name)} then and is {value} now"
+    was, now = old.get("files", {}), new["files"]
+    for name in sorted({*was, *now}):
+        if name not in now:
+            return f"{name} is no longer there"
+        if name not in was:
+            return f"{name} was not there then"
+        if was[name] != now[name]:
+            sizes = f", from {was[name][0]:,} to {now[name][0]:,} bytes" if was[name][0] != now[name][0] else ""
+            return f"{name} has changed since{sizes}"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with read_errors(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,35 @@
+"""`lmtrain.settings`: the settings that a run would have, checked as `lmtrain pretrain` checks them;
+`lmtrain.add_plugin`: the kinds of another package. Torch-free.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
+from lmtrain.config import settings_base
+from lmtrain.train.run_config import RunConfig
+
+
+def settings(
+    *overrides: str, config_dir: str | os.PathLike[str] | None = None, config_name: str = "pretrain",
+    from_run: str | os.PathLike[str] | None = None,
+) -> RunConfig:  # fmt: skip
+    """Return the settings of the run that `lmtrain pretrain OVERRIDES` would start, such as
+    `settings("model=gpt_tiny", "data.path=data/train").model.width`. `to_dict()` of the result has all values.
+
+    `config_dir`, `config_name` and `from_run` mean what the options of these names mean. Raise an LmtrainError that
+    lists all wrong settings. Files and devices that settings name are not looked for.
+    """
+    return compose_run(
+        overrides, from_run=None if from_run is None else Path(from_run), name=config_name,
+        config_dir=None if config_dir is None else Path(config_dir), report=None,
+    )  # fmt: skip
+
+
+def add_plugin(package: str) -> None:
+    """Make the kinds of a package known, as the option --plugin does: its models to `lmtrain.load`, its tasks to
+    `lmtrain.evaluate`, all of them to `lmtrain.settings`. Raise UsageError if the package cannot be imported.
+    """
+    settings_base.add_plugin(package)

@@ -1,0 +1,329 @@
+"""`--from-run`: the recorded settings of a run in place of conf/pretrain.yaml, to continue the run or to branch off.
+
+Used by pretrain and its sweeps; torch-free. A run's config.json is turned into a folder of configs, a file for each
+group, so that overrides and group choices (`optim=lamb`) have their usual meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
+from lmtrain.checkpoint.recorded_merge_parents import merge_record
+from lmtrain.cli.pretrain.branch_settings import BranchPoint, put_before_stages
+from lmtrain.cli.pretrain.initial_model_from_checkpoint import compose_settings
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose, group_choices, typed_words
+from lmtrain.config.overrides import hydra_quoted
+from lmtrain.config.strict_yaml import MAX_BYTES
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError
+from lmtrain.exchange.detect_source_format import identify_source, lmtrain_kind
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
+from lmtrain.runfolder.lineage import RESUMED, read_lineage
+from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
+from lmtrain.train.rules_between_settings import text_dataset_prefix
+from lmtrain.train.run_config import RunConfig, with_resolved_paths
+
+_CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
+
+
+@dataclass(frozen=True)
+class SourceRun:
+    """A run whose settings are used, given by its folder, by one of its checkpoints, or by a merged checkpoint whose
+    newest parent is one of its checkpoints.
+    """
+
+    path: Path  # as the user gave it
+    run: Path
+    settings: dict[str, Any]
+
+    @classmethod
+    def find(cls, path: Path, branch: Path | None = None) -> SourceRun:
+        """Find the run that a path names, by its folder or a checkpoint, and read its settings. Raise if there is none.
+        If the run in the folder `branch` began from that checkpoint and has saved one of its own, the checkpoint need
+        not be there any more.
+        """
+        is_left_behind = branch is not None and not path.is_dir() and _began_from(branch, path)
+        if not path.is_dir() and not is_left_behind:
+            raise MissingInputError(
+                f"--from-run={path} does not name an existing folder. Give the folder of a run, or a checkpoint in it."
+            )
+        run = next((folder for folder in (path, path.parent, path.parent.parent) if (folder / CONFIG).is_file()), None)
+        run = run or _run_of_merge(path)
+        if run is None and is_left_behind:
+            raise MissingInputError(
+                f"--from-run={path} is a checkpoint of a run that is not there any more. The run in {branch} began "
+                f"from it and goes on with: lmtrain pretrain --from-run {branch}"
+            )
+        if run is None or (run != path and not (path / MANIFEST).is_file() and not is_left_behind):
+            raise MissingInputError(
+                f"--from-run={path} is neither a run folder, which has a {CONFIG}, nor a checkpoint in a run folder. "
+                "Give the run.dir of a run, or a checkpoint in it."
+            )
+        settings = parse_json(read_bytes(run / CONFIG, MAX_BYTES), run / CONFIG)
+        if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
+            raise DataError(f"{run / CONFIG} does not hold the settings of a run. Give another run to --from-run.")
+        if settings_problem := next(_settings_problems(settings), None):
+            raise DataError(f"{run / CONFIG} is damaged: {settings_problem}. Give another run to --from-run.")
+        return cls(path, run, with_resolved_paths(settings, run))
+
+    @property
+    def is_merge(self) -> bool:
+        """True if the path is a merged checkpoint, which lies outside of the folder of its newest parent's run."""
+        return not self.path.resolve().is_relative_to(self.run.resolve())
+
+    def base_settings(self, overrides: Sequence[str], *, is_branch: bool) -> dict[str, Any]:
+        """Return the earlier run's settings with `checkpoint.resume` changed for the new start. `is_branch` is True if
+        the new start has a run folder of its own.
+
+        A branch starts from the checkpoint that the user gave, or the run's newest; with another data.text, only its
+        weights are used. A run that is continued resumes from its own newest checkpoint unless the user gave one.
+        `checkpoint.init_from` among the overrides wins.
+        """
+        saved = self.settings.get("checkpoint")
+        checkpoint = dict(saved) if isinstance(saved, dict) else {}
+        begins_elsewhere = _names(overrides, "checkpoint.init_from")
+        if is_branch or self.path != self.run:  # because: it says which weights of the earlier init_from were read
+            checkpoint["init_weights"] = "model"
+        if is_branch and _names(overrides, "data.text") and not _names(overrides, "checkpoint.resume"):
+            checkpoint |= {"resume": "auto", "init_from": None if begins_elsewhere else str(self.path)}
+        elif (is_branch and not begins_elsewhere) or (not is_branch and self.path != self.run):
+            checkpoint |= {"resume": str(self.path), "init_from": None}
+        # because: a run started with `none` had no checkpoint then, and has some now
+        elif is_branch or checkpoint.get("resume") == "none":
+            checkpoint |= {"resume": "auto"}
+        data = self._data_settings(is_branch=is_branch)
+        return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint, "data": data}
+
+    def branch_step(self, settings: Mapping[str, Any]) -> int | None:
+        """Return the step of this run from whose checkpoint a branch with these `settings`, nested dicts, begins or has
+        begun; None if it begins from no checkpoint of this run, or only from its weights.
+        """
+        run_dir, checkpoint = (settings.get(group) for group in ("run", "checkpoint"))
+        chosen = checkpoint.get("resume") if isinstance(checkpoint, dict) else None
+        places = self.run.resolve(), self.path.resolve()  # because: a merged checkpoint lies outside of the run
+        if not isinstance(chosen, str) or not any(map(Path(chosen).resolve().is_relative_to, places)):
+            return None
+        folder = Path(str(run_dir.get("dir"))) if isinstance(run_dir, dict) else Path()
+        for parent in read_lineage(folder)[-1:]:
+            # because: this run may have saved newer checkpoints since the branch began
+            if parent.kind == RESUMED and parent.folder in places:
+                return parent.step
+        try:
+            return load_manifest(resolve_checkpoint(Path(chosen))).step
+        except LmtrainError:  # because: the check of the checkpoint says better what is missing
+            return None
+
+    def _data_settings(self, *, is_branch: bool) -> Any:
+        """Return the earlier run's data settings. If it made its dataset of a text, a branch reads that dataset, and
+        the run itself finds it in its folder.
+        """
+        data = self.settings.get("data")
+        if not isinstance(data, dict) or not data.get("text"):
+            return data
+        prefix = text_dataset_prefix(str(self.run), data.get("text_dir"))
+        if not is_branch:
+            return data | {"path": prefix}
+        return {key: value for key, value in data.items() if not key.startswith("text")} | {"path": prefix}
+
+
+def _began_from(branch: Path, checkpoint: Path) -> bool:
+    """Return True if the run in the folder `branch` began from this checkpoint and has saved one of its own."""
+    parents = read_lineage(branch)
+    return (
+        bool(parents) and parents[-1].checkpoint == str(checkpoint.resolve())
+        and latest_checkpoint(branch / CHECKPOINTS) is not None
+    )  # fmt: skip
+
+
+def _run_of_merge(path: Path) -> Path | None:
+    """Return the folder of the run that saved the newest parent of the merged checkpoint at `path`; None if it is no
+    merged checkpoint. Raise MissingInputError if that run is not there any more.
+    """
+    record = merge_record(load_manifest(path).state, path / MANIFEST) if (path / MANIFEST).is_file() else None
+    if record is None:
+        return None
+    run = Path(record.parents[-1].run)
+    if not (run / CONFIG).is_file():
+        raise MissingInputError(
+            f"--from-run={path} is a merged checkpoint, and the run of its newest parent, whose settings a branch "
+            f"takes, is not there any more: {run} has no {CONFIG}. Type the settings, with checkpoint.resume={path} to "
+            f"go on from there or checkpoint.init_from={path} to begin with its weights."
+        )
+    return run
+
+
+def _names(overrides: Sequence[str], key: str) -> bool:
+    """Return True if one of the overrides sets `key`."""
+    return any(text.lstrip("+").startswith(f"{key}=") for text in overrides)
+
+
+def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
+    """Yield a clause for each reason why JSON data cannot be a run's settings: keys that choose config files, or lone
+    surrogate characters.
+    """
+    for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
+        yield from (f"it has the key {key}, which no run writes" for key in ("defaults", "hydra") if key in group)
+    if surrogate := re.search("[\ud800-\udfff]", json.dumps(tree, ensure_ascii=False)):
+        yield f"it holds half a character (U+{ord(surrogate[0]):04X}), which no run writes"
+
+
+def imported_checkpoint(path: Path) -> Path | None:
+    """Return the path if it names a checkpoint that was imported, or a folder with one, and is no part of a run; else
+    None. Raise UsageError for another program's folder.
+    """
+    kind = lmtrain_kind(path)
+    if kind in ("checkpoint", "folder of checkpoints"):
+        is_import = "imported" in load_manifest(resolve_checkpoint(path)).state
+        return path if is_import and not any((folder / CONFIG).is_file() for folder in (path, path.parent)) else None
+    if not kind and path.is_dir():
+        found = None
+        with suppress(LmtrainError):  # because: the search for a run says better what is missing
+            found = identify_source(path)
+        if found is not None:
+            raise UsageError(
+                f"--from-run={path} is {found}, and not a run. Begin a run from its weights with "
+                f"checkpoint.init_from={path} in place of it."
+            )
+    return None
+
+
+_launcher_config: RunConfig | None = None
+
+
+def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
+    """Load what all ranks need into caches, once, in the server process from which the ranks are forked: command,
+    tokenizer, digests of the code. The launcher passes this function's name.
+
+    If `settings` is given (the launcher has composed them), `compose_run` returns these in every rank.
+    """
+    from lmtrain.cli.subcommands import build_verb
+    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.train.ranks.facts_equal_on_all_ranks import PACKAGE, code_digests
+
+    global _launcher_config
+    build_verb("pretrain")
+    if settings is not None:
+        _launcher_config = build_settings(RunConfig, settings)
+    code_digests(PACKAGE)
+    assert Tokenizer.load(Path(tokenizer)).fingerprint
+
+
+def compose_run(
+    overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
+    report: Callable[[str], None] | None = None,
+) -> RunConfig:  # fmt: skip
+    """Compose a run's settings from conf/NAME.yaml and the overrides. With `from_run`, an earlier run's settings
+    replace the config files.
+
+    If the overrides lead to a run.dir other than the earlier run's, the new run is a branch of it. `report` receives
+    messages about settings that were changed to fit others.
+    """
+    if from_run is None:
+        return _launcher_config or compose_settings(overrides, config_dir=config_dir, name=name, report=report)
+    if name != "pretrain":
+        raise UsageError(
+            f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "
+            "cannot choose one. Leave one of the two options out."
+        )
+    if (path := imported_checkpoint(from_run)) is not None:
+        if any(text.lstrip("+").startswith(("checkpoint.init_from=", "checkpoint.resume=")) for text in overrides):
+            raise UsageError(
+                f"--from-run={from_run} is an imported model, whose weights the run begins with, and the overrides "
+                "name another checkpoint. Leave one of them out."
+            )
+        begins_from = f"checkpoint.init_from={hydra_quoted(str(path))}"
+        return compose_settings([*overrides, begins_from], config_dir=config_dir, report=report)
+    branch = typed_words(overrides).get("run.dir", "").strip("'\"")
+    source = SourceRun.find(from_run, Path(branch) if branch else None)
+    names_folder = _names(overrides, "run.dir")
+    messages = list[str]()
+    config = _compose_over(source, overrides, config_dir, messages.append, is_branch=names_folder)
+    is_branch = Path(config.run.dir).resolve() != source.run.resolve()
+    if is_branch != names_folder:  # because: configs can set run.dir too, and an override can repeat it
+        messages = []
+        config = _compose_over(source, overrides, config_dir, messages.append, is_branch=is_branch)
+    if is_branch and config.stages and [*config.stages] != [*source.settings.get("stages", {})]:
+        ends = ", ".join(f"{stage.stage_name} to step {stage.end_step}" for stage in config.stage_configs)
+        messages.append(f"run.dir={config.run.dir} has the stages {ends}")
+    if source.is_merge and not is_branch:
+        raise UsageError(
+            f"--from-run={from_run} is a merged checkpoint, and a run that begins from it needs a folder of its own, "
+            f"but run.dir={config.run.dir} is that of its newest parent. Add run.dir=DIR."
+        )
+    begins_from = config.checkpoint.init_from or config.checkpoint.resume
+    if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
+        raise MissingInputError(
+            f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
+            "Add checkpoint.resume=none to begin a new run with the same settings."
+        )
+    if report is not None:
+        for line in messages:
+            report(line)
+    return config
+
+
+def _compose_over(
+    source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None], *,
+    is_branch: bool,
+) -> RunConfig:  # fmt: skip
+    """Compose overrides on top of an earlier run's complete settings, for a branch of it or to continue it. In errors,
+    the temporary config files are replaced by that run's config.json.
+    """
+    settings = source.base_settings(overrides, is_branch=is_branch)
+
+    def rewrite(tree: dict[str, Any], typed: Mapping[str, str]) -> dict[str, str]:
+        """Put the stages of the run that goes on, or that a branch leaves, before those that were typed."""
+        if not is_branch:
+            put_before_stages(settings, tree)
+        step = source.branch_step(tree) if is_branch else None
+        return dict(typed) if step is None else BranchPoint(settings, step).rewrite(tree, typed)
+
+    with _config_folder(settings, config_dir) as folder:
+        try:
+            return compose(
+                RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report, rewrite=rewrite
+            )
+        except SettingsError as error:  # because: the temporary folder is gone when a user reads the message
+            run = str(Path(settings["run"]["dir"]) / CONFIG)
+            files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"
+            own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}")
+            raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.problems]) from error
+
+
+@contextmanager
+def _config_folder(settings: dict[str, Any], config_dir: Path | None) -> Iterator[Path]:
+    """Context manager: yield a temporary folder of config files that, when composed, result in these settings.
+
+    The user's own configs are linked into it.
+    """
+    groups = [group for group in group_choices() if "/" not in group]
+    with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
+        folder = Path(name)
+        for file in config_dir.rglob("*.yaml") if config_dir else ():
+            link = folder / file.relative_to(config_dir)  # type: ignore[arg-type]
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+        chosen = [group for group in groups if isinstance(settings.get(group), dict)]
+        for group in chosen:
+            _write_config(folder / group / f"{_CHOICE_NAME}.yaml", settings[group])
+        picks = {group: _CHOICE_NAME if group in chosen else None for group in groups if group != "experiment"}
+        defaults = [*({group: choice} for group, choice in picks.items()), "_self_", {"experiment": None}]
+        rest = {key: value for key, value in settings.items() if key not in groups}
+        _write_config(folder / f"{_ROOT_NAME}.yaml", {"defaults": defaults} | rest)
+        yield folder
+
+
+def _write_config(path: Path, tree: dict[str, Any]) -> None:
+    """Write settings as JSON, which is YAML too; `${` is escaped so that values are not read as references."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # because: a link leads to a file of the user
+    path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")

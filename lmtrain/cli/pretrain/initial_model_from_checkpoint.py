@@ -1,0 +1,157 @@
+"""checkpoint.init_from: the model that a new run takes from it unless the user chooses one, and the import of another
+program's folder that it names.
+
+Used by everything that composes a run's settings or starts a run. Torch is imported for the import alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, load_manifest, resolve_checkpoint
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
+from lmtrain.config.compose_run_settings import compose, conf_dir, typed_words
+from lmtrain.config.overrides import parse_overrides
+from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.errors import LmtrainError, MissingInputError
+from lmtrain.exchange.detect_source_format import Program, identify_source, lmtrain_kind
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runfolder.file_names import CONFIG, IMPORTED
+from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.check_weights_to_start_from import ForeignWeights
+
+if TYPE_CHECKING:
+    from lmtrain.train.startup_checks.preflight import Inputs
+
+_ROOT = "pretrain"  # the root config whose default model gives way
+
+
+def compose_settings(
+    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = _ROOT,
+    report: Callable[[str], None] | None = None,
+) -> RunConfig:  # fmt: skip
+    """Compose a run's settings from conf/NAME.yaml and the overrides, as `compose` does. If checkpoint.init_from is
+    among the overrides and the user chooses no model (by `model=NAME`, by an experiment or by a root config of their
+    own), the model is the one that it names instead of the default.
+    """
+    defaults = defaults_of_init_from(overrides, config_dir, name)
+    return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report, defaults=defaults)
+
+
+def defaults_of_init_from(overrides: Sequence[str], config_dir: Path | None, name: str) -> dict[str, Any]:
+    """Return {"model": settings of the model that checkpoint.init_from among the overrides names}, which replaces the
+    default model of the config NAME.yaml; {} if none is named or the user chooses a model.
+    """
+    path = _typed_value(overrides, "checkpoint.init_from")
+    own_root = name != _ROOT or (config_dir is not None and (config_dir / f"{_ROOT}.yaml").is_file())
+    if not path or isinstance(path, (bool, list, dict)):  # because: a value of another type is refused later
+        return {}
+    if own_root or {"model", "experiment"} & typed_words(overrides).keys():
+        return {}
+    default_run = read_yaml(conf_dir() / f"{_ROOT}.yaml").data["run"]["dir"]
+    run = Path(str(_typed_value(overrides, "run.dir") or default_run))
+    return {"model": _model_settings(Path(str(path)), run, _typed_value(overrides, "model.dropout"))}
+
+
+def _typed_value(overrides: Sequence[str], key: str) -> Any:
+    """Return the value of the last override of this key; None if there is none, or if it lists several values."""
+    words = [word for word in overrides if word.lstrip("+").startswith(f"{key}=")]
+    if not words:
+        return None
+    (override,) = parse_overrides(words[-1:], {})
+    return None if override.is_sweep_override() else override.value()
+
+
+def _model_settings(path: Path, run: Path, dropout: object) -> dict[str, Any]:
+    """Return the settings of the model at `path`, a checkpoint, a run or another program's folder. If nothing is there
+    any more, return those that the run in the folder `run` has recorded. `dropout` is the dropout that the user has
+    typed, for a folder that has several.
+    """
+    if is_best(path) or lmtrain_kind(path):
+        model = checked_model(Contents(resolve_checkpoint(path)))
+        # because: an older run may have recorded a setting without an effect, with which a run is now refused
+        without_effect = {problem.key for problem in model.unused()}
+        return {key: value for key, value in model.to_dict().items() if key not in without_effect}
+    if (imported := latest_checkpoint(run / IMPORTED)) is not None:
+        return checked_model(Contents(imported)).to_dict()
+    if not path.exists() and (run / CONFIG).is_file() and isinstance(recorded := read_settings(run).get("model"), dict):
+        return recorded
+    if not path.exists():
+        resolve_checkpoint(path)  # which raises: there is no such path
+    with _named_setting():
+        return _read_model(path, identify_source(path).program, dropout).to_dict()
+
+
+def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
+    """Return the facts about another program's folder that checkpoint.init_from names, for the checks of a new run; of
+    its import if an earlier start has made one. Return None if it names no such folder. Raise OutputError if the folder
+    is not what the earlier start has imported.
+    """
+    path, imported = Path(config.checkpoint.init_from or ""), latest_checkpoint(Path(config.run.dir) / IMPORTED)
+    if config.checkpoint.init_from is None or is_best(path) or lmtrain_kind(path):
+        return None
+    if imported is not None:
+        from lmtrain.exchange.detect_changed_source_files import check_unchanged
+
+        check_unchanged(path, load_manifest(imported).state.get("imported", {}), imported)
+        return ForeignWeights(imported, checked_model(Contents(imported)), Tokenizer.load(imported), is_imported=True)
+    if not path.is_dir():
+        return None  # because: whoever looks for the checkpoint raises
+    with _named_setting():
+        model = _read_model(path, identify_source(path).program, config.model.to_dict().get("dropout"))
+    return ForeignWeights(path, model, _tokenizer_of(path))
+
+
+def _read_model(path: Path, program: Program, dropout: object) -> ModelSettings:
+    """Return the settings of the model in another program's folder; `dropout`, unless it is None, overrides its own."""
+    if program == "hf":
+        from lmtrain.exchange.huggingface.config_json import read_hf_model
+
+        return read_hf_model(path, dropout)[1]
+    from lmtrain.exchange.megatron.model_settings_of_checkpoint import read_megatron_model
+
+    return read_megatron_model(path, None, {} if dropout is None else {"dropout": dropout}).settings
+
+
+def _tokenizer_of(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer in a model's folder; None if it holds none."""
+    try:
+        return Tokenizer.load(folder)
+    except MissingInputError:
+        return None
+
+
+def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
+    """Import the folder of another program that a new run starts from, into the run's folder, and return the inputs
+    with the checkpoint in its place; return them unchanged if there is no such folder. The processes of a run may call
+    this at once: one imports and the others wait.
+    """
+    path, output = inputs.weights_from, Path(config.run.dir) / IMPORTED
+    if path is None or lmtrain_kind(path):
+        return inputs
+    from lmtrain.cli.screen.print_messages_and_json import progress
+
+    stopped = f"{output} holds no checkpoint; the same command begins anew."
+    with progress("imported", "bytes", interrupted=stopped) as report, _named_setting():
+        from lmtrain.exchange.import_foreign_model import import_once
+
+        dropout = {"dropout": config.model.to_dict()["dropout"]}
+        tokenizer = Path(inputs.tokenizer.source) if _tokenizer_of(path) is None else None
+        checkpoint = import_once(path, output, tokenizer, dropout, report)
+    return replace(inputs, weights_from=checkpoint)
+
+
+@contextmanager
+def _named_setting() -> Iterator[None]:
+    """Context manager: add a note to errors, which says that checkpoint.init_from names the folder in question."""
+    try:
+        yield
+    except LmtrainError as error:
+        error.add_note("It is the folder that checkpoint.init_from names.")
+        raise

@@ -1,0 +1,111 @@
+"""Printing for all verbs: lines, messages, errors, JSON and progress. Control characters in texts are escaped.
+
+On a terminal messages are wrapped between words; elsewhere a line stays whole, to be searched and copied. Facts and
+tables go through print_facts_and_tables.py. This module must stay quick to import.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lmtrain.errors import LmtrainError, StoppedEarly
+from lmtrain.observe.terminal_safe_text import escape_control_characters, warn, wrap_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lmtrain.observe.screen.command_progress import ProgressReporter
+    from lmtrain.runtime.processes.process_environment import ProcessEnv
+
+_TITLE = "error: "
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
+    """Print a line on stdout, or on stderr with `err`; `style` is typer's, such as `bold=True`."""
+    escaped_text = escape_control_characters(str(text))
+    typer.echo(typer.style(escaped_text, **style) if style else escaped_text, err=err, nl=nl)
+
+
+def print_json(facts: object, *, indent: int | None = 1, **json_options: Any) -> None:
+    """Print `facts` as JSON for --json; `json_options` go to json.dumps, such as `ensure_ascii=False`."""
+    echo(json.dumps(facts, indent=indent, **json_options))
+
+
+def print_text(text: str) -> None:
+    """Print a model's or a config's text: to a terminal with control characters escaped, elsewhere unchanged."""
+    typer.echo(escape_control_characters(text) if sys.stdout.isatty() else text, nl=False)
+
+
+def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[ProgressReporter]:
+    """Context manager that shows the progress of a task on stderr; yield a function that receives the amount done and
+    the total, in `unit`. After Ctrl-C, the text `interrupted` is printed.
+    """
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
+    from lmtrain.observe.screen import command_progress
+
+    return command_progress.progress(PlainConsole(stderr=True), task, unit, stop_note=interrupted)
+
+
+def print_message(console: Console, message: str) -> None:
+    """Print a message. On a terminal it is wrapped between words, elsewhere it stays one line."""
+    from rich.text import Text
+
+    from lmtrain.observe.screen.training_view import print_line
+
+    message = escape_control_characters(message)
+    if not console.file.isatty():
+        print_line(console, message)
+        return
+    text = Text(wrap_text(message, console.width))
+    if message.startswith(_TITLE):
+        text.stylize("bold red", 0, len(_TITLE))
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def print_notice(message: str) -> None:
+    """Print a message on stderr, which keeps stdout for a command's result. If a progress line is shown, the message is
+    printed above it.
+    """
+    from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
+
+    if hasattr(sys.stderr, "rich_proxied_file"):  # because: a second console would overwrite the progress line
+        print(escape_control_characters(message), file=sys.stderr)
+    else:
+        print_message(PlainConsole(stderr=True), message)
+
+
+def warn_if_any(problem: str | None) -> None:
+    """Print a warning, unless there is none."""
+    if problem is not None:
+        warn(problem)
+
+
+def print_error(error: LmtrainError) -> None:
+    """Print an error and its notes on stderr, preceded by the name of the rank or node unless rank 0 prints it."""
+    from lmtrain.runtime.processes.process_environment import ProcessEnv
+
+    env: ProcessEnv | None = None
+    with suppress(LmtrainError):  # because: an error in this process's environment is reported elsewhere
+        env = ProcessEnv.detect()
+    if error.is_from_peer and env is not None and env.is_child and env.rank > 0:
+        return  # because: of the ranks that one launcher shows, rank 0 reports for all
+    title = "" if isinstance(error, StoppedEarly) else _TITLE  # because: a stop on request is no error
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    print_notice(f"{title}{_process_prefix(str(error), env)}{text}")
+
+
+def _process_prefix(message: str, env: ProcessEnv | None) -> str:
+    """Return the prefix that names the process that prints an error: its rank, or the node of a launcher; empty for
+    rank 0, and if the message already begins with it.
+    """
+    if env is None or env.rank == 0:
+        return ""
+    # because: errors of the command line are reported before it is parsed
+    starts_ranks = any(word.partition("=")[0] == "--nproc-per-node" for word in sys.argv)
+    prefix = f"node {env.host}" if starts_ranks else env.label
+    return "" if message.startswith(prefix) else f"{prefix}: "

@@ -1,0 +1,281 @@
+"""The settings of a run with type, default and meaning, and the reference page about them. Torch-free.
+
+Used by `reference.py`, `lmtrain config` and shell completion. Keys and types are read from the dataclasses, meanings
+from the comments of conf/*.yaml, so that each is written only once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeGuard, get_args, get_origin
+
+from lmtrain.config.compose_run_settings import STAGE_GROUP, conf_dir, group_choices
+from lmtrain.config.name_suggestions import union_members
+from lmtrain.config.settings_base import Choice, Settings, kinds, show
+from lmtrain.config.strict_yaml import MAX_BYTES
+
+_INTRO = """# Settings
+
+Every key can be given on the command line as `key=value`, groups as `group=choice`; see
+[how settings work](../explanation/settings.md). A key without a default must be given. Counts take human sizes
+such as `10M` and `300B`.
+"""
+_TYPE_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+
+
+def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
+    """Return the config file of a group's choice, from the user's folder if it has one, else from conf/; or None."""
+    roots = [*([config_dir] if config_dir else []), conf_dir()]
+    return next((path for root in roots if (path := root / group / f"{name}.yaml").is_file()), None)
+
+
+def default_choices() -> dict[str, str]:
+    """Return the choice that conf/pretrain.yaml makes in each group."""
+    text = (conf_dir() / "pretrain.yaml").read_text(encoding="utf-8")
+    return {group: name for group, name in re.findall(r"^  - (\w+): (\w+)", text, re.MULTILINE) if name != "null"}
+
+
+def root_section(name: str) -> tuple[Path, str] | None:
+    """Return (path of conf/pretrain.yaml, the text of one of its sections, such as `train`), or None if it has no such
+    section.
+    """
+    path = conf_dir() / "pretrain.yaml"
+    match = re.search(rf"^{re.escape(name)}:\n(?: .*\n|\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return (path, match[0].rstrip() + "\n") if match else None
+
+
+def read_config_text(path: Path) -> str:
+    """Return the text of a config file, cut at the maximal size of a config."""
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES).decode("utf-8", errors="replace")
+
+
+def config_headline(path: Path) -> str:
+    """Return a config file's one-line description: its first comment line, or else the comment beside its key `kind`.
+    """
+    for line in read_config_text(path).splitlines():
+        if not line.startswith("# @package"):
+            return line.lstrip("# ") if line.startswith("#") else CommentedFile(path).comments.get("kind", "")
+    return ""
+
+
+class CommentedFile:
+    """The values and comments of a YAML file by dotted key; a comment is beside its key or right above it."""
+
+    def __init__(self, path: Path) -> None:
+        self.values: dict[str, str] = {}
+        self.comments: dict[str, str] = {}
+        above: list[str] = []
+        parents: list[tuple[int, str]] = []  # indentation and name of every key that is still open
+        for line in read_config_text(path).splitlines():
+            text = line.strip()
+            if text.startswith("#"):
+                above.append(text.lstrip("# "))
+                continue
+            name, colon, rest = text.partition(":")
+            if not text or not colon or not name.replace("_", "").isalnum():
+                above = []
+                continue
+            indent = len(line) - len(line.lstrip())
+            parents = [*((i, n) for i, n in parents if i < indent), (indent, name)]
+            key = ".".join(n for _, n in parents)
+            value, _, trailing = f"{rest} ".partition(" #")
+            if value.strip():
+                self.values[key] = value.strip()
+            if comment := trailing.strip() or " ".join(above):
+                self.comments[key] = comment
+            above = []
+
+
+@dataclass(frozen=True)
+class Key:
+    """A setting, with what the reference page shows about it."""
+
+    name: str  # as typed: optim.lr
+    kind: str  # the kind of its section that has it; "" if the section has only one kind
+    types: str  # in words
+    default: str  # as typed; "" if it has none
+    meaning: str
+    values: tuple[str, ...]  # all allowed values, if they can be listed
+
+
+@dataclass(frozen=True)
+class Section:
+    """A top-level section of a run's settings, such as `optim`, with its kinds (such as adamw and lamb)."""
+
+    name: str
+    base: type[Settings]
+    kinds: dict[str, type[Settings]]  # kind name -> class; the name is "" if there is only one
+    has_names: bool = False  # True if it holds several groups of the same settings, each by a name: stages
+
+    def keys(self, kind: str) -> Iterator[Key]:
+        """Yield the keys of a kind; keys of nested settings follow their parents."""
+        cls = self.kinds[kind]
+        comments = ConfigComments(self.name, getattr(cls, "kind", ""))
+        return _iter_keys(f"{self.name}.NAME" if self.has_names else self.name, cls, comments, kind)
+
+
+def settings_sections() -> dict[str, Section]:
+    """Return the top-level sections of a run's settings by name, such as "optim"."""
+    from lmtrain.train.run_config import RunConfig
+
+    return {
+        name: Section(name, inner, dict(kinds(inner)) if _is_choice(inner) else {"": inner}, get_origin(hint) is dict)
+        for name, hint in typing.get_type_hints(RunConfig).items()
+        if (inner := settings_class(hint))
+    }
+
+
+def _is_choice(cls: type[Settings]) -> TypeGuard[type[Choice]]:
+    """Return True for the base class of several kinds, False for a kind itself or other settings."""
+    return issubclass(cls, Choice) and not cls.kind
+
+
+def all_keys() -> dict[str, list[Key]]:
+    """Return all settings by dotted name. A list has several entries if several kinds of a section have that key."""
+    keys: dict[str, list[Key]] = {}
+    for name, section in settings_sections().items():
+        if "" not in section.kinds:
+            kind_names = tuple(section.kinds)
+            meaning = f"of which kind it is; {name}=NAME chooses one with its settings"
+            keys[f"{name}.kind"] = [Key(f"{name}.kind", "", ", ".join(kind_names), "", meaning, kind_names)]
+        for key in (key for kind in section.kinds for key in section.keys(kind)):
+            keys.setdefault(key.name, []).append(key)
+    return keys
+
+
+def settings_page() -> str:
+    """Return the Markdown page with all settings."""
+    return "\n".join([_INTRO, *(line for section in settings_sections().values() for line in _section_lines(section))])
+
+
+def _section_lines(section: Section) -> Iterator[str]:
+    """Yield the Markdown text of a section of settings: its docstring, its choices, and a table of keys for each kind.
+    """
+    yield f"## {section.name}\n"
+    if doc := _written_docstring(section.base):
+        yield f"{doc}\n"
+    key = f"{section.name}.NAME" if section.has_names else section.name
+    if choices := group_choices().get(STAGE_GROUP if section.has_names else section.name):
+        yield f"Choices: {', '.join(f'`{key}={choice}`' for choice in choices)}.\n"
+    for kind, cls in section.kinds.items():
+        if kind:
+            yield f"### {section.name}, kind {kind}\n"
+            if doc := _written_docstring(cls):
+                yield f"{doc}\n"
+        lines = [
+            f"| `{key.name}` | {key.types} | {f'`{key.default}`' if key.default else ''} | "
+            f"{key.meaning.replace('|', '&#124;')} |"
+            for key in section.keys(kind)
+        ]
+        head = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+        yield "\n".join([*head, *lines] if lines else ["No keys of its own."]) + "\n"
+
+
+def _iter_keys(path: str, cls: type[Settings], comments: ConfigComments, kind: str) -> Iterator[Key]:
+    """Yield the keys of a settings class and of the settings nested in it. `path` is the dotted name of the section,
+    `kind` the section's kind that the class defines ("" if there is only one).
+    """
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name, hint = f"{path}.{field.name}", hints[field.name]
+        default, meaning = comments.default_and_meaning(name, _default_text(field))
+        meaning = meaning if comments.describes_key(name) else _source_comment(cls, field.name) or meaning
+        choice_base, unit = field.metadata.get("kinds"), field.metadata.get("unit")
+        types = ", ".join(f"`{word}`" for word in kinds(choice_base)) if choice_base else describe_type(hint, unit)
+        values = tuple(kinds(choice_base)) if choice_base else _allowed_values(hint)
+        yield Key(name, kind, types, default, meaning, values)
+        inner = settings_class(hint)
+        if inner is not None and not _is_choice(inner):
+            yield from _iter_keys(name, inner, comments, kind)
+
+
+def _allowed_values(hint: Any) -> tuple[str, ...]:
+    """Return all values that a type hint allows, as typed by users ("true", "null"); empty if they cannot be listed."""
+    values_by_type = {
+        option: ("true", "false") if option is bool else ("null",) if option is type(None) else
+        tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
+        for option in union_members(hint)
+    }  # fmt: skip
+    if not all(values_by_type.values()):
+        return ()
+    return tuple(value for values in values_by_type.values() for value in values)
+
+
+def settings_class(hint: Any) -> type[Settings] | None:
+    """Return the settings class in a type hint, also in `X | None`."""
+    return next((cls for cls in (hint, *get_args(hint)) if isinstance(cls, type) and issubclass(cls, Settings)), None)
+
+
+def describe_type(hint: Any, unit: str | None = None) -> str:
+    """Return a type hint in words, such as "whole number or null". `unit`, if given, is written instead of "number"."""
+    origin, options = get_origin(hint), union_members(hint)
+    if options != (hint,):
+        names = [describe_type(option, unit) for option in options if option is not type(None)]
+        return " or ".join([*names, "null"] if type(None) in options else names)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(hint))
+    if origin is tuple:
+        return f"list of {describe_type(get_args(hint)[0], unit)}s"
+    if origin is dict:
+        return "settings" if get_args(hint)[1] is Any else f"{describe_type(get_args(hint)[1], unit)}s by name"
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        return "group"
+    return unit or _TYPE_WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str:
+    """Return a settings field's default as a user would type it; an empty text if it has none."""
+    factory = field.default_factory
+    value = field.default if factory is dataclasses.MISSING else factory()
+    return "" if value is dataclasses.MISSING or isinstance(value, Settings) else show(value)
+
+
+def _source_comment(cls: type, name: str) -> str:
+    """Return the comment behind a field's definition in the source of the class that declares it; empty if there is
+    none.
+    """
+    for owner in cls.__mro__:
+        if name in inspect.get_annotations(owner):
+            match = re.search(rf"^ +{name}: .*?  # (.+)$", inspect.getsource(owner), re.MULTILINE)
+            return match[1].replace("None:", "null:") if match else ""
+    return ""
+
+
+def _written_docstring(cls: type) -> str:
+    """Return a class's docstring, unless it is the signature that dataclasses generate."""
+    doc = cls.__dict__.get("__doc__") or ""
+    return "" if doc.startswith(f"{cls.__name__}(") else " ".join(doc.split())
+
+
+class ConfigComments:
+    """Defaults and comments from conf/: a group's own files first, then the root config."""
+
+    def __init__(self, group: str, kind: str) -> None:
+        root = CommentedFile(conf_dir() / "pretrain.yaml")
+        folder = conf_dir() / group.replace(".", "/")
+        files = [CommentedFile(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
+        files = [file for file in files if not kind or file.values.get("kind") == kind]
+        # because: a file of a group is one of many choices; only a single choice or the root config states a default
+        self._defaults = {
+            f"{group}.{k}": v for k, v in (files[0].values if len(files) == 1 else {}).items()
+        } | root.values
+        self._comments = {key: [text] for key, text in root.comments.items()}
+        for file in files:
+            for key, text in file.comments.items():
+                self._comments.setdefault(f"{group}.{key}", []).append(text)
+
+    def default_and_meaning(self, key: str, default: str) -> tuple[str, str]:
+        """Return a key's default, from conf/ or else `default`, and its most frequent comment."""
+        said = self._comments.get(key, [""])
+        return self._defaults.get(key, default), max(said, key=said.count)
+
+    def describes_key(self, key: str) -> bool:
+        """Return True if all files have the same comment for a key, which then describes the key and not a value."""
+        return len(set(self._comments.get(key, []))) == 1

@@ -1,0 +1,311 @@
+"""Composition of conf/ files and overrides with Hydra, and then typed settings. Called by the command line; torch-free.
+
+Hydra serves only for composition and for its override grammar. No object is ever instantiated from a file: a config is
+data (security promise), so `_target_` keys and resolvers such as `${oc.env:...}` are refused. Hydra joins the files;
+this module applies the overrides of single values and resolves `${other.key}` references.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import islice, product
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lmtrain.config import setting_references
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value
+from lmtrain.config.overrides import RefusedOverrides, apply_override, override_key, parse_overrides, sweep_refusal
+from lmtrain.config.settings_base import Settings
+from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
+
+if TYPE_CHECKING:
+    from lmtrain.config.hydra_source import CompositionRequest
+
+S = TypeVar("S", bound=Settings)
+Rewrite = Callable[[dict[str, Any], Mapping[str, str]], dict[str, str]]  # settings, typed key -> text; typed afterwards
+STAGE_GROUP = "stage"  # the folder of conf/ for `stages.NAME=FILE`
+STAGE_CHOICES = ("data", "recompute", "schedule")  # groups that a stage takes by name: stages.NAME.schedule=linear
+MAX_LISTED = 30  # choices of a group that a message lists
+MAX_RUNS = 10_000  # because: every run's settings are checked before the first run starts, at about 10 ms each
+
+
+def conf_dir() -> Path:
+    """Return the conf/ folder inside the installed package, or next to the package in a checkout."""
+    package, in_checkout = (parent / "conf" for parent in Path(__file__).resolve().parents[1:3])
+    return package if package.is_dir() else in_checkout
+
+
+def compose(
+    cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
+    report: Callable[[str], None] | None = None, defaults: Mapping[str, Any] = MappingProxyType({}),
+    rewrite: Rewrite | None = None,
+) -> S:  # fmt: skip
+    """Build an instance of the settings class `cls` from NAME.yaml, in the user's folder `config_dir` or in conf/, and
+    from the command line's overrides. Raise one error with all problems.
+
+    `defaults` are groups, such as `model`, that replace those of the files. `report` is called with a message for each
+    default that was changed to fit the overrides. `rewrite` may change the tree of settings before it is checked; it
+    gets what the user typed, as key -> word, and returns the same under the keys that the changed tree has for it.
+    """
+    try:
+        tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
+    except RefusedOverrides as error:
+        rest = _remaining_problems(cls, error, config_dir, name, defaults)
+        raise SettingsError([*error.problems, *rest]) from error
+    typed = typed_words(overrides) if rewrite is None else rewrite(tree, typed_words(overrides))
+    adjusted_defaults = list(cls.adjust_defaults(tree, typed))
+    settings = build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))
+    if report is not None:
+        for adjusted in adjusted_defaults:  # because: a refusal must not follow notes on settings that fit nothing
+            report(adjusted.text())
+    return settings
+
+
+def typed_words(overrides: Sequence[str]) -> dict[str, str]:
+    """Return key -> value text for overrides as typed on the command line."""
+    return {override_key(word): word.partition("=")[2] for word in overrides}
+
+
+def _remaining_problems(
+    cls: type[Settings], error: RefusedOverrides, config_dir: Path | None, name: str, defaults: Mapping[str, Any]
+) -> Iterator[str]:
+    """Compose again without the overrides that `error` refused and yield the problems of the others, so that the user
+    sees all at once. Problems that only arise because the refused overrides are missing are left out.
+    """
+    if not error.refused or not all("=" in word for word in error.refused):
+        return  # because: the key that an override without `=` was meant for is unknown
+    keys = [override_key(word) for word in error.refused]
+    follow_ups = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
+    starts = tuple(f"{key}=" for key in keys)
+    try:
+        compose(cls, error.remaining, config_dir=config_dir, name=name, defaults=defaults)
+    except (SettingsError, LayoutError) as failure:
+        for problem in failure.problems:
+            if not problem.startswith(starts) and not any(part in problem for part in follow_ups):
+                yield problem
+
+
+def compose_plain(
+    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """Return all settings as nested dicts, composed from NAME.yaml, in the user's folder `config_dir` or in conf/, the
+    files it includes, the groups in `defaults`, which replace those of the files, and the overrides. References such as
+    `${optim.lr}` are replaced; types are not checked yet.
+
+    Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
+    """
+    # because: hydra takes 0.3 s to import, and most commands compose no config
+    from lmtrain.config.hydra_source import compose_files
+
+    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
+    tree = compose_files(request) | deepcopy(dict(defaults))
+    _name_stages(tree, [override.key_or_group for override in changes])
+    problems = list(_read_named_files(tree, request.folders))
+    for override in sorted(changes, key=lambda change: _group_of(change.key_or_group) is None):
+        problem, root = apply_override(tree, override), override.key_or_group.partition(".")[0]
+        problems += [problem] if problem else _read_named_files({root: tree.get(root)}, request.folders)
+    for path, _ in setting_references.iter_values(tree):
+        if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
+            raise SettingsError([
+                f"{setting_references.path_text(path)} names code, but settings are plain data. Remove it."
+            ])  # fmt: skip
+    plain, unresolved = setting_references.resolve_references(tree)
+    if problems or unresolved:
+        raise SettingsError([*dict.fromkeys(problems + unresolved)])
+    return plain
+
+
+def _name_stages(tree: dict[str, Any], keys: Sequence[str]) -> None:
+    """Add an empty stage to `tree` for each new one that the dotted keys name: stages run in the order in which they
+    are first named.
+    """
+    for key in keys:
+        if key.startswith("stages.") and isinstance(tree.get("stages"), dict):
+            tree["stages"].setdefault(key.split(".")[1], {})
+
+
+def _read_named_files(node: Any, folders: Sequence[Path], path: str = "") -> Iterator[str]:
+    """Replace, in `node`, the settings below the dotted key `path`, each text that names a file of a group by the
+    settings in that file. Yield an error message for each name that no file has.
+    """
+    for name, value in list(node.items()) if isinstance(node, dict) else ():
+        key = f"{path}.{name}" if path else str(name)
+        group = _group_of(key)
+        if group is not None and isinstance(value, str):
+            file = next((file for folder in folders if (file := folder / group / f"{value}.yaml").is_file()), None)
+            if file is None:
+                names = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+                yield f"{key}={value} is not in conf/{group}/. {suggest_value(value, names)}"
+                continue
+            node[name] = _read_group_file(file, folders)
+            if group == "schedule":
+                node[name].pop("warmup_steps", None)  # because: the files suit a run that begins, and a stage goes on
+            if group == "data":
+                node[name] = _without_defaults(node[name], folders)
+        if key.partition(".")[0] == "stages" and key.count(".") < 2:
+            yield from _read_named_files(node[name], folders, key)
+
+
+def _read_group_file(file: Path, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the settings in a file of a group, with those of the files of the same group that its `defaults` name.
+    Raise SettingsError if the file holds no settings, or names a file that is not there.
+    """
+    # because: yaml is slow to import
+    from lmtrain.config.strict_yaml import read_yaml
+
+    data, group = read_yaml(file).data, file.parent.name
+    if not isinstance(data, dict):
+        raise SettingsError([f"{file} holds no settings. Write its keys into it, such as steps: 1000."])
+    result: dict[str, Any] = {}
+    for base in data.get("defaults", ()):
+        places = [place for folder in folders if (place := folder / group / f"{base}.yaml").is_file() and place != file]
+        if base != "_self_" and not places:
+            raise SettingsError([f"{file} builds upon {base}, which is not in conf/{group}/. Correct its `defaults`."])
+        result |= _read_group_file(places[0], folders) if places else {}
+    return result | {key: value for key, value in data.items() if key != "defaults"}
+
+
+def _without_defaults(data: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """Return data settings of a file without those that are the defaults of their kind: a stage takes these from the
+    run.
+    """
+    shipped = folders[-1] / "data" / f"{data.get('kind')}.yaml"
+    defaults = _read_group_file(shipped, folders) if shipped.is_file() else {}
+    return {key: value for key, value in data.items() if key == "kind" or key not in defaults or value != defaults[key]}
+
+
+def _group_of(key: str) -> str | None:
+    """Return the group whose files the dotted key takes by name: `stage` for stages.decay, and `schedule` for
+    stages.decay.schedule; None if it takes none.
+    """
+    match = re.fullmatch(r"stages\.[^.]+(?:\.(\w+))?", key)
+    if match is None or match[1] not in (None, *STAGE_CHOICES):
+        return None
+    return match[1] or STAGE_GROUP
+
+
+def prepare_composition(
+    overrides: Sequence[str], *, config_dir: Path | None, name: str
+) -> tuple[CompositionRequest, list[Any]]:
+    """Parse and check the overrides. Return the request for Hydra, with the overrides that choose files such as
+    `model=gpt2_small`, and Hydra's Override objects for those that set single values. Raise RefusedOverrides if any
+    override is malformed or names an unknown choice.
+    """
+    # because: hydra is slow to import
+    from lmtrain.config.hydra_source import CompositionRequest
+
+    overrides, folders = [*dict.fromkeys(overrides)], _config_folders(config_dir)  # an override typed twice counts once
+    roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    name = _existing_config_name(name, roots, folders)
+    groups = group_choices(config_dir)
+    chosen, choices, changes = dict[str, str](), list[str](), list[Any]()
+    refusals = list[tuple[str, str]]()
+    for word, override in zip(overrides, parse_overrides(overrides, groups), strict=True):
+        group = override.key_or_group
+        if override.is_sweep_override():
+            refusals.append((word, sweep_refusal(override)))
+        elif group == STAGE_GROUP:
+            refusals.append((word, f"{override.input_line} names no stage. Write stages.NAME={override.value()}."))
+        elif group in groups:
+            chosen[group] = str(override.input_line)
+            wrong = [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
+            refusals += [(word, problem) for problem in wrong]
+            choices.append(f"~{group}" if override.value() is None else chosen[group])
+        elif "/" in group:
+            hint = f"which does not exist. {spelling_hint(group, groups)}"
+            refusals.append((word, f"{override.input_line} chooses from the group {group}, {hint}"))
+        else:
+            changes.append(override)
+    if refusals:
+        raise RefusedOverrides(refusals, overrides)
+    return CompositionRequest(folders, name, roots, groups, chosen, choices), changes
+
+
+def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
+    """Return the overrides of each run of a sweep: `a=1,2 b=3,4` -> [["a=1", "b=3"], ["a=1", "b=4"], ["a=2", "b=3"],
+    ["a=2", "b=4"]]. `config_dir` is the user's config folder, in which `glob()` finds names as well.
+
+    Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS runs.
+    """
+    # because: hydra is slow to import
+    from hydra.core.override_parser.types import Glob
+
+    groups = group_choices(config_dir)
+    options: list[list[str]] = []
+    for override in parse_overrides(overrides, groups):
+        key, value = override.get_key_element(), override.value()
+        if not override.is_sweep_override():
+            options.append([str(override.input_line)])
+        elif isinstance(value, Glob):
+            options.append([f"{key}={name}" for name in value.filter(groups.get(override.key_or_group, []))])
+        elif override.is_discrete_sweep():
+            options.append([f"{key}={value}" for value in islice(override.sweep_string_iterator(), MAX_RUNS + 1)])
+        else:
+            raise SettingsError(
+                [f"{override.input_line} does not list its values. With -m use a,b,c or range() or glob()."]
+            )
+        if not options[-1]:
+            choices = groups.get(override.key_or_group)
+            way_out = f"Choices are {join_few(choices)}." if choices else spelling_hint(override.key_or_group, groups)
+            raise SettingsError([f"{override.input_line} matches no choice of {override.key_or_group}. {way_out}"])
+    if prod(map(len, options)) > MAX_RUNS:
+        keys = [value[0].partition("=")[0] for value in options if len(value) > 1]
+        raise SettingsError(
+            [f"The values of {join_few(keys)} make more than {MAX_RUNS} runs with -m. Give fewer values."]
+        )
+    return [list(combination) for combination in product(*options)]
+
+
+def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
+    """Return the names of the config files in each folder of conf/ and of `config_dir`, the user's: group -> choices,
+    such as `model` -> [gpt2_large, ...].
+    """
+    choices: dict[str, set[str]] = {}
+    for root in _config_folders(config_dir):
+        for file in root.glob("*/**/*.yaml"):
+            choices.setdefault(file.parent.relative_to(root).as_posix(), set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(choices.items())}
+
+
+def _config_folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders to search for config files: `config_dir`, the user's, if given, then conf/. Raise
+    MissingInputError if `config_dir` does not exist.
+    """
+    if config_dir is None:
+        return [conf_dir()]
+    if not config_dir.is_dir():
+        raise MissingInputError(f"--config-dir={config_dir} is not a folder. Give the folder that holds your configs.")
+    return [config_dir.resolve(), conf_dir()]
+
+
+def _existing_config_name(name: str, config_names: Sequence[str], folders: Sequence[Path]) -> str:
+    """Return `name`, from --config-name, without `.yaml`. Raise SettingsError if it is not in `config_names`, the files
+    at the top of `folders`.
+    """
+    if name.removesuffix(".yaml") in config_names:
+        return name.removesuffix(".yaml")
+    misnamed = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)
+    way_out = f"Rename {misnamed} to {name}.yaml." if misnamed else spelling_hint(name, config_names)
+    raise SettingsError([f"--config-name={name} is not in {folders[0]}. {way_out}"])
+
+
+def _choice_problems(group: str, value: Any, choices: Sequence[str]) -> list[str]:
+    """Return an error message for each name in `value` that is not one of the group's `choices`. `value` comes from an
+    override such as `model=gpt2_small`: a name, None or a list of names.
+    """
+    chosen = value if isinstance(value, list) else [value]
+    wrong = [name for name in chosen if name is not None and str(name) not in choices]
+    return [f"{group}={name} is not in conf/{group}/. {_suggest_choice(group, str(name), choices)}" for name in wrong]
+
+
+def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
+    """Return the sentence about an unknown choice of a group: the nearest one, or all, or how to list very many."""
+    if len(choices) > MAX_LISTED and closest_value(name, choices) is None:
+        return f"`lmtrain config list {group}` lists its {len(choices)} choices."
+    return suggest_value(name, choices)

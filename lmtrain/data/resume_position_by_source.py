@@ -1,0 +1,166 @@
+"""What a run has read of each source, and where its next stage goes on. Torch-free; nothing here opens a file.
+
+A stream is a source of samples: the content of a dataset, the length and packing of its samples, and the range of
+documents. A mixture is the streams that a stage reads, with their shares. Each stream has an order of its own, epoch by
+epoch, and goes on where the run last left it, in whatever stage that was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lmtrain.data.sample_dataset_interface import Int64s, OffsetOrder, SampleOrder, mix
+from lmtrain.data.samples.blend import BlendOrder, Schedule
+
+KEY_DIGITS = 16  # hex digits of a content hash in a stream's key
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """The seed of a stream's order, and the number of its samples that the run had read when a mixture began."""
+
+    seed: int
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class DataHistory:
+    """The mixture that a run reads from the position `origin` on, and what it had read before. Positions count samples
+    over the whole run.
+    """
+
+    origin: int = 0
+    streams: tuple[str, ...] = ()  # keys of the mixture's streams; empty: the run has not begun
+    shares: tuple[int, ...] = ()
+    skipped: int = 0  # positions of the first mixture that another program's run has read (data.first_sample)
+    states: Mapping[str, StreamState] = field(default_factory=dict)  # of every stream that the run has read
+    held_out: Mapping[str, int] = field(default_factory=dict)  # content of a source -> its first held-out document
+    held_out_tokens: Mapping[str, int] = field(default_factory=dict)  # the same for a source cut within a document
+    validated: frozenset[str] = frozenset()  # contents of datasets that were only validated on
+
+    def begin(
+        self, position: int, streams: Sequence[str], shares: Sequence[int], first_seeds: Sequence[int],
+        restarts: Sequence[bool], *, run_seed: int, skipped: int = 0,
+    ) -> DataHistory:  # fmt: skip
+        """Return the history for a stage that begins at `position` and reads these streams. The same mixture as before
+        goes on; another one begins at `position`, with its streams where the run has left them, or at their first
+        sample if they restart. `first_seeds` are the seeds of the streams if this is the run's first mixture; a stream
+        that joins later has a seed of its content and of `run_seed`.
+        """
+        is_same = (tuple(streams), tuple(shares)) == (self.streams, self.shares)
+        has_begun = self.origin >= position and bool(self.streams)  # True in the middle of the stage
+        if is_same and (has_begun or not any(restarts)):
+            return self
+        states = dict(self.states_at(position))
+        for key, first_seed, restart in zip(streams, first_seeds, restarts, strict=True):
+            if key not in states:
+                states[key] = StreamState(_later_seed(run_seed, key) if self.streams else first_seed)
+            elif restart:
+                states[key] = replace(states[key], samples=0)
+        return replace(
+            self, origin=position, streams=tuple(streams), shares=tuple(shares), skipped=skipped, states=states
+        )  # fmt: skip
+
+    def states_at(self, position: int) -> Mapping[str, StreamState]:
+        """Return the state of every stream when the run stands at `position`, which is not before `origin`."""
+        if not self.streams:
+            return self.states
+        read = self.samples_of_streams(position - self.origin)
+        return {**self.states, **{
+            key: replace(self.states[key], samples=self.states[key].samples + count)
+            for key, count in zip(self.streams, read, strict=True)
+        }}  # fmt: skip
+
+    def end_of_trained_documents(self, content: str) -> int:
+        """Return the end of the documents of a source that the run has trained on, in any stage; 0 for none."""
+        ends = (re.match(rf"{content} .* documents \d+-(\d+)", key) for key in self.states)
+        return max((int(match[1]) for match in ends if match), default=0)
+
+    def samples_of_streams(self, num_samples: int) -> list[int]:
+        """Return how many samples of each stream are among the first `num_samples` samples of this mixture, those
+        skipped included.
+        """
+        if len(self.streams) == 1:
+            return [self.skipped + num_samples]
+        return Schedule(self.shares).samples_before(self.skipped + num_samples)
+
+    def with_held_out(
+        self, documents: Mapping[str, int], tokens: Mapping[str, int], validated: Iterable[str]
+    ) -> DataHistory:
+        """Return the history with what a stage holds out for validation: the earliest held-out document of each source,
+        or token, and the sources that are only validated on.
+        """
+        return replace(
+            self, held_out=_earliest(self.held_out, documents),
+            held_out_tokens=_earliest(self.held_out_tokens, tokens), validated=self.validated | set(validated),
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the history as JSON data, for a checkpoint's state."""
+        return {
+            "origin": self.origin, "streams": list(self.streams), "shares": list(self.shares), "skipped": self.skipped,
+            "states": {key: [str(state.seed), state.samples] for key, state in self.states.items()},
+            "held_out": dict(self.held_out), "held_out_tokens": dict(self.held_out_tokens),
+            "validated": sorted(self.validated),
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DataHistory:
+        """Return the history that `to_dict` described. Raise ValueError, TypeError or KeyError if `data` is damaged."""
+        states = {str(key): StreamState(int(seed), _count(samples)) for key, (seed, samples) in data["states"].items()}
+        history = cls(
+            _count(data["origin"]), tuple(map(str, data["streams"])), tuple(map(_count, data["shares"])),
+            _count(data["skipped"]), states, {str(k): _count(v) for k, v in data["held_out"].items()},
+            {str(k): _count(v) for k, v in data["held_out_tokens"].items()}, frozenset(map(str, data["validated"])),
+        )  # fmt: skip
+        if len(history.streams) != len(history.shares) or not set(history.streams) <= states.keys() or not all(
+            history.shares
+        ):
+            raise ValueError("streams, shares and states do not belong together")
+        return history
+
+
+NOTHING_READ = DataHistory()
+
+
+class MixtureOrder:
+    """Sample order of a mixture that a stage reads: position of the run -> sample id. `orders` and `sizes` are those of
+    its streams; ids number the samples of the first stream, then those of the second, and so on.
+    """
+
+    def __init__(self, history: DataHistory, orders: Sequence[SampleOrder], sizes: Sequence[int]) -> None:
+        self.history = history
+        self._before = [history.states[key].samples for key in history.streams]
+        continued = list(map(OffsetOrder, orders, self._before))
+        self._order = continued[0] if len(orders) == 1 else BlendOrder(history.shares, sizes, continued)
+
+    def ids(self, first: int, count: int) -> Int64s:
+        return self._order.ids(first - self.history.origin + self.history.skipped, count)
+
+    def samples_before(self, position: int) -> list[int]:
+        """Return how many samples of each stream the run has read, in all stages, when it stands at `position`."""
+        read = self.history.samples_of_streams(position - self.history.origin)
+        return [before + count for before, count in zip(self._before, read, strict=True)]
+
+
+def _later_seed(seed: int, key: str) -> int:
+    """Return the seed of a stream that joins a run after its first mixture, from the run's `seed` and the stream's key,
+    which has its content.
+    """
+    return mix(mix(seed) ^ int(hashlib.sha256(key.encode()).hexdigest()[:KEY_DIGITS], 16))
+
+
+def _earliest(known: Mapping[str, int], found: Mapping[str, int]) -> dict[str, int]:
+    """Return both mappings as one, with the smaller number where both have a key."""
+    return {**known, **{key: min(number, known.get(key, number)) for key, number in found.items()}}
+
+
+def _count(value: Any) -> int:
+    """Return a whole number from 0. Raise ValueError if `value` is none."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a whole number from 0")
+    return value

@@ -1,0 +1,214 @@
+"""The training data of a run: samples, order and validation samples, and the sources that its loss is divided by.
+
+assemble_training_data.py builds `TrainingData`. The functions say which of many sources are shown, and how many tokens
+and epochs are read of each; they are called by the records of training, by validation and by preflight. Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+from lmtrain.data.data_settings import REST, DataChoice
+from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory, MixtureOrder
+from lmtrain.data.sample_dataset_interface import Dataset, OffsetOrder, SampleOrder
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder
+from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder
+from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.units import plural
+
+MAX_SHOWN = 8  # sources that have values of their own in rows, curves and on the screen
+_MAX_WARNED = 3  # sources that the warning on data.max_epochs names
+_EXACT_SAMPLES = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """A dataset's contribution to the training samples."""
+
+    indexed: IndexedDataset
+    documents: range
+    tokens: range | None  # the tokens of the documents that are trained on; None: all of them
+    dataset: Dataset
+    share: Fraction  # share of the blend's samples; 1 for a single dataset
+    name: str  # the name of its loss
+    num_tokens: int  # tokens of the documents that are trained on
+
+    @property
+    def key(self) -> str:
+        """The key of its tokens in a checkpoint: a digest of its content."""
+        return self.indexed.content_digest
+
+
+@dataclass(frozen=True)
+class ValidationSource:
+    """A dataset of the blend that validation reads."""
+
+    name: str  # the name of its loss
+    share: Fraction  # its part of the samples, in proportion to the other datasets
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The training samples with their order, the validation samples by domain, and facts about both."""
+
+    train: Dataset
+    order: SampleOrder
+    valid: Mapping[str, Dataset]  # by domain; "" is a single unnamed domain, empty: no validation
+    parts: list[TrainingPart]
+    sample_identity: dict[str, Any]  # facts that decide which tokens the sample at each position has
+    first_sample: int
+    num_samples: int  # number of samples that the run reads
+    pads: bool = False  # True if samples can be shorter than seq_len
+    validation_note: str | None = None  # sentence: which part of the training datasets validation takes
+    warning: str | None = None  # warning if validation takes far more than the requested share
+    datasets: tuple[IndexedDataset, ...] = ()  # every dataset that training and validation read
+    first_position: int = 0  # samples that the run has read before these
+    history: DataHistory = NOTHING_READ  # the streams that are read, and where each of them begins
+    valid_sources: tuple[ValidationSource, ...] = ()  # the datasets of a blend to validate on, in its order
+
+    @property
+    def content_sha256(self) -> str | None:
+        """Content hash of the only training dataset, or a hash over the hashes of all of them; None if any has no .json
+        sidecar.
+        """
+        hashes = [part.indexed.info.content_sha256 for part in self.parts if part.indexed.info]
+        if len(hashes) < len(self.parts):
+            return None
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+    def contributions(self, seq_len: int) -> list[dict[str, Any]]:
+        """Return one dict per training dataset: its size, and how many of its samples, tokens and epochs the run reads.
+        `seq_len` is the number of tokens in a sample.
+        """
+        counts = self.samples_per_dataset(self.num_samples)
+        tokens = self._tokens_per_dataset(counts) if self.pads else [count * seq_len for count in counts]
+        return [
+            {
+                "dataset": str(part.indexed.prefix),
+                "share": float(part.share),
+                "documents": len(part.documents),
+                "samples": part.dataset.num_samples,
+                "run_samples": count,
+                "run_tokens": in_run,
+                "epochs": count / part.dataset.num_samples,
+            }
+            for part, count, in_run in zip(self.parts, counts, tokens, strict=True)
+        ]
+
+    def _tokens_per_dataset(self, run_samples: Sequence[int]) -> list[int]:
+        """Return, per dataset, the number of tokens without padding that the run reads. `run_samples` is the number of
+        samples that it reads of each.
+
+        The first samples of the run are counted exactly; the rest is extrapolated in proportion.
+        """
+        ids = self.order.ids(self.first_position, min(self.num_samples, _EXACT_SAMPLES))
+        if isinstance(self.train, BlendedDataset):
+            counts = {part.number: (len(part.rows_S), part.tokens) for part in self.train.counts_by_dataset(ids)}
+            exact = [counts.get(number, (0, 0)) for number in range(len(self.parts))]
+        else:
+            exact = [(len(ids), self.train.counts(ids).tokens)]
+        mean = sum(tokens for _, tokens in exact) / len(ids)
+        return [
+            tokens + round((count - samples) * (tokens / samples if samples else mean))
+            for count, (samples, tokens) in zip(run_samples, exact, strict=True)
+        ]
+
+    def samples_per_dataset(self, num_samples: int) -> list[int]:
+        """Return, per training dataset, how many of the first `num_samples` samples of the run are its own; of a stage,
+        of the samples that it begins with.
+        """
+        if len(self.parts) == 1:
+            return [num_samples]
+        order = self.order.order if isinstance(self.order, OffsetOrder) else self.order
+        assert isinstance(order, (BlendOrder, MegatronBlendOrder, MixtureOrder))
+        start = self.first_position if isinstance(order, MixtureOrder) else self.first_sample
+        before, after = (order.samples_before(start + count) for count in (0, num_samples))
+        return [last - first for first, last in zip(before, after, strict=True)]
+
+
+class NamedShare(Protocol):
+    """A dataset of a blend: its name and its share of the samples."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def share(self) -> Fraction: ...
+
+
+def shown_sources(sources: Sequence[NamedShare]) -> dict[str, list[int]]:
+    """Return name -> indices in `sources` for the values that are shown: the sources with the largest shares, each by
+    itself, and all others together under the name "rest". Names are in the order of the settings.
+    """
+    by_share = sorted(range(len(sources)), key=lambda index: -float(sources[index].share))
+    shown = sorted(by_share[:MAX_SHOWN] if len(sources) > MAX_SHOWN + 1 else by_share)
+    rest = sorted(set(by_share) - set(shown))
+    return {sources[index].name: [index] for index in shown} | ({REST: rest} if rest else {})
+
+
+def tokens_of_order(data: TrainingData, num_samples: int, num_tokens: int) -> dict[str, int]:
+    """Return source key -> tokens read, for a run without stages that has read `num_samples` samples with `num_tokens`
+    tokens and did not count them by source. The numbers are exact if samples have equally many tokens; else the tokens
+    are divided in proportion to the samples.
+    """
+    tokens: dict[str, int] = {}
+    for part, count in zip(data.parts, data.samples_per_dataset(num_samples), strict=True):
+        tokens[part.key] = tokens.get(part.key, 0) + num_tokens * count // max(num_samples, 1)
+    return tokens
+
+
+def tokens_at_end(
+    data: TrainingData, seq_len: int, tokens_before: Mapping[str, int], samples_before: int = 0
+) -> dict[str, int]:
+    """Return source key -> tokens read at the end of the run, or of the stage whose data is `data`. `tokens_before` is
+    the same before its first sample, or after `samples_before` of its samples. `seq_len` is the number of tokens in a
+    sample.
+    """
+    tokens = dict(tokens_before)
+    counts_before = data.samples_per_dataset(samples_before)
+    for part, facts, count_before in zip(data.parts, data.contributions(seq_len), counts_before, strict=True):
+        to_read = facts["run_tokens"] * (facts["run_samples"] - count_before) // max(facts["run_samples"], 1)
+        tokens[part.key] = tokens.get(part.key, 0) + to_read
+    return tokens
+
+
+def epoch_warnings(
+    stages: Sequence[tuple[DataChoice, TrainingData, int]], tokens_before: Mapping[str, int], samples_before: int = 0
+) -> Iterator[str]:
+    """Yield a warning if the run reads a source more often than data.max_epochs says. `stages` has the settings, the
+    data and the sample length of each stage that is left; a run without stages is one of them. The other arguments are
+    those of `tokens_at_end` for the first stage.
+    """
+    if all(settings.max_epochs is None for settings, _, _ in stages):
+        return  # because: counting the tokens of padded samples takes a second
+    limit, excess = float("inf"), dict[str, float]()
+    for settings, data, seq_len in stages:
+        tokens_before = tokens_at_end(data, seq_len, tokens_before, samples_before)
+        samples_before = 0
+        if settings.max_epochs is None:
+            continue
+        limit = min(limit, settings.max_epochs)
+        for part in data.parts:
+            epochs = tokens_before[part.key] / max(part.num_tokens, 1)
+            if epochs > settings.max_epochs:
+                excess[part.name] = epochs
+    yield from excess_warnings(excess, limit)
+
+
+def excess_warnings(epochs: Mapping[str, float], limit: float) -> Iterator[str]:
+    """Yield a warning if the epochs of a source exceed `limit`, the value of data.max_epochs. `epochs` has the epochs
+    of sources by name.
+    """
+    excess = {name: times for name, times in epochs.items() if times > limit}
+    names = sorted(excess, key=lambda name: -excess[name])
+    if names:
+        texts = [f"{name} for {excess[name]:.3g} epochs" for name in names[:_MAX_WARNED]]
+        more = len(names) - len(texts)
+        sources = ", ".join(texts) + f" and {plural(more, 'further source')}" * (more > 0)
+        yield (
+            f"The run reads {sources}, which is more than data.max_epochs={limit:g}. Use more data, a shorter run or a "
+            "smaller share of that data, or data.max_epochs=null for no limit."
+        )

@@ -1,0 +1,280 @@
+"""Rules across the groups of a run's settings: devices, labels, lengths, ramp-up, the best checkpoint. Torch-free.
+
+Called by run_config.py. Each function yields a problem for each rule that is broken, and nothing if all is well. RULES
+lists those that need nothing but groups.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
+from lmtrain.config.settings_base import Problem, problem_if
+from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
+from lmtrain.errors import spelling_hint
+from lmtrain.layout import Layout
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_PREFIX, validation_measure_names
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings, RecomputeSettings
+from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.placement.parallel_settings import rampup_problems as layout_rampup_problems
+from lmtrain.plan.cost_model.hardware_figures import Hardware
+from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
+from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
+
+MAX_INCREMENTS = 10_000  # because: code lists them all before a run begins, and no real run comes near
+MAX_PARAMETERS = 10**15  # because: code enumerates weights before a run begins, and no real run comes near
+
+
+def within(group: str, problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Return the problems of a group's settings under their keys in the run, such as optim.lr for lr."""
+    return (replace(problem, key=f"{group}.{problem.key}") for problem in problems)
+
+
+def peak_problems(hardware: Hardware, precision: PrecisionSettings) -> Iterator[Problem]:
+    """Yield a problem if the planner knows no peak of the machine at the precision of the run."""
+    yield from problem_if(
+        hardware.peak(precision.kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
+        f"has no figure for precision={precision.kind}",
+        f"Add hardware.peak_tflops.{precision.kind}=TFLOPS, or use another precision.",
+    )  # fmt: skip
+
+
+def device_problems(hardware: Hardware, compute: ComputeSettings) -> Iterator[Problem]:
+    """Yield a problem if the run uses another kind of device than the planner's machine has."""
+    device = compute.device
+    yield from problem_if(
+        device not in ("auto", hardware.device), "compute.device", device,
+        f"is another kind of device than that of hardware={hardware.name}",
+        f"Use compute.device=auto, or the matching hardware{' (hardware=cpu)' * (device == 'cpu')}.",
+    )  # fmt: skip
+
+
+def model_layout_problems(
+    model: ModelSettings, parallel: ParallelSettings, compute: ComputeSettings
+) -> Iterator[Problem]:
+    """Yield the problems of a model's shape and dropout in a layout."""
+    compiles = compute.compile is True
+    return layout_problems(model.shape, parallel, uses_dropout=model.uses_dropout, compiles=compiles)
+
+
+def tf32_problems(precision: PrecisionSettings, compute: ComputeSettings) -> Iterator[Problem]:
+    """Yield a problem if compute.tf32 is set for a precision that it does not affect."""
+    yield from problem_if(
+        compute.tf32 and precision.kind != "fp32", "compute.tf32", True,
+        f"only affects fp32 matrix products, and precision={precision.kind} computes none",
+        "Use compute.tf32=false, or precision=fp32.",
+    )  # fmt: skip
+
+
+def model_problems(model: ModelSettings) -> Iterator[Problem]:
+    """Yield a problem if a model is too large to be planned, and for each of its settings without an effect."""
+    yield from problem_if(
+        model.num_parameters > MAX_PARAMETERS, "model.width", model.shape.width,
+        f"and the other sizes make {model.num_parameters:.1e} parameters; at most {MAX_PARAMETERS:.0e} are allowed",
+        "Use a smaller width, fewer layers, or a smaller seq_len or ffn_width.",
+    )  # fmt: skip
+    yield from within("model", model.unused())
+
+
+def task_problems(model: ModelSettings, evaluation: EvalSettings) -> Iterator[Problem]:
+    """Yield a problem if an encoder is to be evaluated on tasks that continue a text."""
+    yield from problem_if(
+        bool(evaluation.tasks) and not model.shape.causal, "eval.tasks",
+        [task.measure_name for task in evaluation.tasks],
+        f"score the continuation of a text, and model={model.kind} sees both sides of a word",
+        "Leave eval.tasks out; validation measures how well masked words are predicted.",
+    )  # fmt: skip
+
+
+def validation_problems(train: TrainSettings, data: DataChoice) -> Iterator[Problem]:
+    """Yield a problem for each setting of validation data in a run that does not validate."""
+    return iter(()) if train.valid_interval_steps else data.problems_without_validation()
+
+
+def recompute_problems(recompute: RecomputeSettings, model: ModelSettings) -> Iterator[Problem]:
+    """Yield a problem if more blocks are to be recomputed than the model has."""
+    return within("recompute", recompute.problems_in_model(model.shape.num_layers))
+
+
+def recompute_layout_problems(recompute: RecomputeSettings, parallel: ParallelSettings) -> Iterator[Problem]:
+    """Yield a problem if the pipeline schedule does not allow recompute."""
+    return recompute.problems_in_layout(parallel)
+
+
+def profile_problems(observe: ObserveSettings, parallel: ParallelSettings) -> Iterator[Problem]:
+    """Yield a problem if a rank is to be profiled that does not exist."""
+    ranks, world_size = observe.profile_ranks or (0,), parallel.layout.world_size
+    yield from problem_if(
+        max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
+        f"names a rank that does not exist: the ranks of this run are 0 to {world_size - 1}",
+        "Use observe.profile_ranks=[0].",
+    )  # fmt: skip
+
+
+def restart_problems(data: DataChoice) -> Iterator[Problem]:
+    """Yield a problem if data that a run begins with is said to restart."""
+    key, restarts = "data.restart", getattr(data, "restart", False)
+    if isinstance(data, BlendSettings):
+        key, restarts = "data.datasets.restart", any(part.restart for part in data.datasets)
+    yield from problem_if(
+        restarts is True, key, True,
+        "has no effect where a run begins, as nothing was read before", "Give it in a later stage, or leave it out.",
+    )  # fmt: skip
+
+
+def label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
+    """Yield a problem if the model and the data disagree on the loss terms: next-token or masked-token prediction, and
+    the sentence-pair label.
+    """
+    model_terms, data_terms = model.terms, data.terms
+    yield from problem_if(
+        model_terms[0] != data_terms[0], "data.kind", data.kind,
+        f"makes samples that a {model.kind} model cannot learn from",
+        "Use data=masked, or a causal model." if model_terms[0] == "mlm"
+        else "Use data=dataset or data=blend, or model=bert_base.",
+    )  # fmt: skip
+    yield from problem_if(
+        model_terms[0] == data_terms[0] and model_terms != data_terms, "model.pair_head", "pair" in model_terms,
+        "needs sentence pairs, and data.pairs=none makes none" if "pair" in model_terms
+        else "does not use the sentence pairs that data.pairs makes",
+        f"Use model.pair_head={'false' if 'pair' in model_terms else 'true'}, or another data.pairs.",
+    )  # fmt: skip
+
+
+def rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
+    """Yield a problem if the batch-size ramp-up starts above train.global_batch, does not reach it in whole increments,
+    takes more than MAX_INCREMENTS, or does not fit the layout. Yield nothing without a ramp-up.
+    """
+    rampup, global_batch = train.rampup, train.global_batch
+    if rampup is None:
+        return
+    yield from layout_rampup_problems(layout, rampup, train.micro_batch)
+    num_increments, rest = divmod(global_batch - rampup.start, rampup.increment)
+    yield from problem_if(
+        num_increments > MAX_INCREMENTS, "train.rampup.increment", rampup.increment,
+        f"takes {num_increments} increments to reach train.global_batch={global_batch}; "
+        f"at most {MAX_INCREMENTS} are allowed",
+        "Use a larger increment.",
+    )  # fmt: skip
+    yield from problem_if(
+        rampup.start > global_batch or rest != 0, "train.rampup.start", rampup.start,
+        f"does not reach train.global_batch={global_batch} in increments of {rampup.increment}",
+        "Use a start that is not larger, and an increment that divides the difference.",
+    )  # fmt: skip
+
+
+def length_problems(parts: Mapping[str, Any], steps: int) -> Iterator[Problem]:
+    """Yield the problems of measurements and records that do not fit a run of `steps` steps. `parts` has the groups of
+    settings that are valid.
+    """
+    if "observe" in parts:
+        yield from observe_problems(parts["observe"], steps)
+    if "checkpoint" in parts:
+        yield from within("checkpoint.ema", parts["checkpoint"].ema.problems_in_run(steps))
+    if {"checkpoint", "data", "eval", "train"} <= parts.keys():
+        yield from best_by_problems(parts["checkpoint"], parts["data"], parts["train"], parts["eval"], steps)
+
+
+def observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
+    """Yield a problem if observe.profile_steps ends after the run's last step, `steps`, or if
+    observe.histograms_every_steps is greater than it.
+    """
+    window, interval = observe.profile_steps, observe.histograms_every_steps
+    yield from problem_if(
+        window is not None and window[-1] > steps, "observe.profile_steps", window and list(window),
+        f"ends after the last step, which is {steps}", f"Use observe.profile_steps=[1,{steps}], or earlier ones.",
+    )  # fmt: skip
+    yield from problem_if(
+        interval is not None and interval > steps, "observe.histograms_every_steps", interval,
+        f"is more than the {steps} steps of the run", f"Use {steps} or less.",
+    )  # fmt: skip
+
+
+def best_by_problems(
+    checkpoint: CheckpointSettings, data: DataChoice, train: TrainSettings, evaluation: EvalSettings, total_steps: int
+) -> Iterator[Problem]:
+    """Yield a problem if checkpoint.best_by names a measure that the run never takes, takes only at its end, or never
+    takes at a step whose checkpoint is saved. `total_steps` is the number of steps of the run.
+    """
+    name, saves = checkpoint.best_by, checkpoint.interval_steps
+    if checkpoint.keep_best == 0 or not saves:
+        return
+    average_names = validation_measure_names(data.terms, data.valid_paths, of_average=True)
+    task_prefixes = [f"eval/{task.measure_name}/" for task in evaluation.tasks]
+    is_of_average = name in average_names or any(name.startswith(prefix + AVERAGE_PREFIX) for prefix in task_prefixes)
+    if name.startswith("eval/"):
+        interval, interval_key = evaluation.interval_steps, "eval.interval_steps"
+        is_known = any(name.startswith(prefix) for prefix in task_prefixes)
+        names_to_use = " or ".join(f"{prefix}MEASURE" for prefix in task_prefixes)
+        way_out = f"Use {names_to_use}." if task_prefixes else "Add its task to eval.tasks."
+    else:
+        interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
+        names = validation_measure_names(data.terms, data.valid_paths) + average_names * checkpoint.ema.is_on
+        is_known, way_out = name in names, spelling_hint(name, names)
+    blend_names = validation_measure_names(data.terms, data.valid_sources)
+    blend_names += validation_measure_names(data.terms, data.valid_sources, of_average=True)
+    both = math.lcm(saves, interval)  # a checkpoint has the measure at the multiples of this number of steps
+    checks = (
+        (is_of_average and not checkpoint.ema.is_on,
+         "measures an average of the weights, and with checkpoint.ema.decay=null none is kept",
+         "Add checkpoint.ema.decay=0.999, or name a measure of the weights."),
+        (name in blend_names and not is_known,
+         "is a measure of a dataset of the blend, of which a validation may read no sample",
+         "Give that dataset in data.valid_paths, as in {wiki: PREFIX}."),
+        (not is_known, "is not a measure of this run", way_out),
+        (interval == 0, f"is never measured before the end of the run with {interval_key}=0",
+         f"Add {interval_key}={saves}, or leave checkpoint.keep_best out."),
+        (both >= total_steps,
+         f"is measured every {interval} steps, and checkpoint.interval_steps={saves} saves none of these steps before "
+         f"the last, {total_steps}",
+         f"Use {interval_key}={saves}, or smaller values for both in so short a run."),
+        (both > 0 and is_of_average and checkpoint.ema.first_measured_step(both) >= total_steps,
+         f"is measured every {interval} steps from step {checkpoint.ema.from_step} on, and "
+         f"checkpoint.interval_steps={saves} saves none of these steps before the last, {total_steps}",
+         "Use a smaller checkpoint.ema.from_step."),
+    )  # fmt: skip
+    problems = (Problem("checkpoint.best_by", name, rule, way_out) for is_wrong, rule, way_out in checks if is_wrong)
+    yield from islice(problems, 1)  # because: the later rules say nothing about a name that breaks an earlier one
+
+
+def text_dataset_prefix(run_dir: str, text_dir: str | None) -> str:
+    """Return the prefix of the dataset that a run makes of data.text: in `text_dir`, or by default in the run's own
+    folder `run_dir`.
+    """
+    return str((Path(text_dir) if text_dir else Path(run_dir) / DATA) / TEXT_PREFIX)
+
+
+def text_problems(data: DataChoice, run: RunSettings) -> Iterator[Problem]:
+    """Yield a problem if data.text and data.path both name the training data."""
+    if not isinstance(data, DataSettings) or data.text is None:
+        return
+    path = text_dataset_prefix(run.dir, data.text_dir)
+    yield from problem_if(
+        os.path.realpath(data.path) != os.path.realpath(path), "data.path", data.path,
+        f"and data.text={data.text} both name the data to train on",
+        f"Leave data.path out to train on a dataset made of the text, {path}, or leave data.text out.",
+    )  # fmt: skip
+
+
+# the groups that a rule compares, and the rule: a function of their settings, in this order
+RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
+    (("hardware", "precision"), peak_problems),
+    (("hardware", "compute"), device_problems),
+    (("model", "parallel", "compute"), model_layout_problems),
+    (("precision", "compute"), tf32_problems),
+    (("model",), model_problems),
+    (("model", "data"), label_problems),
+    (("data", "run"), text_problems),
+    (("model", "eval"), task_problems),
+    (("train", "data"), validation_problems),
+    (("recompute", "model"), recompute_problems),
+    (("recompute", "parallel"), recompute_layout_problems),
+    (("observe", "parallel"), profile_problems),
+)

@@ -1,0 +1,531 @@
+"""Checks before torch is imported: machine, data, tokenizer, processes, checkpoint to resume from.
+
+Called by the command line right after the settings, for a run and for a dry run alike; set-up builds the run from the
+result. These checks allocate and keep nothing on the machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.find_and_prune import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
+from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
+from lmtrain.config.settings_base import show
+from lmtrain.data.assemble_training_data import OpenDatasets, build_training_data, open_datasets
+from lmtrain.data.cut_datasets_into_samples import TOKEN_SHARES, DataRequirements
+from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.training_data_and_sources import TrainingData, epoch_warnings
+from lmtrain.errors import (
+    CheckpointError,
+    DataError,
+    LayoutError,
+    LmtrainError,
+    OutputError,
+    SettingsError,
+    StorageError,
+)
+from lmtrain.layout import Layout, divisors
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.plan.run_estimates.checkpoint_size import check_manifest_limits, checkpoint_bytes, count_saved_tensors
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
+from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.lineage import Parent
+from lmtrain.runfolder.settings_differences import compare_settings, flatten
+from lmtrain.runtime.files.atomic_files import check_output_folder, free_bytes
+from lmtrain.runtime.machine.detect_gpus import Gpus, device_problem
+from lmtrain.runtime.machine.pip_install_hint import install_command
+from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.startup_checks.check_weights_to_start_from import (
+    ForeignWeights,
+    ReadForeign,
+    find_first_weights,
+    find_lineage,
+    no_foreign_weights,
+    recorded_parent,
+    tokenizer_of_first_weights,
+)
+from lmtrain.train.startup_checks.resume_checks import (
+    average_notes,
+    check_same_run,
+    history_of,
+    newest_readable,
+    open_resume_checkpoint,
+    split_rule_of,
+    tokens_at_checkpoint,
+)
+from lmtrain.train.train_settings import TrainSettings
+from lmtrain.units import format_bytes
+
+_RECORDS_BYTES = 1 << 20  # bytes that a young run writes besides checkpoints
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """An evaluation task of a run: its name, its file, the number of targets that it scores, and a digest of its
+    text.
+    """
+
+    name: str
+    data: str
+    num_targets: int
+    text_sha256: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The results of the checks before torch is imported: model settings, tokenizer, data and checkpoints to load.
+    `open_run` builds the run from them.
+    """
+
+    model: ModelSettings  # with the final vocabulary size
+    tokenizer: Tokenizer
+    data: TrainingData
+    resume_from: Path | None
+    # checkpoint with the first weights of a new run, or another program's folder until it has been imported; None for
+    # random weights
+    weights_from: Path | None = None
+    extra_files: Mapping[str, bytes] = field(default_factory=dict)  # by name, of the checkpoint of the first weights
+    evaluations: tuple[EvaluationTask, ...] = ()
+    warnings: tuple[str, ...] = ()  # messages on settings that work but may be unintended
+    config: RunConfig | None = None  # the settings of the stage that these are for; None if the run has no stages
+    lineage: tuple[Parent, ...] = ()  # the checkpoints of other runs from which the run descends
+    follows_stage: bool = False  # True if the same start trains the stage before
+    later_stages: tuple[Inputs, ...] = ()  # of the stages that come after this one
+
+    @property
+    def epochs(self) -> float:
+        """The number of times that the run, or this stage of it, reads the training data."""
+        return self.data.num_samples / self.data.train.num_samples
+
+    def stages(self, config: RunConfig) -> list[tuple[RunConfig, Inputs]]:
+        """Return the settings and the inputs of each stage that a start trains; `config` are the run's settings."""
+        return [(stage.config or config, stage) for stage in (self, *self.later_stages)]
+
+
+def preflight(
+    config: RunConfig, env: ProcessEnv, *, starts_run: bool = True, read_foreign: ReadForeign = no_foreign_weights
+) -> Inputs:
+    """Check a run's settings, machine, data and checkpoints before torch is imported, and return the tokenizer, data,
+    model settings and checkpoint paths that were found. Raise an LmtrainError if the run cannot work. `starts_run` is
+    False for a dry run, which trains nothing; then a single process may check a run of many. `read_foreign` reads the
+    facts about another program's folder in checkpoint.init_from; it is called for a new run alone.
+
+    Called on every process of a run: one process per node builds a missing data index while the others wait for its
+    lock.
+    """
+    is_here = check_machine(config, env, starts_run=starts_run)
+    resume_from = find_resume_checkpoint(config)
+    resumed = open_resume_checkpoint(config, resume_from)
+    foreign = read_foreign(config) if resume_from is None else None
+    first, *later = load_stages(config, resumed, foreign)
+    model, tokenizer = first.model, first.tokenizer
+    check_checkpoint_size(config, model)
+    if resumed is not None:
+        check_same_run(resumed.path, resumed.manifest, first.config or config, model, tokenizer, first.data)
+        checked_model(resumed)
+    stages = replace(first, later_stages=tuple(later)).stages(config)
+    for stage, inputs in stages if is_here and starts_run else ():
+        for dataset in inputs.data.datasets if stage.data.verify == "full" else ():
+            # because: the processes of a node share the work, so each must check its part
+            dataset.check_all(env.local_rank, max(env.local_world_size, 1))
+    warnings = [*_layout_warnings(config.parallel.layout, env)]
+    warnings += dict.fromkeys(stage.data.warning for stage in (first, *later) if stage.data.warning)
+    if resumed is not None and not starts_run:  # because: a start says it of the checkpoint that it then reads
+        warnings += average_notes(config, resumed.path, resumed.manifest.state)
+    warnings += epoch_warnings(
+        [(stage.data, inputs.data, stage.seq_len) for stage, inputs in stages],
+        *tokens_at_checkpoint(resumed, first.data),
+    )
+    if is_here and env.rank == 0:
+        warnings += check_run_folder(
+            config, model, tokenizer, check_lock=not starts_run,
+            import_bytes=0 if foreign is None else foreign.num_bytes_to_write,
+        )  # fmt: skip
+    if is_here and not starts_run:
+        check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
+    # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
+    weights_from = find_first_weights(config, model, tokenizer, foreign) if resume_from is None else None
+    lineage = find_lineage(config, resume_from, weights_from)
+    return replace(
+        first, resume_from=resume_from, weights_from=weights_from, warnings=tuple(warnings), lineage=lineage,
+        later_stages=tuple(replace(stage, lineage=lineage) for stage in later),
+    )  # fmt: skip
+
+
+def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) -> bool:
+    """Check what needs no data: the number of processes, a C++ compiler for compute.compile, the device, and packages
+    that the settings need. Return True if the run's processes are here, and False if a single process checks a run of
+    many, which it may if `starts_run` is False, as it is for a dry run.
+    """
+    problems, counts = list(compiler_problems(config)), starts_run or env.launcher != "single"
+    if wrong := list(process_problems(config.parallel.layout, env, config.train)) if counts else []:
+        raise LayoutError("\n".join(wrong + problems))
+    if problems:
+        raise SettingsError(problems)
+    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
+    if is_here:
+        check_device(config, env)
+    if is_here and env.rank == 0:
+        check_sinks(config)
+    return is_here
+
+
+def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWeights | None) -> list[Inputs]:
+    """Load the tokenizer and the data of each stage that is left to train, the one to begin with first; of the whole
+    run if it has no stages. `resumed` is the checkpoint to resume from. Raise SettingsError if the stages' tokenizers
+    differ.
+    """
+    step = 0 if resumed is None else resumed.manifest.step
+    history, split_rule = history_of(resumed), split_rule_of(resumed)
+    if history is not None and history.origin == 0 and not config.stages:
+        history = NOTHING_READ  # because: a run that never had a border reads what its settings say, as at its start
+    first = config.stage_at(step)
+    if resumed is not None and first.first_step == step and _owes_measurements(config, resumed):
+        first = config.stage_at(step - 1)  # because: they are made with the data of the stage that they belong to
+    loaded: list[Inputs] = []
+    for stage in config.stage_configs:
+        # because: a checkpoint without a history is older than stages, and the stages behind tell what was read
+        if stage.end_step <= first.first_step and (history is not None or resumed is None):
+            continue
+        tokenizer, model, data = load_data(
+            stage, split_rule=split_rule, foreign=foreign, history=history or NOTHING_READ
+        )  # fmt: skip
+        history = data.history
+        if stage.end_step <= first.first_step:
+            continue
+        if loaded and tokenizer.fingerprint != loaded[0].tokenizer.fingerprint:
+            raise SettingsError([
+                f"The data of the stage {stage.stage_name} has another tokenizer than that of the stage "
+                f"{first.stage_name}: fingerprint {tokenizer.fingerprint[:12]} and not "
+                f"{loaded[0].tokenizer.fingerprint[:12]}. Preprocess all data of a run with one tokenizer."
+            ])
+        loaded.append(Inputs(
+            model, tokenizer, data, None, follows_stage=bool(loaded), config=stage if config.stages else None
+        ))  # fmt: skip
+    sizes = [inputs.model.shape.vocab_size for inputs in loaded]
+    if resumed is not None and config.stages:
+        sizes.append(_saved_vocab_size(resumed))  # because: the data of a stage behind may have had higher ids
+    return [replace(inputs, model=(inputs.config or config).model.with_vocab(max(sizes))) for inputs in loaded]
+
+
+def _owes_measurements(config: RunConfig, resumed: Contents) -> bool:
+    """Return True if the run itself, and not one from which it branches off, was stopped in a measurement at the step
+    of its checkpoint `resumed`.
+    """
+    is_own = resumed.path.resolve().is_relative_to(Path(config.run.dir).resolve())
+    return is_own and resumed.manifest.step > 0 and bool(resumed.manifest.state.get("owed"))
+
+
+def _saved_vocab_size(resumed: Contents) -> int:
+    """Return the vocabulary size of a checkpoint's model; 0 if its state is damaged, which is checked later."""
+    model = resumed.manifest.state.get("model")
+    size = model.get("vocab_size") if isinstance(model, dict) else None
+    return size if isinstance(size, int) else 0
+
+
+def load_data(
+    config: RunConfig, *, with_validation: bool = True, split_rule: str = TOKEN_SHARES,
+    foreign: ForeignWeights | None = None, history: DataHistory = NOTHING_READ,
+) -> tuple[Tokenizer, ModelSettings, TrainingData]:
+    """Load the tokenizer and the datasets of a stage or of a run without stages, and return the tokenizer, the model
+    settings with the vocabulary size that the data needs, and the training data. `with_validation` also opens the
+    validation data if the run validates. `split_rule`, an entry of SHARES, says how data.split separates training from
+    validation data. `foreign` is another program's folder that a new run starts from. `history` is what the run has
+    read before the stage.
+    """
+    opened = open_datasets(config.data)
+    tokenizer = _load_tokenizer(config, opened, foreign)
+    model = _model_with_vocab(config, opened, tokenizer)
+    start, end = (config.batch_plan.range_of(step)[0] for step in (config.first_step, config.end_step))
+    request = DataRequirements(
+        seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=end - start,
+        first_position=start, history=history, tokenizer=tokenizer, shares=split_rule,
+        validate=with_validation and config.train.valid_interval_steps > 0,
+    )  # fmt: skip
+    return tokenizer, model, build_training_data(config.data, opened, request)
+
+
+def find_model(config: RunConfig) -> ModelSettings:
+    """Return the model settings with the vocabulary size that the datasets and their tokenizer need. No data index is
+    built.
+    """
+    last = config.stage_configs[-1]  # because: the data of a stage that a branch has left behind may be gone
+    opened = open_datasets(last.data)
+    return _model_with_vocab(config, opened, _load_tokenizer(last, opened, None))
+
+
+def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
+    """Yield an error message if the number of started processes, `env.world_size`, differs from the number that the
+    layout needs. With `train`, the message also names the batch settings that would have to change with the layout.
+    """
+    if env.world_size != layout.world_size:
+        sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+        factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
+        required = " x ".join(factors) if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]}"
+        ways = "Start 1 process" if layout.world_size == 1 else f"Start {layout.world_size} processes"
+        ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
+        axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
+        fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
+        if rest == 0:
+            overrides = [f"parallel.{axis}={fitting}", *_batch_overrides(replace(layout, **{axis: fitting}), train)]
+            ways += f" or set {' '.join(overrides)}"
+        ways += ", or add --elastic, which takes the nearest layout for them" if train else ""
+        started = "1 process was" if env.world_size == 1 else f"{env.world_size} processes were"
+        yield f"{started} started but {required} needs {layout.world_size}. {ways}."
+
+
+def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
+    """Yield overrides such as `train.micro_batch=2` that make the batch sizes divisible by this layout's number of
+    data-parallel replicas; nothing if they are, or if `train` is None.
+    """
+    if train is None:
+        return
+    share = -(-train.global_batch // layout.dp)
+    if share * layout.dp != train.global_batch:
+        yield f"train.global_batch={share * layout.dp}"
+    if share % train.micro_batch:
+        yield f"train.micro_batch={divisors(share, train.micro_batch)[-1]}"
+
+
+def _layout_warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+    """Yield a warning if a tensor-parallel group would span several nodes, where its all-reduces are slow."""
+    if env.local_world_size and env.local_world_size % layout.tp:
+        inside = divisors(env.local_world_size, layout.tp)[-1]
+        yield (
+            f"parallel.tp={layout.tp} goes across nodes, as {env.host} has {env.local_world_size} processes: each "
+            "layer waits for sums over the links between them. If these are slower than those inside a node, "
+            f"parallel.tp={inside} is faster."
+        )
+
+
+def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWeights | None) -> Tokenizer:
+    """Load the tokenizer from data.tokenizer, or else from the file `PREFIX.tokenizer.json` next to a dataset, or else
+    that of the model which the run starts from (`foreign` if it is another program's folder). Raise SettingsError if
+    there is none, and DataError if a dataset was written with a different tokenizer.
+    """
+    stored = next((file for file in map(_tokenizer_path, opened.datasets) if file.exists()), None)
+    infos = {dataset.prefix: dataset.info for dataset in opened.datasets if dataset.info is not None}
+    path = Path(config.data.tokenizer) if config.data.tokenizer else stored
+    if path is not None:
+        info, place = next(iter(infos.values()), None), str(path)
+        tokenizer = Tokenizer.load(path) if info is None else Tokenizer.load_lazily(
+            path, sha256=info.tokenizer_sha256, fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size,
+            eod_id=info.eod_id,
+        )  # fmt: skip
+    elif (of_weights := tokenizer_of_first_weights(config, foreign)) is not None:
+        tokenizer, place = of_weights, f"of checkpoint.init_from={config.checkpoint.init_from}"
+    else:
+        first = opened.train[0]
+        raise SettingsError([
+            f"data.tokenizer=null names no tokenizer for the dataset {first.prefix}, "
+            f"and there is no {_tokenizer_path(first).name} beside it. "
+            "Add data.tokenizer=PATH of the tokenizer with which the dataset was written."
+        ])
+    for prefix, info in infos.items():
+        if info.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise DataError(
+                f"The tokenizer {place} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset {prefix} was "
+                f"written with a tokenizer of fingerprint {info.tokenizer_fingerprint[:12]}. Use that tokenizer, or "
+                "preprocess the text again."
+            )
+    return tokenizer
+
+
+def _tokenizer_path(dataset: IndexedDataset) -> Path:
+    """Return where a dataset's own tokenizer is stored; the file may not exist."""
+    return dataset_file(dataset.prefix, ".tokenizer.json")
+
+
+def _model_with_vocab(config: RunConfig, opened: OpenDatasets, tokenizer: Tokenizer) -> ModelSettings:
+    """Return the model settings with a vocabulary that covers the tokenizer's ids and the highest id in the
+    datasets.
+    """
+    highest_id = max(dataset.info.max_id if dataset.info else -1 for dataset in opened.datasets)
+    return config.model.with_vocab(max(tokenizer.vocab_size, highest_id + 1))
+
+
+def find_resume_checkpoint(config: RunConfig) -> Path | None:
+    """Return the checkpoint to resume from: the newest in the run's folder, or else the path in checkpoint.resume; None
+    for a new run. Raise OutputError if checkpoint.resume contradicts the checkpoints in the folder.
+
+    With checkpoint.fallback, unreadable checkpoints are skipped here; else readability is checked when it is opened.
+    """
+    own_folder, settings = Path(config.run.dir) / CHECKPOINTS, config.checkpoint
+    newest, damaged = latest_checkpoint(own_folder), list_damaged(own_folder)
+    if newest is None and damaged:
+        raise CheckpointError(
+            f"run.dir={config.run.dir} holds no checkpoint but {damaged[-1].name}, which is damaged. "
+            "Choose another run.dir for a new run, or move the damaged checkpoint away."
+        )
+    if settings.fallback:
+        newest = newest_readable(newest)
+    parent = recorded_parent(config)
+    if settings.resume == "auto":
+        return newest
+    if settings.resume == "none":
+        if newest is not None:
+            raise OutputError(
+                f"checkpoint.resume=none begins a new run, but run.dir={config.run.dir} already holds checkpoints. "
+                "Choose another run.dir, or checkpoint.resume=auto to go on."
+            )
+        return None
+    if parent is not None and newest is not None and not Path(settings.resume).exists():
+        return newest  # because: a run that has saved itself no longer needs the run that it began from
+    chosen = resolve_checkpoint(parent if parent is not None and newest is None else Path(settings.resume))
+    if settings.fallback:
+        chosen = newest_readable(chosen) or chosen
+    if newest is not None and chosen.parent.resolve() == own_folder.resolve() and chosen.name != newest.name:
+        raise OutputError(
+            f"checkpoint.resume={chosen} is not the newest checkpoint of run.dir={config.run.dir}, which is "
+            f"{newest.name}. Choose another run.dir to go on from the older one."
+        )
+    return newest or chosen
+
+
+def with_final_model(config: RunConfig, inputs: Inputs) -> RunConfig:
+    """Return the settings with the vocabulary that the data gave the model, as the run folder and checkpoints record
+    them.
+    """
+    return replace(config, model=config.model.with_vocab(inputs.model.shape.vocab_size))
+
+
+def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
+    """Compare the settings with those that the run's folder recorded at its previous start, and return each key that
+    differs -> [old value, new value]; empty for a new run.
+    """
+    folder = Path(config.run.dir)
+    if not (folder / CONFIG).is_file():
+        return {}
+    try:
+        known = dict(flatten(read_settings(folder)))
+    except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
+        return {}
+    return compare_settings(known, dict(flatten(with_final_model(config, inputs).to_dict())))
+
+
+def compiler_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a message if compute.compile needs a C++ compiler that is not installed."""
+    if config.compute.compile is True and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
+        yield (
+            "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is installed. "
+            "Install one or set compute.compile=false."
+        )
+
+
+def check_device(config: RunConfig, env: ProcessEnv) -> None:
+    """Raise an error if the device that compute.device names is missing or unusable, or if compute.tf32 is set without
+    a GPU.
+    """
+    if config.compute.device == "cpu":
+        return
+    gpus = Gpus.detect()
+    if problem := device_problem(config.compute.device, gpus, env):
+        raise problem
+    if config.compute.tf32 and gpus.count == 0:
+        raise SettingsError(["compute.tf32=true needs a GPU, and this machine has none. Use compute.tf32=false."])
+
+
+def check_sinks(config: RunConfig) -> None:
+    """Raise SettingsError if observe.wandb is on and the Python package wandb is not installed."""
+    if config.observe.wandb == "none":
+        return
+    spec = importlib.util.find_spec("wandb")
+    if spec is None or spec.origin is None:  # because: a mere folder named wandb is not the package
+        raise SettingsError([
+            f"observe.wandb={config.observe.wandb} needs the package wandb, which is not installed. "
+            f"Run `{install_command('wandb')}`, or set observe.wandb=none."
+        ])  # fmt: skip
+
+
+def check_run_folder(
+    config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, check_lock: bool, import_bytes: int = 0
+) -> list[str]:
+    """Raise an error if run.dir cannot be written or its disk is too full for the checkpoints that the run needs at
+    once. Return a warning, in a list, if the disk is too full for all checkpoints that the settings may keep.
+    `check_lock`: also raise if another run uses the folder now. `import_bytes` is the size of the model that is still
+    to be imported into the folder.
+    """
+    folder, settings = Path(config.run.dir), config.checkpoint
+    check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=check_lock)
+    if settings.interval_steps is None:
+        return []
+    num_existing, tokenizer_bytes = len(list_checkpoints(folder / CHECKPOINTS)), len(tokenizer.to_bytes())
+    size, records = check_checkpoint_size(config, model) + tokenizer_bytes, tokenizer_bytes + _RECORDS_BYTES
+    records, free = records + import_bytes, free_bytes(folder)
+    room = max(0, free - records) // size
+    # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
+    num_needed, num_wanted = (
+        max(1, count - num_existing) for count in settings.num_on_disk(config.total_steps, config.border_steps)
+    )
+    if room >= num_wanted:
+        return []
+    need = num_needed if room < num_needed else num_wanted
+    subject = "a checkpoint" if need == 1 else f"{need} checkpoints, {format_bytes(size)} each,"
+    others = "the run's records" if import_bytes == 0 else "the run's records and the imported model"
+    needed_and_free = (
+        f"{subject} and {others} need {format_bytes(need * size + records)}, but {format_bytes(free)} are free"
+    )
+    if room < num_needed:
+        hint = _fewer_checkpoints_hint(config, num_existing + room, num_existing)
+        # because: a run goes from one stage to the next by a checkpoint
+        ways_out = (
+            f"{hint}or choose another run.dir" if config.border_steps
+            else f"choose another run.dir, {hint}or set checkpoint.interval_steps=null to save none"
+        )  # fmt: skip
+        raise StorageError(
+            f"The disk of run.dir={config.run.dir} is too full: {needed_and_free}. Free some space, {ways_out}."
+        )
+    keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.retention_keys())
+    keys += ", and the end of each stage" if config.border_steps else ""
+    return [
+        f"The disk of run.dir={config.run.dir} may become too full: {needed_and_free}, enough for {room}. The settings "
+        f"may keep more checkpoints at once ({keys}); a checkpoint that does not fit on the disk is not saved."
+    ]
+
+
+def _fewer_checkpoints_hint(config: RunConfig, num_fitting: int, num_existing: int) -> str:
+    """Return a clause for the message on a full disk that suggests settings which keep fewer checkpoints, or "" if no
+    setting helps. `num_fitting` checkpoints fit on the disk in total; `num_existing` of them are already written.
+    """
+    if 1 < num_fitting <= config.checkpoint.keep_last:
+        return f"set checkpoint.keep_last={num_fitting - 1}, "
+    hint = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
+    return hint if num_fitting == 1 and not num_existing else ""
+
+
+def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
+    """Return the size of a checkpoint in bytes. Raise LayoutError if the checkpoint's manifest would exceed its limits
+    at this layout; if the run saves no checkpoints, return 0 instead of raising.
+    """
+    slots = count_saved_tensors(config.optim.num_slots, keeps_average=config.checkpoint.ema.is_on)
+    try:
+        return check_manifest_limits(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
+    except CheckpointError as error:
+        if config.checkpoint.interval_steps is None:
+            return 0
+        way_out = "" if config.border_steps else " To save none, set checkpoint.interval_steps=null."
+        raise LayoutError(f"This layout cannot save checkpoints: {error}{way_out}") from error
+
+
+def check_port(env: ProcessEnv) -> None:
+    """Raise an error if this process cannot open the TCP port at which the ranks of the run will find each other. The
+    port is opened only for the check; nothing is checked where the launcher or another rank opens it.
+    """
+    if env.world_size == 1:
+        return
+    host, port = "127.0.0.1", 0  # because: our own launcher takes any free port
+    if env.launcher != "lmtrain":
+        rendezvous = Rendezvous.detect(env)
+        if env.rank > 0 or rendezvous.held_by_launcher or rendezvous.listen_fd is not None:
+            return
+        host, port = host if rendezvous.stays_on_node else "", rendezvous.port
+    os.close(listen(host, port))

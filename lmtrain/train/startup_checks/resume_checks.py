@@ -1,0 +1,362 @@
+"""Checks of the checkpoint that a run resumes from, without torch.
+
+The checks: is it usable, does it belong to this run, are steps left, and which part of the data does data.split exclude
+from training. Called by preflight, before anything of the configured size is built, and again by state.py for the
+checkpoint that is then read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerFormatError, is_count
+from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
+from lmtrain.checkpoint.read_verified_contents import Contents, model_of
+from lmtrain.checkpoint.stored_ema_weights import is_average_entry
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.settings_base import show
+from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHARES
+from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory
+from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files.atomic_files import storage_errors
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.run_config import RunConfig
+from lmtrain.train.training_stage_settings import STAGE_KEYS
+
+_MAX_CHARACTERS = 200  # characters of a value in a message
+_STAGE_MODEL_KEYS = {*STAGE_KEYS["model"], "num_positions"}
+_FACTS = {  # settings of a stage that a run which has left it must keep
+    "model": STAGE_KEYS["model"],
+    "train": ("global_batch", "rampup"),
+    "optim": ("lr", "weight_decay", "clip_norm"),
+    "data": ("kind", "split", "document_mask", "packing", "order", "restart", "train_on_held_out"),
+}
+_SHARE_KEYS = ("weight", "tokens", "epochs", "restart")  # keys of a blend's entry that decide what is read of it
+_DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")
+
+
+def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | None:
+    """Open the checkpoint at `path`, from which the run resumes; return None if `path` is None. Raise CheckpointError
+    if the checkpoint is damaged, and SettingsError if its step lies beyond the run's last step.
+    """
+    if path is None:
+        return None
+    try:
+        contents = Contents(path)
+    except CheckpointError as error:
+        if config.checkpoint.fallback or isinstance(error, NewerFormatError) or previous_checkpoint(path) is None:
+            raise
+        raise CheckpointError(
+            f"The run cannot resume from {path}: {error} To resume from the checkpoint before it, add "
+            "checkpoint.fallback=true."
+        ) from error
+    _check_steps_left(config, path, contents.manifest.step)
+    return contents
+
+
+def newest_readable(path: Path | None) -> Path | None:
+    """Return the checkpoint at `path` if its manifest is readable, else the newest readable checkpoint before it in the
+    same folder; `path` itself if there is none. Used with checkpoint.fallback only.
+    """
+    return path if path is None or manifest_problem(path) is None else previous_checkpoint(path) or path
+
+
+def skipped_messages(path: Path) -> list[str]:
+    """Return a message for each checkpoint in the same folder that is newer than the one at `path` and has an
+    unreadable manifest. A run with checkpoint.fallback resumes from `path` instead of them.
+    """
+    return [
+        f"{checkpoint} is passed over: {problem}"
+        for checkpoint in newer_checkpoints(path) if (problem := manifest_problem(checkpoint)) is not None
+    ]  # fmt: skip
+
+
+def set_aside_damaged(path: Path, checkpoint_folder: Path, error: LmtrainError) -> None:
+    """Rename the damaged checkpoint at `path`, so that the run resumes from the one before it. Raise `error`, with
+    which reading failed, if the checkpoint is not in the run's own `checkpoint_folder`, if no readable checkpoint
+    precedes it, or if its files prove intact.
+
+    because: without an earlier checkpoint the run would silently restart from the beginning, and an intact checkpoint
+    does not fit the run for another reason
+    """
+    is_own = path.parent.resolve() == checkpoint_folder.resolve()
+    if not is_own or previous_checkpoint(path) is None or not Contents(path).find_damage():
+        raise error
+    with storage_errors(path, "Renaming"):
+        rename_damaged(path)
+
+
+def split_rule_of(checkpoint: Contents | None) -> str:
+    """Return the rule by which the run's first start applied data.split to the data: "tokens", "read" or "all", as
+    described at SHARES. It is read from the checkpoint to resume from; None stands for a new run, which uses "tokens".
+    """
+    if checkpoint is None:
+        return TOKEN_SHARES
+    data = checkpoint.manifest.state.get("data")
+    # because: checkpoints without this entry are from versions that cut all shares
+    return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else TOKEN_SHARES
+
+
+def history_of(checkpoint: Contents | None) -> DataHistory | None:
+    """Return what the run had read of its sources when it saved `checkpoint`; None if the checkpoint does not say, as
+    older ones and imported weights do not. None as a checkpoint stands for a new run, which has read nothing.
+    """
+    if checkpoint is None:
+        return NOTHING_READ
+    saved = checkpoint.manifest.state.get("history")
+    try:
+        return None if saved is None else DataHistory.from_dict(saved)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path / MANIFEST} does not hold what the run had read of its data: {error!r}. Restore it from "
+            "a copy."
+        ) from error
+
+
+def tokens_at_checkpoint(checkpoint: Contents | None, data: TrainingData) -> tuple[dict[str, int], int]:
+    """Return source key -> tokens that the run had read when it saved `checkpoint`, and how many samples of the stage
+    whose data is `data` are among them: ({}, 0) for a new run, and for a checkpoint of an older version, which does not
+    say. Raise CheckpointError if the entry is damaged.
+    """
+    state: Mapping[str, Any] = {} if checkpoint is None else checkpoint.manifest.state
+    saved, samples = state.get("sources"), state.get("samples", 0)
+    if checkpoint is None or saved is None:
+        return {}, 0
+    if not isinstance(saved, dict) or not all(type(count) is int for count in (*saved.values(), samples)):
+        raise CheckpointError(
+            f"{checkpoint.path / MANIFEST} does not hold how many tokens of each source the run had read. Restore it "
+            "from a copy."
+        )
+    return saved, max(samples - data.first_position, 0)
+
+
+def average_notes(config: RunConfig, path: Path, state: Mapping[str, Any]) -> list[str]:
+    """Return a message, in a list, if the run begins an average of its weights at the checkpoint `path` from which it
+    resumes, or leaves out the one that the checkpoint has. `state` is the checkpoint's.
+    """
+    settings, saved, step = config.checkpoint.ema, state.get("ema"), state["step"]
+    if saved and not settings.covers(step):
+        why = f"from_step={settings.from_step} begins a new one later" if settings.is_on else "decay=null keeps none"
+        which = f"decay {saved['decay']:g}, since step {saved['since_step']}"
+        return [f"the average of the weights in {path} ({which}) is left out, since checkpoint.ema.{why}"]
+    if settings.covers(step) and not saved:
+        return [
+            f"{path} has no average of the weights; that of checkpoint.ema.decay={settings.decay:g} begins after step "
+            f"{step} as a copy of them"
+        ]
+    return []
+
+
+def check_same_run(
+    path: Path, manifest: Manifest, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
+) -> None:
+    """Raise CheckpointError if the checkpoint's model, samples, tokenizer, seed, optimizer or batch sizes differ from
+    the run's, or if its manifest lacks the state of a run. `path` is the checkpoint's folder.
+    """
+    state = manifest.state
+    if "merged" in state and "data" in state and "optimizer" not in state:
+        raise CheckpointError(
+            f"The checkpoint {path} was merged without the optimizer's moments (--moments none), so no run can resume "
+            f"from it. Begin a run from its weights, with a warm-up: checkpoint.init_from={path} "
+            "schedule.warmup_steps=N, in place of checkpoint.resume; or merge again with --moments newest."
+        )
+    if "data" not in state or "optimizer" not in state:
+        raise CheckpointError(
+            f"The checkpoint {path} holds weights imported from another program, and no run to resume. "
+            f"Begin a run from these weights: checkpoint.init_from={path}."
+        )
+    if type_problems := list(_type_problems(manifest)):
+        raise CheckpointError(
+            f"{path / MANIFEST} does not hold the state of a run: {join_few(type_problems, '; ')}. "
+            "Restore it from a copy."
+        )
+    # because: a checkpoint may be older than some settings, which then had today's default
+    saved_model = model_of(state, path)
+    saved_settings, unused_keys = saved_model.to_dict(), {problem.key for problem in saved_model.unused()}
+    # because: a checkpoint at a border is of the stage behind, and the stage ahead may have other data and lengths
+    is_border = state["step"] == config.first_step > 0
+    unused_keys |= _STAGE_MODEL_KEYS if is_border else set()
+    pairs = [
+        *((f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys),
+        *([] if is_border else _data_pairs(state["data"], state.get("history"), config, data)),
+        *_past_pairs(config, state),
+        ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
+        ("train.seed", config.train.seed, state["seed"]),
+        ("optim.kind", config.optim.kind, state["optimizer"]["kind"]),
+        _batch_pair(config, state["step"], state["samples"]),
+    ]
+    differ = [
+        (name, f"{name} is {current}, and was {str(saved_value)[:_MAX_CHARACTERS]}")
+        for name, current, saved_value in pairs if current != saved_value
+    ]  # fmt: skip
+    if differ:
+        raise CheckpointError(
+            f"The checkpoint {path} was made with other settings: {'; '.join(text for _, text in differ)}. "
+            f"Go on with its settings, {_advice_to_keep_changes(path, config, [name for name, _ in differ])}."
+        )
+
+
+def _data_pairs(
+    saved_data: dict[str, Any], saved_history: Any, config: RunConfig, data: TrainingData
+) -> list[tuple[str, Any, Any]]:
+    """Return (name, the run's value, the checkpoint's value) for each setting and dataset property that decides which
+    samples are read in which order. `saved_data` and `saved_history` are entries of the checkpoint's state.
+
+    If the dataset itself differs, return a single entry that says so.
+    """
+    saved = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
+    saved |= saved_data
+    pairs = [(f"data: {key}", value, saved.get(key)) for key, value in data.sample_identity.items()]
+    saved_content = saved_data.get("content_sha256")
+    if data.content_sha256 is not None and saved_content is not None:
+        pairs.append(("data: content", data.content_sha256[:12], saved_content[:12]))
+    num_tokens, saved_num_tokens = data.sample_identity.get("num_tokens"), saved.get("num_tokens")
+    if num_tokens is not None and any(
+        current != saved_value for name, current, saved_value in pairs if name in _DATASET_FACTS
+    ):
+        key = f"data.path={getattr(config.data, 'path', None)}"
+        return [(key, f"a dataset of {num_tokens:,} tokens", f"another one, of {saved_num_tokens or 0:,}")]
+    history = NOTHING_READ if saved_history is None else DataHistory.from_dict(saved_history)
+    is_in_stages = bool(config.stage_name or history.origin)  # because: other runs have one mixture, that of the pairs
+    if saved_history is not None and is_in_stages and all(current == saved_value for _, current, saved_value in pairs):
+        # because: a stage that trains on what was held out, or data that got or lost its sidecar, is another stream
+        pairs.append(("data: streams", _describe_mixture(data.history), _describe_mixture(history)))
+    return pairs
+
+
+def _describe_mixture(history: DataHistory) -> str:
+    """Return which streams a run reads, and from which of its samples on."""
+    return f"{join_few(history.streams)} from sample {history.origin} of the run" if history.streams else "none yet"
+
+
+def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple[str, Any, Any]:
+    """Return (name, the run's value, the checkpoint's value) to compare batch sizes: train.global_batch if the run has
+    no ramp-up and the checkpoint's batches were equal, else the samples read up to `saved_step`. `saved_samples` counts
+    the samples that the checkpoint's run has read.
+    """
+    is_whole = config.train.rampup is None and not config.stage_name
+    if is_whole and saved_step and saved_samples % saved_step == 0:
+        return "train.global_batch", config.train.global_batch, saved_samples // saved_step
+    reached = config.batch_plan.range_of(saved_step)[0]
+    return f"train.global_batch with train.rampup, as samples up to step {saved_step},", reached, saved_samples
+
+
+def _past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (name, the run's value, the checkpoint's value) for each setting that a resumed run has to keep of its
+    finished stages, those before the stage of `config`. `state` is the checkpoint's.
+
+    Datasets are compared by their contents, as far as their files are still there, and not by their paths.
+    """
+    past = [stage for stage in config.stage_configs if stage.end_step <= config.first_step]
+    if not past:
+        return []
+    saved, pairs = build_settings(RunConfig, state["settings"]), list[tuple[str, Any, Any]]()
+    contents = {key.partition(" ")[0] for key in state.get("history", {}).get("states", ())}
+    for stage in past:
+        saved_stage, of = saved.stage_at(stage.first_step), f"of the stage {stage.stage_name}"
+        pairs.append((f"the last step {of}", stage.end_step, min(saved_stage.end_step, state["step"])))
+        facts, saved_facts = _stage_facts(stage), _stage_facts(saved_stage)
+        pairs += [(f"{key} {of}", value, saved_facts.get(key)) for key, value in facts.items()]
+        for path in _training_paths(stage) if contents else ():
+            if dataset_file(Path(path), ".idx").is_file():
+                content = IndexedDataset.open(path).content_digest[:KEY_DIGITS]
+                pairs.append((f"the content of {path}", content, content if content in contents else "another"))
+    return pairs
+
+
+def _stage_facts(stage: RunConfig) -> dict[str, Any]:
+    """Return the settings of a stage that decide what it trains, by key; paths are left out."""
+    settings = {group: getattr(stage, group).to_dict() for group in ("model", "train", "optim", "data")}
+    facts = {f"{group}.{key}": settings[group].get(key) for group, keys in _FACTS.items() for key in keys}
+    parts = settings["data"].get("datasets", ())
+    facts["data.datasets"] = [{key: part[key] for key in _SHARE_KEYS if part.get(key)} for part in parts]
+    return facts | {"schedule": stage.schedule.to_dict() if stage.has_own_schedule else "that of the run"}
+
+
+def _training_paths(stage: RunConfig) -> list[str]:
+    """Return the prefixes of the datasets that a stage trains on."""
+    data = stage.data.to_dict()
+    return [data["path"]] if "path" in data else [part["path"] for part in data.get("datasets", ())]
+
+
+def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequence[str]) -> str:
+    """Return the end of an error message: how to train with the settings in `changed_names`, which differ from the
+    checkpoint at `path`. The advice is a new run, from the checkpoint's weights if the model and tokenizer are the
+    same.
+    """
+    is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
+    # because: with another tokenizer or model the weights do not fit
+    if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
+        return (
+            "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own
+            else f"or give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
+        )  # fmt: skip
+    folder = "run.dir=FOLDER " if is_own else ""
+    weights = f"from its weights alone: {folder}checkpoint.init_from={path}"
+    instead = "" if is_own else ", without checkpoint.resume"
+    return f"begin a new run: {folder}checkpoint.resume=none, or one {weights}{instead}"
+
+
+def _type_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield a message for each entry of the checkpoint's saved state that has the wrong type or an impossible value."""
+    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
+        **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (is_count, "a number from 0")),
+        "step": (lambda value: is_count(value) and value == manifest.step, f"the step {manifest.step}"),
+        "seed": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+        "data": (lambda value: isinstance(value, dict), "an object"),
+        "data.content_sha256": (lambda value: value is None or isinstance(value, str), "a text"),
+        "data.shares": (lambda value: value is None or value in SHARES, " or ".join(SHARES)),
+        "tokenizer.fingerprint": (lambda value: isinstance(value, str), "a text"),
+        "optimizer.kind": (lambda value: isinstance(value, str), "a text"),
+        "optimizer.num_updates": (
+            lambda value: is_count(value) and value <= manifest.step, f"a number from 0 to the step {manifest.step}",
+        ),
+        "owed": (
+            lambda value: value is None or (isinstance(value, list) and all(isinstance(entry, str) for entry in value)),
+            "a list of texts",
+        ),
+        "ema": (
+            lambda value: value is None or (is_average_entry(value) and value["since_step"] <= manifest.step),
+            f"an average's decay, interval and steps up to {manifest.step}",
+        ),
+        "precision": (lambda value: isinstance(value, dict), "an object"),
+        "precision.loss_scale": (lambda value: value is None or _is_scale(value), "a number above 0"),
+        "precision.good_steps": (lambda value: value is None or is_count(value), "a number from 0"),
+    }  # fmt: skip
+    for key, (is_right, rule) in kinds.items():
+        value: Any = manifest.state
+        for word in key.split("."):
+            value = value.get(word) if isinstance(value, dict) else None
+        if not is_right(value):
+            yield f"state.{key}={show(value)[:_MAX_CHARACTERS]} is not {rule}"
+
+
+def _is_scale(value: Any) -> bool:
+    """Return whether a value can be a loss scale: a finite number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _check_steps_left(config: RunConfig, path: Path, saved_step: int) -> None:
+    """Raise SettingsError if `saved_step`, the step of the checkpoint at `path`, is beyond the run's last step."""
+    total = config.total_steps
+    if saved_step <= total:
+        return
+    if config.stages:
+        raise SettingsError([
+            f"The stages {join_few(config.stages)} end after step {total}, before step {saved_step}, which the "
+            f"checkpoint {path} has reached. Make the stage {[*config.stages][-1]} longer, or choose another run.dir "
+            "for a new run."
+        ])
+    setting, key = f"train.steps={total}", "train.steps"
+    if config.train.steps is None:
+        setting, key = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
+    raise SettingsError([
+        f"{setting} ends before step {saved_step}, which the checkpoint {path} has reached. "
+        f"Use {key}={saved_step + 1} or more to go on, or another run.dir for a new run."
+    ])

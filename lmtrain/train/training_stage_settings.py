@@ -1,0 +1,158 @@
+"""Settings of a stage of a run: its length, and the settings that differ from the run's while it lasts. Torch-free.
+
+RunConfig in run_config.py turns each stage into the settings of a whole run, which are then checked as such.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from itertools import chain, count
+from typing import Any
+
+from lmtrain.config.build_typed_settings import quantity
+from lmtrain.config.settings_base import Choice, Problem, Settings, kinds, problem_if
+from lmtrain.data.data_settings import DataChoice
+from lmtrain.errors import join_few, spelling_hint
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.rotary_settings import ANGLE_KEYS
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.schedule_settings import ScheduleSettings
+from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
+from lmtrain.train.train_settings import EvalSettings, TrainSettings
+
+LENGTHS = ("steps", "tokens", "samples")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# keys of a group that a stage may set; an empty tuple stands for all of them
+STAGE_KEYS: dict[str, tuple[str, ...]] = {
+    "data": (),
+    "model": ("seq_len", "dropout", *ANGLE_KEYS),
+    "train": ("global_batch", "micro_batch", "rampup"),
+    "optim": ("lr", "weight_decay", "clip_norm"),
+    "recompute": (),
+    "schedule": (),
+    "eval": (),
+}
+GROUPS: dict[str, type[Settings]] = {
+    "data": DataChoice, "model": ModelSettings, "train": TrainSettings, "optim": OptimSettings,
+    "recompute": RecomputeSettings, "schedule": ScheduleSettings, "eval": EvalSettings,
+}  # fmt: skip
+# keys of `data` that belong to the run as a whole
+RUN_DATA = (
+    "text", "text_key", "text_split", "text_limit", "text_dir", "first_sample", "megatron_samples", "tokenizer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSettings(Settings):
+    """A part of a run with a name: exactly one of steps, tokens and samples, and settings that hold in place of the
+    run's while it lasts. Stages train in the order in which they are first named.
+    """
+
+    steps: int | None = quantity("count", default=None)  # the length, in steps
+    tokens: int | None = quantity("count", default=None)  # the length, in tokens; rounded up to whole steps
+    samples: int | None = quantity("count", default=None)  # the length, in samples; rounded up to whole steps
+    stop_after: bool = False  # stop at the end of the stage, with exit code 75; the same command goes on
+    data: dict[str, Any] = field(default_factory=dict)  # keys of `data`, except `text*`; another kind keeps shared keys
+    model: dict[str, Any] = field(default_factory=dict)  # `seq_len`, `dropout` and rotary angles but `rotary_share`
+    train: dict[str, Any] = field(default_factory=dict)  # `global_batch`, `micro_batch` and `rampup`
+    optim: dict[str, Any] = field(default_factory=dict)  # `lr`, `weight_decay` and `clip_norm`
+    recompute: dict[str, Any] = field(default_factory=dict)  # a choice of its own, as in recompute=full
+    schedule: dict[str, Any] = field(default_factory=dict)  # one of its own, as in schedule=linear
+    eval: dict[str, Any] = field(default_factory=dict)  # any settings of `eval`
+
+    def problems(self) -> Iterator[Problem]:
+        given = [key for key in LENGTHS if getattr(self, key) is not None]
+        yield from problem_if(
+            len(given) != 1, "steps", self.steps,
+            f"and {' and '.join(given[1:]) if len(given) > 1 else 'no other length'}: a stage has exactly one of "
+            "steps, tokens and samples",
+            "Give one of them, as in steps=10k or tokens=2B.",
+        )  # fmt: skip
+        yield from self.checked(*(self.at_least(1, key, "Use 1 or more.") for key in LENGTHS))
+        for group, keys in STAGE_KEYS.items():
+            values = getattr(self, group)
+            for key in values if keys else ():
+                is_known, allowed = key in _keys_of(group), join_few([f"{group}.{each}" for each in keys])
+                yield from problem_if(
+                    key not in keys, f"{group}.{key}", values[key],
+                    "cannot differ between the stages of a run" if is_known else "is not a setting",
+                    f"Set {group}.{key} for the whole run; a stage may set {allowed}." if is_known
+                    else spelling_hint(key, keys),
+                )  # fmt: skip
+        for group in ("recompute", "schedule"):
+            values = getattr(self, group)
+            yield from problem_if(
+                bool(values) and not values.get("kind"), f"{group}.kind", None,
+                f"is missing, and a stage sets its whole {group} or nothing of it",
+                f"Add its kind, as {group}.kind={'full' if group == 'recompute' else 'cosine'}.",
+            )  # fmt: skip
+        for key in RUN_DATA:
+            yield from problem_if(
+                key in self.data, f"data.{key}", self.data.get(key), "belongs to the run and not to one of its stages",
+                f"Set data.{key} for the whole run." if not key.startswith("text")
+                else "Make a dataset of the text with `lmtrain preprocess`, and give data.path=PREFIX.",
+            )  # fmt: skip
+
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that this stage gives, by group; groups of which it gives none are left out."""
+        return {group: values for group in STAGE_KEYS if (values := getattr(self, group))}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what this stage gives, without the keys that it leaves to the run."""
+        return {key: value for key, value in super().to_dict().items() if value not in (None, False, {})}
+
+    def apply(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a run's settings, nested dicts, with this stage's in their place. `data` of another kind keeps the
+        keys that both kinds have; `recompute` and `schedule` are replaced as a whole.
+        """
+        result = dict(settings)
+        for group, values in self.overrides().items():
+            if group in ("recompute", "schedule"):
+                result[group] = dict(values)
+            elif group == "data":
+                result[group] = _of_same_kind(settings[group], values.get("kind")) | values
+            else:
+                result[group] = settings[group] | values
+        return result
+
+
+def stage_may_set(key: str) -> bool:
+    """Return True if a stage may set the run's dotted `key`, such as optim.lr, for itself."""
+    group, _, name = key.partition(".")
+    name = name.partition(".")[0]
+    if group == "data" and name in RUN_DATA:
+        return False
+    return group in STAGE_KEYS and (not STAGE_KEYS[group] or name in STAGE_KEYS[group])
+
+
+@cache
+def _keys_of(group: str) -> set[str]:
+    """Return the keys that any kind of a group has, and the key of the kind itself."""
+    base = GROUPS[group]
+    classes = kinds(base).values() if issubclass(base, Choice) and not base.kind else [base]
+    return {"kind", *(f.name for cls in classes for f in fields(cls))}
+
+
+def _of_same_kind(data: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Return data settings, without those that the other `kind` does not have; all of them if the kind stays."""
+    if kind is None or kind == data["kind"] or kind not in kinds(DataChoice):
+        return dict(data)
+    return {key: data[key] for key in ({f.name for f in fields(kinds(DataChoice)[kind])} & data.keys())}
+
+
+def name_problems(names: Mapping[str, StageSettings]) -> Iterator[Problem]:
+    """Yield a problem for each stage whose name cannot be typed in a dotted key."""
+    for name in names:
+        yield from problem_if(
+            not _NAME.fullmatch(name), "stages", name, "is not a stage's name: a letter, then letters, digits, - and _",
+            "Use a name such as decay.",
+        )  # fmt: skip
+
+
+def unused_stage_name(name: str, taken: Collection[str]) -> str:
+    """Return `name` if no stage in `taken` has it, else the first of NAME-2, NAME-3 and so on that none has."""
+    candidates = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
