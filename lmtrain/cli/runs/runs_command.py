@@ -204,10 +204,9 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
         for row_cells in cells:
             indent = row_cells["run"][: len(row_cells["run"]) - len(row_cells["run"].lstrip(" "))][: name_width // 2]
             row_cells["run"] = indent + _shorten_to_end(row_cells["run"].lstrip(" "), name_width - len(indent))
-    while screen.is_terminal and sum(widths.values()) - widths.get(_WHY_STOPPED, 0) + 2 * len(widths) > fixed:
-        if not (dropped := next((column for column in _DROPPED_FIRST if column in widths), None)):
-            break
-        del widths[dropped]
+    for column in _DROPPED_FIRST if screen.is_terminal else ():
+        if sum(widths.values()) - widths.get(_WHY_STOPPED, 0) + 2 * len(widths) > fixed:
+            widths.pop(column, None)
     for number, row in enumerate([dict(zip(columns, columns, strict=True)), *cells]):
         line = Text(style="bold" if number == 0 else "")
         for column, width in widths.items():

@@ -147,7 +147,6 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
         count = _layout_process_count(translation.settings)
     processes = ["--nproc", count] if count and "--nproc" in own_options and "--nproc" not in kept_words else []
     if translation.processes and "--nproc" not in own_options:
-        count = translation.processes
         translation.notes.append(f"{count} processes follow from the layout: parallel.dp_shard={count}.")
     line = _shell_lines([*command.split(), *kept_words, *settings, *processes])
     unknown = [f"{option} has no counterpart that lmtrain knows." for option in translation.unknown]
