@@ -143,13 +143,11 @@ class ComposedSettings:
 
     def key_of_chosen_kind(self, keys: Sequence[Key]) -> Key | None:
         """Return the entry of `keys` for the kind that the run uses, or None if that kind has no such key."""
-        section = keys[0].name.partition(".")[0]
-        return next((key for key in keys if key.kind in ("", self.kind(section))), None)
+        return next((key for key in keys if key.kind in ("", self.kind(key.section))), None)
 
     def has_section(self, key: Key) -> bool:
         """Return True if a key's section is not null; `hardware` is null if no machine is named."""
-        section = key.name.partition(".")[0]
-        return section not in _OPTIONAL or self.tree.get(section) is not None
+        return key.section not in _OPTIONAL or self.tree.get(key.section) is not None
 
     def lookup(self, path: Sequence[str], default: Any = None) -> Any:
         """Return the value at `path`, a key's words; `default` if there is none."""
@@ -172,7 +170,7 @@ class ComposedSettings:
         if key.default:
             return {"value": key.default, "from": "the default, which no file repeats"}
         if not self.has_section(key):
-            return {"value": None, "from": None, "why": f"{key.name.partition('.')[0]} is null"}
+            return {"value": None, "from": None, "why": f"{key.section} is null"}
         return {"value": None, "from": None, "why": "has to be given"}
 
 
@@ -194,8 +192,9 @@ def key_facts(
     if (default_key := without_overrides.key_of_chosen_kind(keys)) is not None:
         facts["default"] = without_overrides.value(default_key)
     if run_key is None:
-        section = name.partition(".")[0]
-        facts["run"] = {"value": None, "from": None, "why": f"{section}.kind={run.kind(section)} has no such key"}
+        facts["run"] = {
+            "value": None, "from": None, "why": f"{key.section}.kind={run.kind(key.section)} has no such key"
+        }  # fmt: skip
     elif run is not without_overrides:
         facts["run"] = run.value(run_key)
     return facts | {"set_by": [*_choices_that_set(name, config_dir)]}

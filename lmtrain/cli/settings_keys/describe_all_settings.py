@@ -104,6 +104,11 @@ class Key:
     meaning: str
     values: tuple[str, ...]  # all allowed values, if they can be listed
 
+    @property
+    def section(self) -> str:
+        """The top-level section of the setting, such as optim."""
+        return self.name.partition(".")[0]
+
 
 @dataclass(frozen=True)
 class Section:
