@@ -55,8 +55,7 @@ def compose(
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
     except RefusedOverrides as error:
-        rest = _remaining_problems(cls, error, config_dir, name, defaults)
-        raise SettingsError([*error.problems, *rest]) from error
+        raise SettingsError([*error.problems, *_remaining_problems(cls, error, config_dir, name, defaults)]) from error
     typed = typed_words(overrides) if rewrite is None else rewrite(tree, typed_words(overrides))
     adjusted_defaults = list(cls.adjust_defaults(tree, typed))
     settings = build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))

@@ -47,8 +47,7 @@ def describe_merge(folder: Path) -> str:
     record = read_merge(folder)
     if record is None:
         return "a merged checkpoint"
-    newest = record.parents[-1].run
-    others = [*dict.fromkeys(parent.run for parent in record.parents if parent.run != newest)]
+    others = [*dict.fromkeys(parent.run for parent in record.parents if parent.run != record.parents[-1].run)]
     return record.summary + (f", some of {join_few(others, max_shown=3)}" if others else "")
 
 

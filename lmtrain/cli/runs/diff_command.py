@@ -207,8 +207,7 @@ def _describe_other_text(facts: dict[str, Any], first_starts: Sequence[Row]) -> 
     first = facts["first"]
     at = f", first seen at step {first['batch_digest']:,}" if "batch_digest" in first else ""
     reason = ": the data is not the same"
-    are_recorded = all(start.get("data_sha256") for start in first_starts)
-    if are_recorded and "data_sha256" not in facts["begun"]:
+    if all(start.get("data_sha256") for start in first_starts) and "data_sha256" not in facts["begun"]:
         reason = ", though both name the same data: one has read what is damaged (lmtrain verify tells which)"
     return f"the same samples hold other text{at}{reason}"
 

@@ -168,8 +168,7 @@ class _Completer:
         if section is None:
             return []
         default = "" if "experiment" in self._chosen else default_choices().get(section_name, "")
-        choice = self._chosen.get(section_name) or default
-        file = config_file(section_name, choice, self._config_dir)
+        file = config_file(section_name, self._chosen.get(section_name) or default, self._config_dir)
         kind = CommentedFile(file).values.get("kind", "") if file else ""
         return [
             key for each_kind in ([kind] if kind in section.kinds else section.kinds) for key in section.keys(each_kind)
