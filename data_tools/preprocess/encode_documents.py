@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -212,12 +211,11 @@ def prepend_token(batch: SequenceBatch, token: int) -> SequenceBatch:
     return replace(batch, tokens=np.insert(batch.tokens, starts, token), lengths=lengths)
 
 
-ToSequences = Callable[[Content, int, str], SequenceBatch]  # arguments: content, number and name of the key
-
-
 @dataclass(frozen=True)
 class DocumentConverter:
-    """Converter of content to one sequence per document; an empty document has none."""
+    """Converter of content to one sequence per document; an empty document has none. It is called with the content, and
+    the number and name of the key.
+    """
 
     encoder: Encoder
     append_eod: bool

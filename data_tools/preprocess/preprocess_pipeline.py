@@ -24,7 +24,6 @@ from data_tools.preprocess.encode_documents import (
     DocumentConverter,
     SentenceConverter,
     SequenceBatch,
-    ToSequences,
     prepend_token,
 )
 from data_tools.preprocess.filters import Filters
@@ -101,7 +100,7 @@ class TokenizeWorker:
         """
         self._options, self._bos_id, self._has_eod = options, bos_id, eod_id is not None
         encoder = encoder if encoder is not None else build_encoder(Tokenizer.from_bytes(tokenizer))
-        self._converter: ToSequences = (
+        self._converter: DocumentConverter | SentenceConverter = (
             SentenceConverter(encoder, eod_id, options.lines_end_sentences)
             if options.split_sentences
             else DocumentConverter(encoder, self._has_eod)

@@ -229,15 +229,13 @@ class BlendSettings(DataChoice):
                 weighted not in (0, len(parts)), key, f"{weighted} weights for {len(parts)} datasets",
                 "mixes weights with tokens or epochs, which cannot be compared", "Use weights for all, or for none.",
             )  # fmt: skip
-            duplicates = [path for path, times in Counter(part.path for part in parts).items() if times > 1]
-            yield from problem_if(
-                len(duplicates) > 0, key, ", ".join(duplicates), "is listed twice", "Add its shares up in one entry."
-            )
-            repeated = [name for name, times in Counter(part.name for part in parts if part.name).items() if times > 1]
-            yield from problem_if(
-                len(repeated) > 0, key, ", ".join(repeated), "is the name of several datasets",
-                "Give each dataset a name of its own, or leave the names out.",
-            )  # fmt: skip
+            for values, rule, way_out in (
+                ([part.path for part in parts], "is listed twice", "Add its shares up in one entry."),
+                ([part.name for part in parts if part.name], "is the name of several datasets",
+                 "Give each dataset a name of its own, or leave the names out."),
+            ):  # fmt: skip
+                repeated = [value for value, times in Counter(values).items() if times > 1]
+                yield from problem_if(len(repeated) > 0, key, ", ".join(repeated), rule, way_out)
         yield from problem_if(
             any(part.restart for part in self.valid_datasets), "valid_datasets.restart", True,
             "has no effect, since each validation begins at the first sample", "Leave it out.",

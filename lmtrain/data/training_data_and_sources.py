@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 from lmtrain.data.data_settings import REST, DataChoice
 from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory, MixtureOrder
@@ -130,16 +130,7 @@ class TrainingData:
         return [last - first for first, last in zip(before, after, strict=True)]
 
 
-class NamedShare(Protocol):
-    """A dataset of a blend: its name and its share of the samples."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def share(self) -> Fraction: ...
-
-
-def shown_sources(sources: Sequence[NamedShare]) -> dict[str, list[int]]:
+def shown_sources(sources: Sequence[TrainingPart] | Sequence[ValidationSource]) -> dict[str, list[int]]:
     """Return name -> indices in `sources` for the values that are shown: the sources with the largest shares, each by
     itself, and all others together under the name "rest". Names are in the order of the settings.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +16,7 @@ from lmtrain.data.loader import Loader
 from lmtrain.data.training_data_and_sources import (
     MAX_SHOWN,
     TrainingData,
+    ValidationSource,
     epoch_warnings,
     shown_sources,
     tokens_at_end,
@@ -53,15 +54,9 @@ def test_a_recorded_blend_without_names_is_unchanged() -> None:
     assert parts_of("a")[0].to_dict()["name"] == "a"
 
 
-@dataclass
-class Shared:
-    name: str
-    share: Fraction
-
-
 @pytest.mark.parametrize("count", [2, MAX_SHOWN + 1, MAX_SHOWN + 2, 1000])
 def test_the_largest_are_shown_and_the_rest_together(count: int) -> None:
-    sources = [Shared(f"s{i}", Fraction(i % 100 + 1)) for i in range(count)]
+    sources = [ValidationSource(f"s{i}", Fraction(i % 100 + 1)) for i in range(count)]
     shown = shown_sources(sources)
     assert sorted(index for indices in shown.values() for index in indices) == list(range(count))
     assert len(shown) == (count if count <= MAX_SHOWN + 1 else MAX_SHOWN + 1)
