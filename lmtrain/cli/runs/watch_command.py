@@ -135,9 +135,10 @@ def _build_panel(run: Path) -> RunPanel:
     facts, saves = settings_facts(run, settings), settings.get("checkpoint", {})
     words = describe_model(settings.get("model", {}), facts["parameters"])
     title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
-    schedule = SaveSchedule(saves.get("interval_steps"), saves.get("interval_s"))
-    stages = {stage.stage_name: stage.end_step for stage in read_stages(settings)}
-    return RunPanel(title, int(facts["steps"] or 0), saves=schedule, stages=stages)
+    return RunPanel(
+        title, int(facts["steps"] or 0), saves=SaveSchedule(saves.get("interval_steps"), saves.get("interval_s")),
+        stages={stage.stage_name: stage.end_step for stage in read_stages(settings)},
+    )  # fmt: skip
 
 
 def _describe_row_state(state: dict[str, Any], row: Mapping[str, Any]) -> str:
