@@ -50,7 +50,8 @@ COMPANION_FUNCTION = "lmtrain.observe.hang_watch.watchdog_companion_process:main
 PREPARE_FUNCTION = "lmtrain.cli.pretrain.continue_or_branch_run:prepare_ranks"
 TRAINING_IMPORTS = (  # for every training run
     "lmtrain.cli.pretrain.check_eval_tasks", "lmtrain.cli.pretrain.continue_or_branch_run", "lmtrain.cli.main",
-    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary", "lmtrain.cli.screen.print_facts_and_tables",
+    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary",
+    "lmtrain.cli.screen.print_facts_and_tables",
     "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose_run_settings",
     "lmtrain.observe.hang_watch.watchdog_companion_process", "lmtrain.observe.hang_watch.rank_watchdog_client",
     "lmtrain.runtime.processes.local_rank_launcher", "lmtrain.train.ranks.check_ranks_agree",
@@ -62,7 +63,8 @@ COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose 
 PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION_IMPORTS = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
-    "lmtrain.cli.screen.print_facts_and_tables", "lmtrain.eval.task_recipes.multiple_choice_yaml", "lmtrain.eval.statistics",
+    "lmtrain.cli.screen.print_facts_and_tables", "lmtrain.eval.task_recipes.multiple_choice_yaml",
+    "lmtrain.eval.statistics",
     "lmtrain.eval.task_recipes.evaluation_text_facts", "lmtrain.eval.resume_journal", "lmtrain.eval.load_model",
     "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
     "lmtrain.eval.run_task", "lmtrain.exchange.find_model_to_load", "lmtrain.observe.screen.training_view",
