@@ -118,7 +118,7 @@ def run_step(
         targets = {name: stack.enter_context(atomic_file(part.output_path(outputs[name]))) for name in step.files}
         results = process_portions(portions, build, options.workers, budget, use_processes=options.workers > 1)
         for portion, result in stack.enter_context(results):
-            count_bad_lines(portion, result, bad_lines)
+            count_bad_lines(portion, result.bad, bad_lines)
             for name, data in result.files.items():
                 targets[name].write(data)
             tally.add(result.tally)
@@ -236,16 +236,16 @@ def read_documents(
     for portion in reading.cut_portions(sources, MemoryBudget(2**62)):
         reader = PortionReader(portion, reading, RLock())
         yield from reader
-        count_bad_lines(portion, reader, bad_lines)
+        count_bad_lines(portion, reader.bad, bad_lines)
         for bad, _ in reader.bad:
             drop_bad(bad)
 
 
-def count_bad_lines(portion: Portion, result: Any, bad_lines: BadLines) -> None:
-    """Count the bad lines in `result.bad`, which has an entry per chunk of the portion. Raise DataError at the first
-    bad line if the run is to stop there.
+def count_bad_lines(portion: Portion, bad_by_chunk: Sequence[ChunkBadLines], bad_lines: BadLines) -> None:
+    """Count the bad lines of a portion, given for each of its chunks. Raise DataError at the first bad line if the run
+    is to stop there.
     """
-    for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
+    for chunk, (bad, num_lines) in zip(portion.chunks, bad_by_chunk, strict=True):
         bad_lines.add(chunk, bad, num_lines)
 
 
