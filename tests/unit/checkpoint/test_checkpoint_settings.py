@@ -15,8 +15,11 @@ from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
     ],
 )  # fmt: skip
 def test_checkpoints_that_stay_count_once(interval: int, every: int | None, kept: tuple[int, ...], most: int) -> None:
-    """A run of 100 steps, which saves every `interval` and the `kept` ones, never has more than is said."""
-    settings = CheckpointSettings(interval_steps=interval, interval_s=None, keep_last=2, keep_every_steps=every)
+    """A run of 100 steps, which saves every `interval` and the `kept` ones, never has more than is said.
+
+    By default the newest two stay.
+    """
+    settings = CheckpointSettings(interval_steps=interval, interval_s=None, keep_every_steps=every)
     assert settings.num_on_disk(100, kept) == (min(3, most), most)
     saves = sorted({*kept, 100, *(range(interval, 100, interval) if interval else ())})
     on_disk: list[int] = []
