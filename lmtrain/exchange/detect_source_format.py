@@ -121,14 +121,6 @@ def lmtrain_kind(path: Path) -> str:
     return "run" if is_run(path) else ""
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json. Raise CheckpointError if it is not an object."""
-    config = read_json(path / "config.json")
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path / 'config.json'} holds no settings of a model. Get the folder again.")
-    return config
-
-
 def _megatron_files(path: Path, names: list[str]) -> str | None:
     """Return which files a folder of Megatron-LM has, torch or torch_dist; None for a folder of another program."""
     if METADATA in names:
@@ -143,12 +135,15 @@ def _megatron_files(path: Path, names: list[str]) -> str | None:
 
 def _check_huggingface(path: Path, names: list[str]) -> None:
     """Raise CheckpointError, which names the obstacle, if a folder with a config.json is no model in safetensors."""
-    config = _read_config(path)
+    config = read_json(path / "config.json")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path / 'config.json'} holds no settings of a model. Get the folder again.")
     if problem := next(_download_problems(path, names), None):
         raise CheckpointError(f"{path} is half a download: {problem}. Run the download again, which gets the rest.")
-    if code := _own_code(path, names, config):
+    code = "auto_map in config.json" if "auto_map" in config else next(filter(_CODE.fullmatch, names), "")
+    if code:
         raise CheckpointError(
-            f"{path} needs code of its own ({code}), which lmtrain never runs. "
+            f"{path} needs code of its own ({shorten(code)}), which lmtrain never runs. "
             "Choose a model whose architecture is part of transformers."
         )
     if "adapter_config.json" in names:
@@ -206,13 +201,6 @@ def _is_pointer(path: Path) -> bool:
         return False
     with open_fd(path) as (fd, _):
         return read_range(fd, 0, len(_POINTER)) == _POINTER
-
-
-def _own_code(path: Path, names: list[str], config: dict[str, Any]) -> str:
-    """Return where a Hugging Face folder names code of its own; empty if it does not."""
-    if "auto_map" in config:
-        return "auto_map in config.json"
-    return next((shorten(name) for name in names if _CODE.fullmatch(name)), "")
 
 
 def _unknown_folder(path: Path, names: list[str]) -> LmtrainError:

@@ -20,6 +20,8 @@ from lmtrain.models.model_settings import MAX_LAYERS
 from lmtrain.spec import LayerKind
 
 WINDOW_LAYER, FULL_LAYER = "sliding_attention", "full_attention"  # transformers' names of kinds of layers
+# (attention_bias, mlp_bias) by our word for biases; the first is for attention's output, too.
+BIASES = {"none": (False, False), "all": (True, True), "mlp": (False, True)}
 # because: attention_dropout would drop attention alone, which is not how a model of ours was trained
 NO_DROPOUT = {"attention_dropout": 0.0}
 # Our activations by each of transformers' names, first the one that is written.
@@ -27,6 +29,7 @@ ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
+GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 ACTIVATION_NAMES = {ours: next(name for name, word in ACTIVATIONS.items() if word == ours)
                     for ours in ACTIVATIONS.values()}  # fmt: skip
 
@@ -98,6 +101,12 @@ def all_but_each(period: int, num_layers: object) -> list[bool]:
     count = num_layers if isinstance(num_layers, int) else 0
     # because: a damaged file may ask for so many layers that their list fills the memory; settings refuse that many
     return [(layer + 1) % period != 0 for layer in range(min(count, MAX_LAYERS + 1))]
+
+
+def bias_setting(c: Config) -> str | None:
+    """Return our word for the biases of a LLaMA's linears, None if lmtrain has no word for them."""
+    biases = (c["attention_bias"], c["mlp_bias"])
+    return next((word for word, values in BIASES.items() if values == biases), None)
 
 
 def late_window_settings(c: Config, problems: list[str]) -> Config:

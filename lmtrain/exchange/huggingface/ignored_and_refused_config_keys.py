@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.huggingface.model_family_base import Family
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Family
 
 _KEPT, _OUTPUTS = "it is kept for an export", "it chooses outputs of transformers, not what is computed"
 _SAME_RESULT = "it is how transformers computes, with the same result"
-_NOT_READ = "transformers does not read it in a model of this type"
 _GENERATION = "it is about how texts are generated"
 # Keys that are in many files and change nothing that lmtrain computes.
 IGNORED = {
@@ -33,7 +32,7 @@ IGNORED = {
     **dict.fromkeys(("tokenizer_class", "prefix", "max_sequence_length", "name_or_path", "transformers.js_config",
                      "unsloth_fixed", "unsloth_version"), _KEPT),
     **dict.fromkeys(("cross_attention_hidden_size", "tie_encoder_decoder", "is_decoder", "add_cross_attention",
-                     "layer_types", "use_sliding_window", "max_window_layers", "pretraining_tp"), _NOT_READ),
+                     "layer_types", "use_sliding_window", "max_window_layers", "pretraining_tp"), NOT_READ),
     **dict.fromkeys(
         ("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
          "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",

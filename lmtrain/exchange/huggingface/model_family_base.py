@@ -20,6 +20,7 @@ Config = dict[str, Any]
 Rule = tuple[bool, str]  # whether it holds, and the message if it does not
 S = TypeVar("S", bound=ModelSettings)
 
+NOT_READ = "transformers does not read it in a model of this type"  # a reason why a key changes nothing
 PACKAGE = "lmtrain.exchange.huggingface.families"
 _NONE: Mapping[str, Any] = MappingProxyType({})
 

@@ -93,25 +93,32 @@ def rotary_settings(
     if not isinstance(rope, dict):
         problems.append(f"{key}={show(rope)} would have to be a group")
         rope = {}
-    base = _value_of_both_forms(c, rope, key, "rope_theta", default_base, problems)
+    has_old_form = key == "rope_scaling"
+    base = value_of_both_forms(
+        "rope_theta", c["rope_theta"], rope.get("rope_theta"), key, default_base, problems, has_old_form=has_old_form
+    )
     values = {"rotary_base": base} | scaling_settings(rope, key, c, problems)
+    shares = (c["partial_rotary_factor"], rope.get("partial_rotary_factor"))
     if default_share is not None:
-        share = _value_of_both_forms(c, rope, key, "partial_rotary_factor", default_share, problems)
+        share = value_of_both_forms(
+            "partial_rotary_factor", *shares, key, default_share, problems, has_old_form=has_old_form
+        )
         return values | {"rotary_share": share}
-    shares = (rope.get("partial_rotary_factor"), c["partial_rotary_factor"])
     if any(share not in (None, 1.0) for share in shares):
         problems.append(f"partial_rotary_factor in config.json or {key} would have to be 1, over the whole head")
     return values
 
 
-def _value_of_both_forms(c: Config, rope: Config, key: str, name: str, default: object, problems: list[str]) -> Any:
-    """Return the value of `name` in the group `rope`, which the config.json `c` has as `key`, or beside that group. Add
-    a message to `problems` if the two differ.
+def value_of_both_forms(
+    name: str, outside: object, inside: object, key: str, default: object, problems: list[str], *, has_old_form: bool
+) -> Any:
+    """Return a base or share of angles: the value `inside` the group that messages call `key`, or else the value
+    `outside` of it, by its key `name`, or else `default`. Add a message to `problems` if the two differ. With
+    `has_old_form` transformers 4 reads the angles' scaling.
     """
-    outside = c[name]
-    if outside is None and key == "rope_scaling":
-        outside = default  # because: transformers 4 takes neither a base nor a share from rope_scaling
-    found = [value for value in (rope.get(name), outside) if value is not None]
+    if outside is None and has_old_form:
+        outside = default  # because: transformers 4 takes neither a base nor a share from a group
+    found = [value for value in (inside, outside) if value is not None]
     if len(found) == 2 and found[0] != found[1]:
         problems.append(f"{name}={show(outside)} would have to be {show(found[0])}, as in {key}")
     return found[0] if found else default

@@ -62,8 +62,8 @@ MUTANTS = [
     Mutant(
         name="base_of_the_angles_in_the_group_is_not_read",
         file="lmtrain/exchange/huggingface/rotary_config.py",
-        function="_value_of_both_forms",
-        old="for value in (rope.get(name), outside) if",
+        function="value_of_both_forms",
+        old="for value in (inside, outside) if",
         new="for value in (outside,) if",
         breaks="The imported model has rotary_base=10000 whatever it was trained with, and scores long texts badly.",
         only_for="folders that transformers 5 has saved, where rope_theta stands in rope_parameters alone",
@@ -395,9 +395,9 @@ MUTANTS = [
     Mutant(
         name="base_in_rope_scaling_is_taken_by_every_version",
         file="lmtrain/exchange/huggingface/rotary_config.py",
-        function="_value_of_both_forms",
-        old='if outside is None and key == "rope_scaling":',
-        new='if outside is None and key == "rope":',
+        function="rotary_settings",
+        old='has_old_form = key == "rope_scaling"',
+        new='has_old_form = key == "rope"',
         breaks="The imported model is the one of transformers 5; transformers 4 computes another one of the folder.",
         only_for="config.json whose base of angles stands in rope_scaling alone",
     ),

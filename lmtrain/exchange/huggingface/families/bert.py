@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, activation_setting
-from lmtrain.exchange.huggingface.model_family_base import Config, Family, Rule
+from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, GELUS, activation_setting
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Family, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
-
-_GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-_NOT_READ = "transformers does not read it in a model of this type"
 
 
 class Bert(Family[BertSettings]):
@@ -33,9 +30,9 @@ class Bert(Family[BertSettings]):
         "position_embedding_type": "absolute", "tie_word_embeddings": True,
     }  # fmt: skip
     inert = {
-        "classifier_dropout": "it is for other heads", "is_causal": _NOT_READ,
+        "classifier_dropout": "it is for other heads", "is_causal": NOT_READ,
         **dict.fromkeys(("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-                         "pooler_size_per_head", "pooler_type"), _NOT_READ),
+                         "pooler_size_per_head", "pooler_type"), NOT_READ),
     }  # fmt: skip
     dropouts = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     prefix = "bert."
@@ -83,7 +80,7 @@ class Bert(Family[BertSettings]):
         }  # fmt: skip
 
     def settings(self, c: Config, problems: list[str]) -> Config:
-        activation = activation_setting(c, "hidden_act", problems, _GELUS)
+        activation = activation_setting(c, "hidden_act", problems, GELUS)
         return {
             "kind": "bert", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
             "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],

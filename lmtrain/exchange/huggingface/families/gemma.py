@@ -34,6 +34,7 @@ from lmtrain.exchange.huggingface.rotary_config import (
     rotary_entries,
     rotary_settings,
     scaling_settings,
+    value_of_both_forms,
 )
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.rotary_settings import RotarySettings
@@ -320,8 +321,14 @@ def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
     group = {**full, **scaling}
     check_numbers_of_group(group, group.get("rope_type"), key, c, problems)
     return {
-        "rotary_base": _base(c, "rope_theta", full, _FULL, 1e6, problems, has_old_form=bool(scaling)),
-        "local_rotary_base": _base(c, "rope_local_base_freq", local, _LOCAL, 1e4, problems, has_old_form=bool(scaling)),
+        "rotary_base": value_of_both_forms(
+            "rope_theta", c["rope_theta"], full.get("rope_theta"), f"{_FULL} of rope_parameters", 1e6, problems,
+            has_old_form=bool(scaling),
+        ),
+        "local_rotary_base": value_of_both_forms(
+            "rope_local_base_freq", c["rope_local_base_freq"], local.get("rope_theta"),
+            f"{_LOCAL} of rope_parameters", 1e4, problems, has_old_form=bool(scaling),
+        ),
     } | scaling_settings(group, key, c, problems)  # fmt: skip
 
 
@@ -332,17 +339,3 @@ def _angles(group: Config, c: Config) -> object:
         return replace(settings, rotary_attention_factor=settings.angle_factor)
     except (TypeError, ValueError, OverflowError):  # because: wrong types of values are reported with all settings
         return None
-
-
-def _base(
-    c: Config, key: str, group: Config, name: str, default: float, problems: list[str], *, has_old_form: bool
-) -> Any:
-    """Return the base of the angles of one kind of layers: that of the group `name` of rope_parameters, or else of
-    `key`. Add a message to `problems` if transformers 4 and 5 take others.
-    """
-    inside, outside = group.get("rope_theta"), c[key]
-    if outside is None and has_old_form:
-        outside = default  # because: transformers 4 takes it, as it reads no group
-    if inside is not None and outside is not None and inside != outside:
-        problems.append(f"{key}={show(outside)} would have to be {show(inside)}, as in {name} of rope_parameters")
-    return next((value for value in (inside, outside) if value is not None), default)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, activation_setting
+from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, GELUS, activation_setting
 from lmtrain.exchange.huggingface.model_family_base import Config, Family, Rule
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.exchange.settings_in_other_formats import word_rules
 from lmtrain.models.gpt_settings import GPTSettings
-
-_GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
 class GPT2(Family[GPTSettings]):
@@ -76,6 +74,6 @@ class GPT2(Family[GPTSettings]):
             "kind": "gpt", "num_layers": c["n_layer"], "width": c["n_embd"], "num_heads": c["n_head"],
             "ffn_width": c["n_inner"], "vocab_size": c["vocab_size"], "seq_len": c["n_positions"],
             "positions": "learned", "norm": "layernorm", "norm_eps": c["layer_norm_epsilon"],
-            "activation": activation_setting(c, "activation_function", problems, _GELUS), "bias": "all",
+            "activation": activation_setting(c, "activation_function", problems, GELUS), "bias": "all",
             "tied": c["tie_word_embeddings"], "init_std": c["initializer_range"],
         }  # fmt: skip

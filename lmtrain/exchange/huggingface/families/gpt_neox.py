@@ -15,7 +15,7 @@ from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import rotary_entries, rotary_settings
 from lmtrain.exchange.huggingface.weight_names import FamilyNames, qkv_rows_by_head
 from lmtrain.models.gpt_settings import GPTSettings
@@ -23,7 +23,6 @@ from lmtrain.models.gpt_settings import GPTSettings
 _SHARE = 0.25  # of a head that transformers turns if the file has no share
 # Its own keys of rotary angles, and those of other families.
 _ROTARY_NAMES = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-_NOT_READ = "transformers does not read it in a model of this type"
 
 
 class GPTNeoX(RotaryDecoder):
@@ -43,7 +42,7 @@ class GPTNeoX(RotaryDecoder):
     required = {"is_causal": True}
     inert = {
         "rope_theta": "rotary_emb_base has its value", "partial_rotary_factor": "rotary_pct has its value",
-        "hidden_dropout_prob": _NOT_READ, "attention_probs_dropout_prob": _NOT_READ,
+        "hidden_dropout_prob": NOT_READ, "attention_probs_dropout_prob": NOT_READ,
     }  # fmt: skip
     dropouts = ("attention_dropout", "hidden_dropout")
     prefix = "gpt_neox."

@@ -7,18 +7,17 @@ from __future__ import annotations
 from lmtrain.config.settings_base import show
 from lmtrain.exchange.huggingface.decoder_config import (
     ACTIVATION_NAMES,
+    BIASES,
     NO_DROPOUT,
     RotaryDecoder,
     activation_setting,
+    bias_setting,
     layer_rules,
     size_entries,
 )
 from lmtrain.exchange.huggingface.model_family_base import Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, is_number, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
-
-# Our word for the linears that have biases, by (attention_bias, mlp_bias).
-_BIASES = {(False, False): "none", (True, True): "all", (False, True): "mlp"}
 
 
 class Granite(RotaryDecoder):
@@ -41,10 +40,10 @@ class Granite(RotaryDecoder):
     free = ("activation", "embedding_scale", "attention_scale", "residual_scale", "logit_scale")
 
     def rules(self, s: GPTSettings) -> list[Rule]:
-        return [*self.word_rules(s, bias=tuple(_BIASES.values())), *layer_rules(s)]
+        return [*self.word_rules(s, bias=tuple(BIASES)), *layer_rules(s)]
 
     def config(self, s: GPTSettings) -> Config:
-        attention_bias, mlp_bias = next(biases for biases, word in _BIASES.items() if word == s.bias)
+        attention_bias, mlp_bias = BIASES[s.bias]
         return size_entries(s) | {
             "num_key_value_heads": s.kv_heads, "head_dim": s.head, "hidden_act": ACTIVATION_NAMES[s.activation],
             "rms_norm_eps": s.norm_eps, "attention_bias": attention_bias, "mlp_bias": mlp_bias,
@@ -55,10 +54,11 @@ class Granite(RotaryDecoder):
         } | rotary_entries(s)  # fmt: skip
 
     def settings(self, c: Config, problems: list[str]) -> Config:
-        biases, divisor = (c["attention_bias"], c["mlp_bias"]), c["logits_scaling"]
-        bias = next((word for choice, word in _BIASES.items() if choice == biases), None)
+        bias, divisor = bias_setting(c), c["logits_scaling"]
         if bias is None:
-            problems.append(f"attention_bias={show(biases[0])} would have to be false, or mlp_bias be true with it")
+            problems.append(
+                f"attention_bias={show(c['attention_bias'])} would have to be false, or mlp_bias be true with it"
+            )
         if not is_number(divisor) or divisor <= 0:
             problems.append(f"logits_scaling={show(divisor)} would have to be a number above 0")
             divisor = 1

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.huggingface.decoder_config import NO_DROPOUT, RotaryDecoder, layer_rules, size_entries
+from lmtrain.exchange.huggingface.decoder_config import (
+    BIASES,
+    NO_DROPOUT,
+    RotaryDecoder,
+    bias_setting,
+    layer_rules,
+    size_entries,
+)
 from lmtrain.exchange.huggingface.model_family_base import Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
-
-# (attention_bias, mlp_bias) by our word for biases; the first is for attention's output, too.
-_BIASES = {"none": (False, False), "all": (True, True), "mlp": (False, True)}
 
 
 class LLaMA(RotaryDecoder):
@@ -35,7 +39,7 @@ class LLaMA(RotaryDecoder):
 
     def rules(self, s: GPTSettings) -> list[Rule]:
         return [
-            *self.word_rules(s, bias=tuple(_BIASES)),
+            *self.word_rules(s, bias=tuple(BIASES)),
             *layer_rules(s),
             (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
         ]  # fmt: skip
@@ -47,11 +51,10 @@ class LLaMA(RotaryDecoder):
         } | rotary_entries(s)  # fmt: skip
 
     def settings(self, c: Config, problems: list[str]) -> Config:
-        biases = (c["attention_bias"], c["mlp_bias"])
-        bias = next((word for word, values in _BIASES.items() if values == biases), None)
+        bias = bias_setting(c)
         if bias is None:
             problems.append(
-                f"attention_bias={show(biases[0])} and mlp_bias={show(biases[1])} would have to be both false, both "
-                "true, or true for mlp_bias alone"
+                f"attention_bias={show(c['attention_bias'])} and mlp_bias={show(c['mlp_bias'])} would have to be both "
+                "false, both true, or true for mlp_bias alone"
             )
         return self.common_settings(c) | rotary_settings(c, problems) | {"norm_eps": c["rms_norm_eps"], "bias": bias}

@@ -12,11 +12,9 @@ from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
-
-_NOT_READ = "transformers does not read it in a model of this type"
 
 
 class Mistral(RotaryDecoder):
@@ -34,7 +32,7 @@ class Mistral(RotaryDecoder):
     }  # fmt: skip
     # because: transformers' Mistral has no biases, whatever its config.json says
     required = {"hidden_act": "silu", "is_causal": True, "attention_bias": False, "mlp_bias": False}
-    inert = {"use_sliding_window": _NOT_READ, "max_window_layers": _NOT_READ}
+    inert = {"use_sliding_window": NOT_READ, "max_window_layers": NOT_READ}
     tokenizer_class = "LlamaTokenizer"
     words = {"norm": "rmsnorm", "activation": "silu", "gated": True, "bias": "none"}
 

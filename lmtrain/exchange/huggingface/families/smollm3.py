@@ -5,6 +5,7 @@ from __future__ import annotations
 from lmtrain.config.settings_base import show
 from lmtrain.errors import shorten
 from lmtrain.exchange.huggingface.decoder_config import (
+    BIASES,
     NO_DROPOUT,
     RotaryDecoder,
     all_but_each,
@@ -41,7 +42,7 @@ class SmolLM3(RotaryDecoder):
     words = {"norm": "rmsnorm", "activation": "silu", "gated": True}
 
     def rules(self, s: GPTSettings) -> list[Rule]:
-        return self.word_rules(s, bias=("none", "all", "mlp"))
+        return self.word_rules(s, bias=tuple(BIASES))
 
     def config(self, s: GPTSettings) -> Config:
         head = {"head_dim": s.head} if s.head * s.num_heads != s.width else {}

@@ -11,7 +11,7 @@ from lmtrain.exchange.huggingface.decoder_config import (
     llama_like_names,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 
@@ -32,7 +32,7 @@ class Starcoder2(RotaryDecoder):
     required = {"mlp_type": "default", "norm_type": "layer_norm", "is_causal": True}
     inert = dict.fromkeys(
         ("activation_function", "layer_norm_epsilon", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
-         "scale_attn_weights"), "transformers does not read it in a model of this type"
+         "scale_attn_weights"), NOT_READ
     )  # fmt: skip
     dropouts = ("attention_dropout", "residual_dropout", "embedding_dropout")
     tokenizer_class = "GPT2Tokenizer"
