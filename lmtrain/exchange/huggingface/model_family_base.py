@@ -27,7 +27,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 class Family(ABC, Generic[S]):
     """A family of models with its own `model_type` in config.json. A subclass says what its keys mean; a key that is
-    in none of its tables, nor in those of config_keys, is refused.
+    in none of its tables, nor in those of ignored_and_refused_config_keys, is refused.
     """
 
     model_type: ClassVar[str] = ""

@@ -1,4 +1,4 @@
-"""Hugging Face's BERT and Megatron-LM's, whose norms are before attention and MLP. Found by ../family.py."""
+"""Hugging Face's BERT and Megatron-LM's, whose norms are before attention and MLP. Found by ../model_family_base.py."""
 
 from __future__ import annotations
 

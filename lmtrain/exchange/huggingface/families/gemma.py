@@ -1,4 +1,4 @@
-"""Hugging Face's Gemma, Gemma 2 and the language model of Gemma 3. Found by ../family.py.
+"""Hugging Face's Gemma, Gemma 2 and the language model of Gemma 3. Found by ../model_family_base.py.
 
 Their norms multiply by 1 + weight. Embeddings are multiplied by the square root of the width, rounded to the type of
 the stored weights: sqrt(3072) is 55.5 in bf16. An import takes that number, and an export must give it again.

@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2. Found by ../family.py."""
+"""Hugging Face's GPT-2. Found by ../model_family_base.py."""
 
 from __future__ import annotations
 

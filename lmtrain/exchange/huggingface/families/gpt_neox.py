@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-NeoX. Found by ../family.py.
+"""Hugging Face's GPT-NeoX. Found by ../model_family_base.py.
 
 Pythia's config.json says gelu, of which transformers computes the exact form; GPT-NeoX trained Pythia with its fused
 gelu, which is the form by tanh. An import takes what transformers computes; the logits differ by some 1e-4.

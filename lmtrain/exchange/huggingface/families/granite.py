@@ -1,5 +1,5 @@
 """Hugging Face's Granite 3 and its like: a LLaMA with factors of embeddings, scores, branches and logits. Found by
-../family.py.
+../model_family_base.py.
 """
 
 from __future__ import annotations

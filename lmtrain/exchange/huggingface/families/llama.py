@@ -1,4 +1,4 @@
-"""Hugging Face's LLaMA 1 to 3.2, and SmolLM 1 and 2, which are LLaMAs. Found by ../family.py."""
+"""Hugging Face's LLaMA 1 to 3.2, and SmolLM 1 and 2, which are LLaMAs. Found by ../model_family_base.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hugging Face's Mistral, in all of whose layers attention has the same window or none. Found by ../family.py."""
+"""Hugging Face's Mistral, in all of whose layers attention has the same window or none.
+
+Found by ../model_family_base.py.
+"""
 
 from __future__ import annotations
 

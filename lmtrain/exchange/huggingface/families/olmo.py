@@ -1,4 +1,6 @@
-"""Hugging Face's OLMo 1, whose norms have no weights, 2, with norms after its branches, and 3. Found by ../family.py.
+"""Hugging Face's OLMo 1, whose norms have no weights, 2, with norms after its branches, and 3.
+
+Found by ../model_family_base.py.
 
 Of an OLMo 3 transformers 4 reads one rope_theta for all layers and a rope_scaling for those without a window; 5 reads
 both of each kind of layers from a group in rope_parameters. A file that they would read differently is refused.

@@ -1,4 +1,7 @@
-"""Hugging Face's Phi-3 and Phi-4: LLaMA's blocks with fused linears and longrope angles. Found by ../family.py."""
+"""Hugging Face's Phi-3 and Phi-4: LLaMA's blocks with fused linears and longrope angles.
+
+Found by ../model_family_base.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Hugging Face's Qwen 2 and 2.5, with biases of queries, keys and values, and dense Qwen 3, with norms of each head's
-queries and keys. Found by ../family.py.
+queries and keys. Found by ../model_family_base.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hugging Face's SmolLM3: a LLaMA in which some layers turn no queries and keys. Found by ../family.py."""
+"""Hugging Face's SmolLM3: a LLaMA in which some layers turn no queries and keys. Found by ../model_family_base.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hugging Face's StableLM: a LLaMA with LayerNorms that turns a share of each head. Found by ../family.py."""
+"""Hugging Face's StableLM: a LLaMA with LayerNorms that turns a share of each head.
+
+Found by ../model_family_base.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Starcoder2: layer norms, rotary angles and an MLP without gates. Found by ../family.py."""
+"""Hugging Face's Starcoder2: layer norms, rotary angles and an MLP without gates. Found by ../model_family_base.py."""
 
 from __future__ import annotations
 
