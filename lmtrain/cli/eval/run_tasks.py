@@ -1,7 +1,8 @@
 """The scoring of `lmtrain eval`: choose a layout, load a model in it, run its tasks in turn, print each result at once.
 
-Two models, or two results files with their samples, are compared item by item. Called by evaluate once the command line
-has been checked. If a journal lies beside an output file, the output is complete only if its "complete" is true.
+Two models, or two results files with their samples, are compared item by item. Called by evaluate once its options have
+been checked; torch is imported only when a model is loaded. If a journal lies beside an output file, the output is
+complete only if its "complete" is true.
 """
 
 from __future__ import annotations
@@ -505,8 +506,10 @@ def _read_sides(path: Path) -> list[Side]:
     try:
         samples = document["samples"]
         columns = read_columns(path.parent / samples["file"], samples["sha256"])
-        results = [Result.from_dict(result) for result in document["results"]]
-        sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
+        sides = [
+            Side(str(path), Result.from_dict(result), columns[number])
+            for number, result in enumerate(document["results"])
+        ]
         if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
             raise ValueError("the samples file must have one value for each item of the results")
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -138,10 +138,9 @@ def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], confi
         return load_hardware(names[0].partition("=")[2] if names else None, hardware_overrides, config_dir)
     machines = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
     if len(machines) != 1:
-        machine_names = " and ".join(sorted(machines)) or "none"
         raise UsageError(
-            f"--calibrate fits one machine, but the machines in the settings of the runs are: {machine_names}. Add "
-            "hardware=NAME, the config to start from."
+            "--calibrate fits one machine, but the machines in the settings of the runs are: "
+            f"{' and '.join(sorted(machines)) or 'none'}. Add hardware=NAME, the config to start from."
         )
     return next(iter(machines.values()))
 

@@ -210,9 +210,9 @@ def _experiment_choice(experiment: str | None, group: str, config_dir: Path | No
     experiment.
     """
     path = config_file("experiment", experiment, config_dir) if experiment else None
-    tree: Any = read_yaml(path).data if path else {}
-    chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
-    return next((str(name) for item in chosen for key, name in item.items() if key.endswith(f"/{group}")), None)
+    defaults: Any = read_yaml(path).data.get("defaults", []) if path else []
+    chosen = (pair for item in defaults if isinstance(item, dict) for pair in item.items())
+    return next((str(name) for key, name in chosen if key.endswith(f"/{group}")), None)
 
 
 def _missing_overrides(

@@ -64,8 +64,10 @@ def _table_row(name: str, plan: PlanResult) -> list[str]:
     assert best is not None
     mark = "" if model_row(name, file, None)["vocab_size"] else "+"
     cells = layout_row(plan, 1, best, all_columns=True)
-    parameters = f"{plan.question.run.model.num_parameters:,}{mark}"
-    return [f"`{name}`", parameters, str(plan.question.gpus), *(cells[column] for column in _PLAN_COLUMNS)]
+    return [
+        f"`{name}`", f"{plan.question.run.model.num_parameters:,}{mark}", str(plan.question.gpus),
+        *(cells[column] for column in _PLAN_COLUMNS),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

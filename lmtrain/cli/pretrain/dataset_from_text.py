@@ -184,11 +184,13 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     from data_tools.read.parse_documents import OptionNames
     from lmtrain.data.samples.masked_language_samples import MaskVocabulary
 
-    names = OptionNames(key="data.text_key=KEY", skip=None, split="data.text_split", vocab_size="model.vocab_size")
     request = TextRequest(
         text=Path(str(data.text)), key=data.text_key, split=data.text_split, cuts_sentences=data.cuts_sentences,
         tokenizer=Path(data.tokenizer) if data.tokenizer else _checkpoint_tokenizer(config),
-        max_vocab=config.model.to_dict().get("vocab_size"), workers=num_usable_cpus(), names=names,
+        max_vocab=config.model.to_dict().get("vocab_size"), workers=num_usable_cpus(),
+        names=OptionNames(
+            key="data.text_key=KEY", skip=None, split="data.text_split", vocab_size="model.vocab_size"
+        ),
     )  # fmt: skip
     if data.cuts_sentences and request.tokenizer is not None:
         MaskVocabulary.of(Tokenizer.load(request.tokenizer))  # raises if it cannot mask words

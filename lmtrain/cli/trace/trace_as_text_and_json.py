@@ -222,8 +222,9 @@ def _describe_start(facts: Facts) -> str:
     total = f" of {start['world_size']}" if start["ranks"] != start["world_size"] else ""
     ranks = f"{start['ranks']}{total} rank{'s' * (start['world_size'] > 1)} on {hosts}"
     number = f"start {start['start']}" + (f" of {len(facts['starts'])}" if len(facts["starts"]) > 1 else "")
-    phrases = [number, ranks, *sizes, *[start["schedule"]] * (start["layout"]["pp"] > 1)]
-    return ", ".join([*phrases, f"steps {_format_ranges(facts['steps'])}" if facts["steps"] else "no whole step"])
+    schedule = [start["schedule"]] * (start["layout"]["pp"] > 1)
+    steps = f"steps {_format_ranges(facts['steps'])}" if facts["steps"] else "no whole step"
+    return ", ".join([number, ranks, *sizes, *schedule, steps])
 
 
 def _format_ranges(numbers: Sequence[int]) -> str:
