@@ -79,10 +79,10 @@ class TrainingEvaluator:
         def report(done: int, total: int, **_: object) -> None:
             show_activity(f"evaluating {planned.name}: {done / total:.0%}")
 
-        seq_len = choose_window(planned.task, subject.seq_len, None)
         try:
             result = score(
-                planned.task, subject, planned.prepared, planned.data, seq_len=seq_len,
+                planned.task, subject, planned.prepared, planned.data,
+                seq_len=choose_window(planned.task, subject.seq_len, None),
                 batch_size=self.batch_size, resamples=0, progress=report,
             ).result  # fmt: skip
         except OutOfMemoryError as error:

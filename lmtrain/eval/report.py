@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,22 +221,21 @@ def _time_text(result: Result) -> str:
 
 
 def _measures_table(result: Result) -> Table:
-    table = Table("measure", _right_column("value"), _right_column(f"{LEVEL:.0%} interval"), box=box.SIMPLE_HEAD)
-    for name, value in result.measures.items():
-        table.add_row(
-            name,
-            format_measure(name, value),
-            " to ".join(format_measure(name, edge) for edge in result.intervals.get(name, ())),
-        )
-    return table
+    numbers = map(_right_column, ("value", f"{LEVEL:.0%} interval"))
+    return _filled(Table("measure", *numbers, box=box.SIMPLE_HEAD), (
+        (name, format_measure(name, value),
+         " to ".join(format_measure(name, edge) for edge in result.intervals.get(name, ())))
+        for name, value in result.measures.items()
+    ))  # fmt: skip
 
 
 def _groups_table(result: Result) -> Table:
     """Return a table of the result's headline measure for each source of items, such as each file."""
-    table = _plain_table(Column("by source", overflow="fold"), _right_column(result.headline))
-    for name, measures in result.groups.items():
-        table.add_row(name, format_measure(result.headline, measures.get(result.headline, math.nan)))
-    return table
+    headline = result.headline
+    return _filled(_plain_table(Column("by source", overflow="fold"), _right_column(headline)), (
+        (name, format_measure(headline, measures.get(headline, math.nan)))
+        for name, measures in result.groups.items()
+    ))  # fmt: skip
 
 
 def _positions_table(result: Result) -> RenderableType:
@@ -260,30 +259,33 @@ def _baselines_table(result: Result) -> Table:
     """Return a table of the bits per byte and token perplexity of the model and of the unigram and bigram baselines on
     the same targets, with the ratio of model to baseline.
     """
-    titles = ("bits per byte", "ratio", "token perplexity", "ratio")
     table = Table(
         Column("on the same targets", no_wrap=True),
-        *(Column(title, justify="right", no_wrap=True) for title in titles),
+        *(
+            Column(title, justify="right", no_wrap=True)
+            for title in ("bits per byte", "ratio", "token perplexity", "ratio")
+        ),
         box=box.SIMPLE_HEAD,
     )
     bits, per_token = result.measures["bits_per_byte"], result.measures["token_perplexity"]
     table.add_row("model", f"{bits:.4f}", "", f"{per_token:,.2f}", "", style="bold")
-    for row in result.baselines:
-        table.add_row(
-            row.name,
-            f"{row.bits_per_byte:.4f}",
-            f"{row.model_bits_ratio:.3f}",
-            f"{row.token_perplexity:,.2f}",
-            f"{row.model_token_perplexity_ratio:.3f}",
-        )
-    return table
+    return _filled(table, (
+        (row.name, f"{row.bits_per_byte:.4f}", f"{row.model_bits_ratio:.3f}",
+         f"{row.token_perplexity:,.2f}", f"{row.model_token_perplexity_ratio:.3f}")
+        for row in result.baselines
+    ))  # fmt: skip
 
 
 def _facts_table(rows: list[tuple[str, Any]]) -> Table:
     """Return a table of two columns without borders; `rows` has (name, value) pairs."""
     table = _plain_table(Column(no_wrap=True, style="dim"), Column(overflow="fold", style="dim"), show_header=False)
-    for name, value in rows:
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+    return _filled(table, ((name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in rows))
+
+
+def _filled(table: Table, rows: Iterable[Sequence[str]]) -> Table:
+    """Add the rows to the table and return it."""
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

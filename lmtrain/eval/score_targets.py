@@ -218,7 +218,6 @@ class SharedAnswers:
     """Answers to the requests that several tasks share, so that a model is fed each only once. Create one per model."""
 
     def __init__(self) -> None:
-        self.num_shared = 0  # number of requests answered without the model
         self._earlier: dict[bytes, TargetScores] = {}
         self._num_targets = 0
 
@@ -241,8 +240,6 @@ class SharedAnswers:
                 if self._num_targets < MAX_SHARED_TARGETS:
                     self._num_targets += len(answer.nll)
                     new_answers.append((_request_key(request), answer))
-            else:
-                self.num_shared += 1
             yield answer
         self._earlier.update(new_answers)  # not before, because `new` is still iterating
 

@@ -17,7 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
-from lmtrain.eval.task import BaselineResult, Columns, Prepared, Result, Task, bits_per_byte, finite_or_none, perplexity
+from lmtrain.eval.task import (
+    BaselineResult,
+    Columns,
+    Prepared,
+    Result,
+    Task,
+    bits_per_byte,
+    finite_or_none,
+    perplexity,
+    sum_columns,
+)
 from lmtrain.eval.task_recipes.evaluation_text_facts import open_dataset
 from lmtrain.eval.windows import Tokens
 from lmtrain.tokenizer.base import Tokenizer
@@ -137,7 +147,7 @@ def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Compari
     the models' results with their values per item. Raise DataError if their protocols or texts differ.
     """
     check_comparable(a, b)
-    a_measures, b_measures = (task.measures({n: float(v.sum()) for n, v in side.columns.items()}) for side in (a, b))
+    a_measures, b_measures = (task.measures(sum_columns(side.columns)) for side in (a, b))
     same_tokens = a.result.tokenizer_fingerprint == b.result.tokenizer_fingerprint
     shared = [name for name in a_measures if name in b_measures]
     compared = [name for name in shared if same_tokens or "token" not in name]

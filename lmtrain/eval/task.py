@@ -118,7 +118,7 @@ class Task(Protocol):
     recipe: ClassVar[dict[str, str]]
     causal: ClassVar[bool] = True  # predicts the next token; otherwise masked tokens
     pairs: ClassVar[bool] = False  # asks whether one segment follows another
-    compares: ClassVar[bool]  # True if baselines can score the same targets
+    compares: ClassVar[bool] = False  # True if baselines can score the same targets
     version: str = "1"  # changes if the same text and model would give another number
     seq_len: int | None = None  # the window, if the id names one
 
@@ -278,6 +278,17 @@ def eod_id(tokenizer: Tokenizer) -> int:
     if tokenizer.eod_id is None:
         raise DataError("The tokenizer has no end-of-document token, which must precede the first token. Add one.")
     return tokenizer.eod_id
+
+
+def encode_pair(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[int], list[int]]:
+    """Return the token ids of `context` and of `target`, encoded together and then split after as many tokens as the
+    context has by itself.
+
+    Blanks at the end of the context belong to the target.
+    """
+    before = context.rstrip()
+    ids = tokenizer.encode(before) if before else []
+    return ids, tokenizer.encode(context + target)[len(ids) :]
 
 
 def sum_columns(columns: Columns) -> dict[str, float]:

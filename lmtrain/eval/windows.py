@@ -66,8 +66,8 @@ class MaskedRequest(Request):
 
     @property
     def key(self) -> bytes:
-        more = (array.astype("<i8").tobytes() for array in (self.places, self.segments) if array is not None)
-        arrays = [super().key, *more]
+        arrays = [super().key]
+        arrays += [array.astype("<i8").tobytes() for array in (self.places, self.segments) if array is not None]
         return b"".join([*(len(array).to_bytes(8, "little") for array in arrays), *arrays])
 
 

@@ -103,7 +103,7 @@ class RecomputeSettings(Choice):
         return (f"recompute={self.kind}",)
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
-        """Yield the problems with a model of this depth; called by train/config and the planner."""
+        """Yield the problems with a model of this depth; called by train and the planner."""
         return iter(())
 
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:

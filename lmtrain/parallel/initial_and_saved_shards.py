@@ -1,7 +1,7 @@
 """Initial values of a rank's tensors, and the pieces in which checkpoints store them.
 
-Called by apply. Works on any tensor shaped like a rank's shard of a parameter: the weight, its gradient, an optimizer
-slot.
+Called by build_parallel and ParallelModel. Works on any tensor shaped like a rank's shard of a parameter: the weight,
+its gradient, an optimizer slot.
 """
 
 from __future__ import annotations

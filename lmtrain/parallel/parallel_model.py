@@ -1,4 +1,4 @@
-"""ParallelModel, the interface of train and eval to a model of any layout. Built by apply.build_parallel."""
+"""ParallelModel, the interface of train and eval to a model of any layout. Built by build_parallel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Tensor and sequence parallelism: replaces the modules listed in a model's cuts by modules with this rank's part.
 
-Called by apply on a model without memory, and for the objective's loss; by inference for scores. Depends on a model
-only through `cuts()`: names of parameters and paths of modules stay, so that a state dict, initial values and ties
-refer to the same names, with smaller shapes.
+Called by build_parallel on a model without memory, and for the objective's loss; by inference for scores. Depends on a
+model only through `cuts()`: names of parameters and paths of modules stay, so that a state dict, initial values and
+ties refer to the same names, with smaller shapes.
 
 COLUMN cuts each section separately (a rank's qkv is [q_t | k_t | v_t], its SwiGLU input [gate_t | up_t]) and ROW cuts
 the inputs to match. With `sequence_parallel`, everything between a ROW and the next COLUMN is a sequence shard: norms,
@@ -90,11 +90,11 @@ def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bo
         case Split.COLUMN, nn.Linear():
             return ColumnLinear(module, cut, tp, sequence_parallel=sequence_parallel)
         case Split.ROW, nn.Linear():
-            return RowLinear(module, tp, sequence_parallel=sequence_parallel)
+            return RowLinear(module, cut, tp, sequence_parallel=sequence_parallel)
         case Split.VOCAB, nn.Embedding():
-            return VocabEmbedding(module, tp, sequence_parallel=sequence_parallel)
+            return VocabEmbedding(module, cut, tp, sequence_parallel=sequence_parallel)
         case Split.VOCAB, Head():
-            return VocabHead(module, tp, sequence_parallel=sequence_parallel)
+            return VocabHead(module, cut, tp, sequence_parallel=sequence_parallel)
         case Split.NONE, nn.Embedding() if sequence_parallel:
             return SequenceEmbedding(module, tp)
         case Split.NONE, FirstTokenOutput() if sequence_parallel:
@@ -107,6 +107,11 @@ def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bo
     )
 
 
+def _new_part(parameter: Tensor, cut: Cut, axis: Axis) -> nn.Parameter:
+    """Return an uninitialized parameter of the shape of this rank's part of `parameter`."""
+    return nn.Parameter(parameter.new_empty(part_shape(parameter.shape, cut, axis.size)))
+
+
 class ColumnLinear(SummingModule):
     """A linear with this rank's part of the outputs, over the whole sequence. Every section must be divisible by tp, or
     have fewer heads than ranks, which then hold copies.
@@ -115,9 +120,8 @@ class ColumnLinear(SummingModule):
     def __init__(self, linear: nn.Linear, cut: Cut, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        rows = part_shape((linear.out_features,), cut, axis.size)[0]
-        self.weight = nn.Parameter(linear.weight.new_empty(rows, linear.in_features))
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.new_empty(rows))
+        self.weight = _new_part(linear.weight, cut, axis)
+        self.bias = None if linear.bias is None else _new_part(linear.bias, cut, axis)
 
     def forward(self, x_BTD: Tensor, *, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
@@ -130,10 +134,10 @@ class ColumnLinear(SummingModule):
 class RowLinear(SummingModule):
     """A linear over this rank's part of the inputs; the ranks' outputs are summed, then the bias is added once."""
 
-    def __init__(self, linear: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, linear: nn.Linear, cut: Cut, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        self.weight = nn.Parameter(linear.weight.new_empty(linear.out_features, linear.in_features // axis.size))
+        self.weight = _new_part(linear.weight, cut, axis)
         self.bias = linear.bias
 
     def forward(self, x_BTF: Tensor) -> Tensor:
@@ -149,9 +153,7 @@ class SplitWholeNorm(nn.Module):
     def __init__(self, norm: WholeNorm, cut: Cut, axis: Axis) -> None:
         super().__init__()
         self.axis, self.eps, self.form = axis, norm.eps, norm.form
-        self.weight = None
-        if norm.weight is not None:
-            self.weight = nn.Parameter(norm.weight.new_empty(part_shape(norm.weight.shape, cut, axis.size)))
+        self.weight = None if norm.weight is None else _new_part(norm.weight, cut, axis)
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
         x_BTN = x_BTHK.flatten(2)
@@ -188,19 +190,13 @@ class BroadcastFromFirst(nn.Module):
         return broadcast_from_first(x, self.axis)
 
 
-def rows_per_rank(num_rows: int, size: int) -> int:
-    """Return how many of `num_rows` vocabulary rows each of `size` ranks holds, padded to equal numbers."""
-    return -(-num_rows // size)
-
-
 class VocabEmbedding(nn.Module):
     """An embedding with this rank's rows: other tokens give 0, and the sum over ranks is the embedding."""
 
-    def __init__(self, embedding: nn.Embedding, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, embedding: nn.Embedding, cut: Cut, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        rows = rows_per_rank(embedding.num_embeddings, axis.size)
-        self.weight = nn.Parameter(embedding.weight.new_empty(rows, embedding.embedding_dim))
+        self.weight = _new_part(embedding.weight, cut, axis)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         row_BT, mine_BT = _local_rows(tokens_BT, self.weight.shape[0], self.axis)
@@ -211,12 +207,11 @@ class VocabEmbedding(nn.Module):
 class VocabHead(SummingModule):
     """A head with this rank's tokens. `forward` takes hidden states, whole or sequence shards."""
 
-    def __init__(self, head: Head, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, head: Head, cut: Cut, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel, self.vocab_size = axis, sequence_parallel, head.vocab_size
-        rows = rows_per_rank(head.out_features, axis.size)
-        self.weight = nn.Parameter(head.weight.new_empty(rows, head.in_features))
-        self.bias = None if head.bias is None else nn.Parameter(head.bias.new_empty(rows))
+        self.weight = _new_part(head.weight, cut, axis)
+        self.bias = None if head.bias is None else _new_part(head.bias, cut, axis)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         return column_linear(
@@ -249,7 +244,7 @@ def cross_entropy_sum(
 ) -> Tensor:
     """Return the sum of -log p(label) in fp32 over labels that are not IGNORED, equal on every rank of the axis, which
     splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary. With `z_loss` and
-    `num_samples` further numbers follow, as in objectives.cross_entropy.
+    `num_samples` further numbers follow, as in objectives/cross_entropy.
 
     Works eagerly (chunks of rows, no fp32 copy of all logits) and compiled (a single fused chunk).
     """

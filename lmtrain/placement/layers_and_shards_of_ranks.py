@@ -293,8 +293,8 @@ def placements_of_rank(
 ) -> dict[str, Placement]:
     """Return, by name, the placements of the parameters of the rank at `coordinate`: which regions of them it holds."""
     weights = settings.weights()
-    names = parameter_names_of_stages(settings, stages_of_rank(settings, parallel, coordinate.pp))
-    shapes = {name: weights[name] for name in names}
+    stages = stages_of_rank(settings, parallel, coordinate.pp)
+    shapes = {name: weights[name] for name in parameter_names_of_stages(settings, stages)}
     return place_parameters(shapes, settings.cuts(), parallel.layout, coordinate, settings.shape.vocab_size)
 
 

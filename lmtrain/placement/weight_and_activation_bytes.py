@@ -41,10 +41,6 @@ class RankBytes:
     optimizer: int
     average: int = 0  # an exponential average of the weights in fp32
 
-    @property
-    def total(self) -> int:
-        return self.masters + self.work + self.gradients + self.optimizer + self.average
-
 
 @dataclass(frozen=True)
 class ElementCounts:
@@ -239,9 +235,9 @@ class ActivationSizes:
         total = 0.0
         settings: Any = model
         # layers with a window have angles of their own if they have a base of their own
-        bases = {kind.window and settings.local_rotary_base is not None for kind in self._kinds(stage) if kind.rotary}
-        for _ in bases:
-            total += FP32_BYTES * settings.rotary_width(run.shape.head_width) * rows
+        kinds = {model.layer_kinds[number] for number in stage.layers}
+        if bases := {kind.window and settings.local_rotary_base is not None for kind in kinds if kind.rotary}:
+            total += len(bases) * FP32_BYTES * settings.rotary_width(run.shape.head_width) * rows
         recomputed = [number for number in stage.layers if run.recompute_kind(number) != "none"]
         if run.shape.causal:
             windows = {model.layer_kinds[number].window: model.layer_kinds[number] for number in recomputed}
@@ -255,10 +251,6 @@ class ActivationSizes:
             columns = -(-model.padded_vocab_size // run.parallel.tp)  # the mask of padded columns on the last tp rank
             total += BOOL_BYTES * columns if columns * run.parallel.tp > run.shape.vocab_size else 0
         return total
-
-    def _kinds(self, stage: Stage) -> set[LayerKind]:
-        """Return the kinds of the layers of a stage."""
-        return {self.run.model.layer_kinds[number] for number in stage.layers}
 
     def embedding_bytes(self) -> float:
         """Return the bytes per token that the first stage's embedding keeps for backward."""

@@ -62,10 +62,10 @@ def machine_cost_model(hardware: Hardware) -> CostModel:
     """Return the cost model for a machine: the factors that were fitted to published runs, overridden by those that a
     calibration on this machine stored in `hardware`.
     """
-    time = FittedFactors({**fitted_time_factors().values, **hardware.factors})
-    memory = fitted_memory_factors(on_cpu=hardware.device == "cpu")
     return CostModel(
-        time=time, memory=memory, interval=fitted_interval() if hardware.interval is None else hardware.interval
+        time=FittedFactors({**fitted_time_factors().values, **hardware.factors}),
+        memory=fitted_memory_factors(on_cpu=hardware.device == "cpu"),
+        interval=fitted_interval() if hardware.interval is None else hardware.interval,
     )
 
 

@@ -14,18 +14,28 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, SettingsError, UsageError, spelling_hint
-from lmtrain.eval.task import Answers, Columns, Facts, Prepared, Sums, Task, TaskOptions, eod_id, item_columns, ratio
+from lmtrain.eval.task import (
+    Answers,
+    Columns,
+    Facts,
+    Prepared,
+    Sums,
+    Task,
+    TaskOptions,
+    encode_pair,
+    eod_id,
+    item_columns,
+    ratio,
+)
 from lmtrain.eval.task_recipes.multiple_choice_yaml import SUFFIXES, Question, Recipe, read_recipe
 from lmtrain.eval.texts import count_odd_characters, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.atomic_files import parse_json
-from lmtrain.tokenizer.base import Tokenizer
 
 BETWEEN_SHOTS = "\n\n"
 SECOND_ACCURACY = {"characters": "per_character_accuracy", "bytes": "per_byte_accuracy"}
@@ -42,7 +52,6 @@ class Choice(Task):
     """A task of multiple choice, as a recipe describes it."""
 
     headline = "accuracy"
-    compares: ClassVar[bool] = False
 
     def __init__(self, recipe: Recipe) -> None:
         self.choice_recipe, self.id, self.version, self.data = recipe, recipe.id, recipe.version, recipe.data
@@ -182,24 +191,13 @@ def _shots_rule(recipe: Recipe) -> str:
     return f"{recipe.shots}, {order} of {recipe.shots_file.name}, the same before each question"
 
 
-def encode_pair(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[int], list[int]]:
-    """Return the token ids of `context` and of `target`, encoded together and then split after as many tokens as the
-    context has by itself.
-
-    Blanks at the end of the context belong to the target.
-    """
-    before = context.rstrip()
-    ids = tokenizer.encode(before) if before else []
-    return ids, tokenizer.encode(context + target)[len(ids) :]
-
-
 def likeliest_choice(item: NDArray[np.int64], nll: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return for each item the index of its request with the lowest nll, of equal ones the first.
 
     Requests of an item must be adjacent, and items in order.
     """
-    starts = np.flatnonzero(np.r_[True, item[1:] != item[:-1]])
-    return np.array([part.argmin() for part in np.split(nll, starts[1:])], np.float64)
+    parts = np.split(nll, np.flatnonzero(np.diff(item)) + 1)
+    return np.array([part.argmin() for part in parts], np.float64)
 
 
 def _parse_line(line: str, source: Path, number: int) -> object:

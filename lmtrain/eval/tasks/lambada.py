@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from lmtrain.errors import DataError
-from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, perplexity, ratio
+from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, encode_pair, perplexity, ratio
 from lmtrain.eval.texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
@@ -38,7 +38,6 @@ class Lambada(Task):
     published = "lambada_test.jsonl"
     data = 'lambada_test.jsonl, one {"text": ...} a line (OpenAI\'s detokenized variant, 5153 lines)'
     headline = "whole_word_accuracy"
-    compares = False
     words_rule: ClassVar[str]
 
     @abstractmethod
@@ -150,10 +149,7 @@ class LambadaLmEval(Lambada):
 
     def example(self, tokenizer: Tokenizer, text: str) -> Example:
         before, _, word = text.rpartition(" ")
-        context = before.rstrip()
-        scored = f"{before[len(context) :]} {word}"
-        ids = tokenizer.encode(context)
-        return Example(ids, tokenizer.encode(context + scored)[len(ids) :], scored)
+        return Example(*encode_pair(tokenizer, before, f" {word}"), f"{before[len(before.rstrip()) :]} {word}")
 
 
 class LambadaLmEvalStandard(LambadaLmEval):

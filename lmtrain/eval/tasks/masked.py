@@ -157,7 +157,6 @@ class PairRequests:
 class Masked(Task):
     data = _TEXT
     causal = False
-    compares = False
 
     @abstractmethod
     def requests(
@@ -259,7 +258,6 @@ class PairAccuracy(Task):
     data = "a .bin/.idx prefix, made with `lmtrain preprocess --split-sentences`"
     causal = False
     pairs = True
-    compares = False
 
     def __init__(self, settings: MaskedSettings, wrong: str) -> None:
         self.settings, self.id = settings, f"masked/{settings.pairs.replace('_', '-')}"
@@ -282,8 +280,7 @@ class PairAccuracy(Task):
         indexed = open_dataset(prefix, options.tokenizer)
         all_documents = range(indexed.num_documents)
         pairs = PairRequests(MaskedDataset(indexed, all_documents, options.seq_len, vocabulary, self.settings, SEED))
-        documents = (indexed.document(number) for number in all_documents)
-        _, facts = describe_dataset(prefix, indexed, documents, options.tokenizer)
+        _, facts = describe_dataset(prefix, indexed, map(indexed.document, all_documents), options.tokenizer)
         return Prepared(
             requests=pairs,
             num_targets=pairs.num_targets,

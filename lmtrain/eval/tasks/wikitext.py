@@ -57,7 +57,6 @@ def _read_text(source: Path) -> tuple[str, str]:
 class OneStream(Task):
     """A task on the file as one stream of tokens, in overlapping windows whose stride is part of the id."""
 
-    compares = False
     family: ClassVar[str]  # the id without the stride
 
     def __init__(self, stride: int) -> None:

@@ -1,10 +1,10 @@
 """Activation recompute, and compilation of single blocks.
 
-Called by apply: recompute after tensor parallelism and before compilation and sharding. Names of parameters and hooks
-stay. Gradients are bit-identical to those without recompute, unless a compiler fuses the changed graph differently: the
-same kernels run on the same numbers, and dropout draws the same numbers again, from torch's own generator (restored by
-checkpoint) and for the attention core (`dropout_seeds`). Recompute applies to whole blocks, to cheap operators, or to
-the attention core. Blocks are compiled one by one, so that all layers share a small graph.
+Called by build_parallel: recompute after tensor parallelism and before compilation and sharding. Names of parameters
+and hooks stay. Gradients are bit-identical to those without recompute, unless a compiler fuses the changed graph
+differently: the same kernels run on the same numbers, and dropout draws the same numbers again, from torch's own
+generator (restored by checkpoint) and for the attention core (`dropout_seeds`). Recompute applies to whole blocks, to
+cheap operators, or to the attention core. Blocks are compiled one by one, so that all layers share a small graph.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ Shape = tuple[int, ...]  # shape of the hidden states between two stages
 
 
 class TrainingObserver:
-    """The ActionObserver of training: sets the trace phase and notifies the weights, which reduce gradients."""
+    """An observer of a rank's actions: sets the trace phase and notifies the weights, which reduce gradients."""
 
     def __init__(self, weights: Weights, num_microbatches: int) -> None:
         self.weights, self.last_microbatch = weights, num_microbatches - 1
@@ -55,13 +54,6 @@ class TrainingObserver:
     def after_action(self, action: Action) -> None:
         self.weights.after_action(action, action.microbatch == self.last_microbatch)
         current_phase.leave()
-
-
-class ActionObserver(Protocol):
-    """An observer that is notified before and after every action of this rank."""
-
-    def before_action(self, action: Action) -> None: ...
-    def after_action(self, action: Action) -> None: ...
 
 
 @dataclass
@@ -90,7 +82,7 @@ class SingleStage:
         stage_forward: StageForward,
         hidden_shape: Shape,
         loss_scale: float,
-        observer: ActionObserver,
+        observer: TrainingObserver,
     ) -> dict[int, Tensor]:
         """Run forward and backward of each micro-batch in turn; return the loss terms of each by micro-batch number.
         `stage_forward(stage, micro-batch, input)` runs a forward, `observer` is notified of each action, and
@@ -145,7 +137,7 @@ class Pipeline:
         stage_forward: StageForward,
         hidden_shape: Shape,
         loss_scale: float,
-        observer: ActionObserver,
+        observer: TrainingObserver,
     ) -> dict[int, Tensor]:
         """Run this rank's actions of the pipeline schedule in a training step. Return each micro-batch's loss terms by
         its number on the rank of the last stage, else an empty dict. `stage_forward(stage, micro-batch, hidden states)`

@@ -1,6 +1,6 @@
 """Messages between pipeline stages: activations forward, their gradients back, in the schedule's order.
 
-Called by pipeline. Both sides hold every rank's row of the table, so a receiver posts its receives in the order in
+Called by the executor. Both sides hold every rank's row of the table, so a receiver posts its receives in the order in
 which the sender sends, and messages need no names; the shape and number of messages, which the ranks cannot derive from
 the table, are sent in a header before the first message. Traffic to higher and to lower ranks uses a process group
 each: within a group two ranks never wait for each other in both directions.

@@ -1,8 +1,8 @@
 """Data parallelism: FSDP2 for every ZeRO level, and the fp32 shards that the optimizer owns.
 
-Called by apply. Each block is an FSDP group, so that gathering the next block and reducing the previous block's
-gradients overlap compute; each vocabulary table (embedding, head) is a group too; norms, positions and two tied tables
-belong to the root group. A step waits for its reductions once, in `collect_gradients`. Gradients are summed, not
+Called by build_parallel. Each block is an FSDP group, so that gathering the next block and reducing the previous
+block's gradients overlap compute; each vocabulary table (embedding, head) is a group too; norms, positions and two tied
+tables belong to the root group. A step waits for its reductions once, in `collect_gradients`. Gradients are summed, not
 averaged: the loss is already divided by the global count. Independent of tensor parallelism: the model is a rank's
 part.
 

@@ -1,6 +1,6 @@
 """The steps between the last backward and the optimizer: partial sums, tied weights, norm, clipping.
 
-Works on local fp32 gradients of any layout. Called by ParallelModel.finish_gradients, and by apply.
+Works on local fp32 gradients of any layout. Called by ParallelModel.finish_gradients, and by build_parallel.
 
 On any layout two parameter names may share a weight. Ties are handled only here; the file answers five questions.
 

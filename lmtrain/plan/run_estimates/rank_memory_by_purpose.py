@@ -62,7 +62,7 @@ def count_rank_bytes(run: PlannedRun, rank: int) -> dict[str, int]:
     sizes = _state_bytes(run, stages, coordinate) | {
         "activations": activations, "logits": logits, "working": working,
         "gathered": _gathered_bytes(run, stages, coordinate),
-        # to and from the two neighbours: two posted receives and two sends in flight (parallel.pipeline.messages)
+        # to and from the two neighbours: two posted receives and two sends in flight (parallel/pipeline)
         "messages": 8 * run.layers.tokens * run.layers.whole / run.parallel.tp if run.parallel.pp > 1 else 0.0,
     } | dict.fromkeys(NEED_A_GPU, 0.0)  # fmt: skip
     if not run.on_cpu:

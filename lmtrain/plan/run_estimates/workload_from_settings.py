@@ -38,19 +38,19 @@ from lmtrain.plan.cost_model.training_workload import (
 from lmtrain.plan.run_estimates.checkpoint_size import OptimizerTensorCounter, count_saved_tensors
 from lmtrain.spec import ModelShape
 
-LOSS_NUMBERS = 64 << 20  # logits that the loss converts to fp32 at a time: kernels.cross_entropy
+LOSS_NUMBERS = 64 << 20  # logits that the loss converts to fp32 at a time: kernels/cross_entropy
 LOSS_BYTES = 9  # per logit: the softmax in fp32, a shifted fp32 copy, a label mask
 
 OUR_PROGRAM = Program(
     attention=Attention.FLASH2,
     pointwise=Pointwise.EAGER,
-    tp_overlap=Overlap.WEIGHTS,  # collectives._ColumnLinear.backward
+    tp_overlap=Overlap.WEIGHTS,  # collectives: _ColumnLinear.backward
     reduce_overlap=True,  # FSDP's hooks, a group per block
     gather_overlap=True,  # FSDP's hooks: the next block's weights are gathered while a block computes
-    send_overlap=True,  # pipeline.messages: receives are posted ahead, sends are waited for late
-    reduce_bytes=FP32_BYTES,  # sharding.apply_data_parallel
-    reduce_each=True,  # sharding.ShardedWeights.begin: zero 2 reduces after every microbatch
-    group_buffers=True,  # sharding.apply_data_parallel, a group per block
+    send_overlap=True,  # stage_to_stage_messages: receives are posted ahead, sends are waited for late
+    reduce_bytes=FP32_BYTES,  # fsdp_sharding: apply_data_parallel
+    reduce_each=True,  # fsdp_sharding: ShardedWeights.before_action: zero 2 reduces after every microbatch
+    group_buffers=True,  # fsdp_sharding: apply_data_parallel, a group per block
     loss_numbers=LOSS_NUMBERS,
     loss_bytes=LOSS_BYTES,
 )
@@ -171,9 +171,10 @@ def build_program(run: PlannedRun, hardware: Hardware) -> Program:
         pointwise=Pointwise.COMPILED if run.compiles else Pointwise.EAGER,
         fused_loss=not run.loss_bytes,
         tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # because: graphs wait for collectives
-        # sharding.ShardedWeights.done: FSDP does not see the second halves, so their gradients are reduced at the end
+        # fsdp_sharding: ShardedWeights.after_action: FSDP does not see the second halves, so their gradients are
+        # reduced at the end
         reduce_overlap=not run.parallel.splits_backward,
-        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # products.reset_gradient_totals
+        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # matrix_products: reset_gradient_totals
         fused_optimizer=run.optim.kind == "adamw",
         loss_bytes=run.loss_bytes, over_logits=not run.on_cpu,
     )

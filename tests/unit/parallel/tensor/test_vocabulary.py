@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from lmtrain.batch import IGNORED
 from lmtrain.kernels import cross_entropy
 from lmtrain.objectives.cross_entropy import count_hits as whole_hit_sum
-from lmtrain.parallel.tensor_parallel import count_hits, cross_entropy_sum, label_scores, rows_per_rank
+from lmtrain.parallel.tensor_parallel import count_hits, cross_entropy_sum, label_scores
+from lmtrain.placement.layers_and_shards_of_ranks import part_shape
+from lmtrain.spec import Cut, Split
 from tests.layouts.workers import Pool
 from tests.unit.parallel.cut_models import Record, distance, world_axis
 
@@ -27,6 +29,11 @@ def logits_and_labels(vocab_size: int, columns: int, dtype: torch.dtype) -> tupl
     labels = torch.randint(vocab_size, (4, 6), generator=generator)
     labels[1, 2:4] = labels[3] = IGNORED
     return logits, labels
+
+
+def rows_per_rank(num_rows: int, size: int) -> int:
+    """Of the vocabulary, padded until every rank has as many."""
+    return part_shape((num_rows,), Cut(Split.VOCAB), size)[0]
 
 
 def losses(vocab_size: int, dtype: str, chunk_elements: int, z_loss: float = 0.0) -> list[float]:
