@@ -94,7 +94,7 @@ class Model:
     @property
     def num_parameters(self) -> int:
         """The number of parameters; tied weights count once, rows that pad the vocabulary not at all."""
-        return self._model.num_parameters
+        return self.settings.num_parameters
 
     @property
     def seq_len(self) -> int:

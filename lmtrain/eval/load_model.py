@@ -15,7 +15,8 @@ import torch
 from lmtrain.checkpoint.saved_model_description import ModelSource, check_causal, checkpoint_source
 from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.eval.score_targets import Subject, check_vocabulary
+from lmtrain.errors import DataError
+from lmtrain.eval.score_targets import Subject
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh
@@ -73,5 +74,14 @@ def load_source(
     )
     check_vocabulary(subject)
     return LoadedModel(
-        subject=subject, facts=source.facts | {"parameters": model.num_parameters, "device": device_name(device)}
+        subject=subject, facts=source.facts | {"parameters": settings.num_parameters, "device": device_name(device)}
     )
+
+
+def check_vocabulary(subject: Subject) -> None:
+    """Raise DataError if the model's tokenizer has more tokens than the model's vocabulary."""
+    if subject.tokenizer.vocab_size > subject.vocab_size:
+        raise DataError(
+            f"The tokenizer has {subject.tokenizer.vocab_size} tokens, but the model only {subject.vocab_size}. "
+            "Evaluate a checkpoint with the tokenizer that it was trained with."
+        )

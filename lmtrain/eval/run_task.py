@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.score_targets import AnswerCache, Scorer, SharedAnswers, Subject, TargetScores, check_vocabulary
+from lmtrain.eval.score_targets import AnswerCache, Scorer, SharedAnswers, Subject, TargetScores
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
     NOT_PUBLISHED,
@@ -136,7 +136,6 @@ def run(
     `score`.
     """
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
-    check_vocabulary(subject)
     window = choose_window(task, subject.seq_len, seq_len)
     prepared, name = prepare(
         task,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.errors import DataError, NonFiniteLossError, OutOfMemoryError
+from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.layout import ONE_PROCESS
 from lmtrain.runtime.processes.fault_injection import fault_point
@@ -77,15 +77,6 @@ class Subject:
     layout: str = ONE_PROCESS
     causal: bool = True  # False: predicts masked tokens from both sides
     pairs: bool = False  # can classify whether one segment follows another
-
-
-def check_vocabulary(subject: Subject) -> None:
-    """Raise DataError if the model's tokenizer has more tokens than the model's vocabulary."""
-    if subject.tokenizer.vocab_size > subject.vocab_size:
-        raise DataError(
-            f"The tokenizer has {subject.tokenizer.vocab_size} tokens, but the model only {subject.vocab_size}. "
-            "Evaluate a checkpoint with the tokenizer that it was trained with."
-        )
 
 
 @dataclass(frozen=True)

@@ -125,11 +125,6 @@ class ParallelModel(Inference):
         return self.objective.num_sums
 
     @property
-    def num_parameters(self) -> int:
-        """The number of parameters of the whole model, without padding."""
-        return self.settings.num_parameters
-
-    @property
     def whole_tensors(self) -> WholeTensors:
         """The interface by which an optimizer gathers, sums over and shards whole weights, for this layout."""
         if self.mesh.world.size > 1:

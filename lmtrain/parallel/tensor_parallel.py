@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED
 from lmtrain.errors import LayoutError
 from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statistics
-from lmtrain.layout import format_choices
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
@@ -44,7 +43,6 @@ from lmtrain.parallel.collectives import (
 from lmtrain.parallel.linear_matrix_products import SummingModule
 from lmtrain.parallel.mesh import Axis
 from lmtrain.placement.layers_and_shards_of_ranks import part_shape
-from lmtrain.placement.parallel_settings import tp_sizes
 from lmtrain.spec import Cut, LanguageModel, Split
 
 HEAD_ROWS = 256  # because: for GPT-2's vocabulary the fp32 logits are 50 MB, and the head's product stays efficient
@@ -53,19 +51,13 @@ EXP_ROWS = 16  # because: the intermediate results of 16 rows fit a core's cache
 
 def apply_tensor_parallel(model: LanguageModel, tp: Axis, *, sequence_parallel: bool) -> str | None:
     """Replace the modules of a model, in place, by modules with this tensor-parallel rank's part of their weights.
-    Return a line for the log, or None if the axis `tp` has a single rank. Raise LayoutError if tp does not divide the
-    heads or the feed-forward width.
+    Return a line for the log, or None if the axis `tp` has a single rank. The layout was checked against the model's
+    settings (`check_layout`).
     """
     if tp.size == 1:
         return None
     assert isinstance(model, nn.Module)
     shape, cuts, num_sharded = model.shape, model.cuts(), 0
-    # because: settings are checked earlier, but not those of callers without settings
-    if tp.size not in (legal := tp_sizes(shape)):
-        raise LayoutError(
-            f"parallel.tp={tp.size} does not divide model.num_heads={shape.num_heads}, "
-            f"num_kv_heads={shape.num_kv_heads} or ffn_width={shape.ffn_width}. Use {format_choices(legal)}."
-        )
     for module in model.modules():
         if isinstance(module, Attention):
             module.queries_per_key = shape.num_heads // max(shape.num_kv_heads, tp.size)

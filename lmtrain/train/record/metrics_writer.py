@@ -148,7 +148,7 @@ def open_view(
     """
     title = {
         "run": str(Path(config.run.dir)),
-        "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
+        "model": f"{inputs.model.kind} {format_count(model.settings.num_parameters)} parameters",
         "device": f"{device} {config.precision.kind}",
         "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
     } | ({"layout": config.parallel.layout_text} if model.mesh.world.size > 1 else {})

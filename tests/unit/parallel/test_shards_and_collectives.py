@@ -127,7 +127,7 @@ def load_and_look(parallel: dict[str, Any]) -> dict[str, Any]:
     logits = built.logits(Batch(tokens, tokens))
     # because: a product of fewer rows may sum in another order, on some processors
     torch.testing.assert_close(built.logits(Batch(tokens, tokens), keep), logits[keep], rtol=1e-6, atol=1e-6)
-    return {"empty": empty.abs().max().item(), "logits": logits.tolist(), "count": built.num_parameters}
+    return {"empty": empty.abs().max().item(), "logits": logits.tolist(), "count": built.settings.num_parameters}
 
 
 @pytest.mark.parametrize(
