@@ -102,18 +102,17 @@ def render(result: Result, model: dict[str, Any], *, full: bool = False) -> Rend
     """Return a result as tables for the terminal. `model` has the facts about the model to show, such as its
     checkpoint. `full` shows everything that the JSON file has instead of a summary.
     """
-    published = result.notes.get(NOT_PUBLISHED)
-    limit, few = result.limit, ""
-    if limit is not None:
-        few = f"PARTIAL: the first {plural(limit, 'item', f'{limit:,}')}"
-    headline = _TextPieces(
-        Text(result.protocol, "bold"),
-        Text(few, "bold yellow"),
-        Text("" if published is None else f"NOT OF {published} AS PUBLISHED", "bold yellow"),
-        Text(f"{result.headline} {format_measure(result.headline, result.measures[result.headline])}", "bold green"),
-        Text(_interval_text(result, result.headline)),
-    )
-    parts: list[RenderableType] = [headline]
+    published, headline, limit = result.notes.get(NOT_PUBLISHED), result.headline, result.limit
+    few = "" if limit is None else f"PARTIAL: the first {plural(limit, 'item', f'{limit:,}')}"
+    parts: list[RenderableType] = [
+        _TextPieces(
+            Text(result.protocol, "bold"),
+            Text(few, "bold yellow"),
+            Text("" if published is None else f"NOT OF {published} AS PUBLISHED", "bold yellow"),
+            Text(f"{headline} {format_measure(headline, result.measures[headline])}", "bold green"),
+            Text(_interval_text(result, headline)),
+        )
+    ]
     if full:
         parts.append(_measures_table(result))
     if result.baselines:

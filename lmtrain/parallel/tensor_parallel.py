@@ -68,8 +68,7 @@ def apply_tensor_parallel(model: LanguageModel, tp: Axis, *, sequence_parallel: 
             model.set_submodule(path, replacement)
             num_sharded += cut.split is not Split.NONE
     apply_ties(model)
-    sequence = ", sequence parallel" if sequence_parallel else ""
-    return f"tensor parallel over {tp.size}: {num_sharded} modules{sequence}"
+    return f"tensor parallel over {tp.size}: {num_sharded} modules{', sequence parallel' * sequence_parallel}"
 
 
 def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bool) -> nn.Module | None:

@@ -112,7 +112,7 @@ def measure(made: State, folder: Path, pairs: int, source: str) -> dict[str, Any
                 flush=True,
             )
     return {
-        "parameters": made.model.num_parameters, "bytes": num_bytes, "threads": torch.get_num_threads(),
+        "parameters": made.model.settings.num_parameters, "bytes": num_bytes, "threads": torch.get_num_threads(),
         "copy_s": copies, "pause_s": pauses,
         "pause_over_copy": statistics.median(pauses) / statistics.median(copies),
         "dd_s": dds, "write_s": saves, "speed_over_dd": statistics.median(dds) / statistics.median(saves),

@@ -205,8 +205,9 @@ class Pipeline:
     def _open_mailbox(self, message_plan: MessagePlan, hidden_shapes: Sequence[Shape]) -> Mailbox:
         """Create the mailbox of a run of the schedule, with a message shape per micro-batch."""
         template = torch.empty(0, dtype=self.dtype, device=self.device)
-        groups = self.direction_groups
-        return Mailbox(message_plan, hidden_shapes, template, self.mesh, groups, split_over_tp=self.split_over_tp)
+        return Mailbox(
+            message_plan, hidden_shapes, template, self.mesh, self.direction_groups, split_over_tp=self.split_over_tp
+        )
 
     def _receive_input(self, mailbox: Mailbox, action: Action) -> Tensor | None:
         """Return the hidden states that the previous stage sent for the forward `action`, as a leaf for autograd; None

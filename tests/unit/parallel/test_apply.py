@@ -102,7 +102,6 @@ def test_pieces_hold_true_rows_once() -> None:
     pieces = {piece.name: piece for piece in model_of().pieces()}
     assert pieces["model.embedding.token.weight"].global_shape == (13, 16)
     assert "model.head.weight" not in pieces  # tied: counted and saved under its first name
-    assert model_of().num_parameters == SETTINGS.num_parameters
 
 
 def test_no_seed_leaves_zeros_to_be_loaded() -> None:

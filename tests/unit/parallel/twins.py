@@ -21,9 +21,9 @@ from torch.distributed.pipelining import (
 from lmtrain.layout import Layout
 from lmtrain.parallel.linear_matrix_products import apply_summing_linears
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline.execute_schedule import Pipeline
+from lmtrain.parallel.pipeline.execute_schedule import Pipeline, TrainingObserver
+from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.schedules.table import Action
 
 CPU = torch.device("cpu")
 STAGES, ROWS, LENGTH, WIDTH = 4, 2, 3, 6
@@ -67,14 +67,10 @@ def run_ours(schedule: str, layout: Layout, stages: Stages, xs: tuple[Tensor, ..
 
     mesh = build_mesh(layout, CPU, 60.0)
     pipeline = Pipeline(schedule_named(schedule), mesh, torch.float32, CPU, split_over_tp=False)
-    shares = pipeline.train(len(xs), compute, (ROWS, LENGTH, WIDTH), 1.0, Nobody())
+    observer = TrainingObserver(MasterWeights({}, torch.float32), len(xs))
+    shares = pipeline.train(len(xs), compute, (ROWS, LENGTH, WIDTH), 1.0, observer)
     pipeline.wait_for_sends()
     return [shares[index].item() for index in sorted(shares)]
-
-
-class Nobody:
-    def before_action(self, action: Action) -> None: ...
-    def after_action(self, action: Action) -> None: ...
 
 
 class Part(PipelineStage):
