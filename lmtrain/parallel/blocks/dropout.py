@@ -6,7 +6,7 @@ hold different activations they must draw different numbers:
 
     sharded sequence          every activation is split          each rank has its own random numbers
     whole sequence, tp > 1    residual and embedding are whole   torch's own generator is equal on all tp ranks
-                              attention's heads are split        each rank has its own for each core, see SplitCore
+                              attention's heads are split        each rank has its own for each core: RankDropoutCore
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from lmtrain.runtime.random_seeds import derive_seed
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The step, micro-batch and pipeline stage that, with the seed, determine the random numbers of a forward."""
+    """The step and micro-batch that, with the seed and a module's path, determine the dropout of an attention core."""
 
     step: int
     number: int  # index among all dp ranks' micro-batches of the step
-    stage: int = 0
 
 
 class DropoutSeeds:
@@ -49,7 +48,7 @@ class DropoutSeeds:
         Micro-batches are numbered as the loader deals samples to dp ranks, so that a single process with all of these
         micro-batches draws the same masks.
         """
-        self.current = Microbatch(step, microbatch * self.dp.size + self.dp.index, stage)
+        self.current = Microbatch(step, microbatch * self.dp.size + self.dp.index)
         if self.uses_dropout:
             at: tuple[int | str, ...] = ("tp", self.tp.index) if self.varies_by_rank else ()
             at += ("stage", stage) if stage else ()

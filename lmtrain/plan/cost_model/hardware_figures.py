@@ -2,9 +2,9 @@
 
 A `Hardware` is a device, the links within a node and the network between nodes, read from `conf/hardware/*.yaml`, where
 each figure names its source. Each factor has a name, a range and a meaning. Factors belong to all machines and programs
-alike, to a generation of devices or to a property of a program, never to a single run. `FACTORS` holds the values
-assumed before fitting; fitted.yaml, beside this file, the values fitted to published runs. Called by code that prices
-runs or fits factors.
+alike, to a generation of devices or to a property of a program, never to a single run. `TIME_FACTORS` and
+`MEMORY_FACTORS` hold the values assumed before fitting; fitted.yaml, beside this file, the values fitted to published
+runs. Called by code that prices runs or fits factors.
 """
 
 from __future__ import annotations
