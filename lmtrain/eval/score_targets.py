@@ -325,7 +325,7 @@ def collate_masked(requests: Sequence[Request]) -> Batch:
 def num_padding(requests: list[Request], *, packs: bool) -> int:
     """Return the number of padding tokens in the requests' batch."""
     rows, width = _row_layout(requests, packs=packs)
-    return len(rows) * width - sum(request.num_fed for request in requests)
+    return len(rows) * width - _num_fed(requests)
 
 
 def _row_layout(requests: list[Request], *, packs: bool) -> tuple[list[list[Request]], int]:

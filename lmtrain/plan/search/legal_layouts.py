@@ -138,9 +138,6 @@ class LayoutSpace:
     def __len__(self) -> int:
         return len(self._rows[0])
 
-    def __iter__(self) -> Iterator[PlannedRun]:
-        return (self.run_at(row) for row in range(len(self)))
-
     def run_at(self, row: int) -> PlannedRun:
         """Return the run with layout number `row` of the space."""
         settings: LayoutSettings = {}

@@ -95,32 +95,37 @@ def test_the_same_in_larger_worlds(model: GPTSettings, world_size: int, batch: i
 def test_a_batch_that_grows_is_shared_out_on_the_way_too() -> None:
     few = replace(run_of(SMALL, 8), rampup=RampUpSettings(start=2, increment=2, samples=10))
     _compare(few, 2)
-    assert {one.micro_batch * one.parallel.layout.dp for one in legal_layouts(few, 2, h100())} == {1, 2}
+    assert {one.micro_batch * one.parallel.layout.dp for one in offered(few, 2)} == {1, 2}
 
 
 def test_checkpoints_of_what_is_offered_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    every, run = legal_layouts(run_of(SMALL, 4), 2, h100()), replace(run_of(SMALL, 4), saves=True)
+    every, run = offered(run_of(SMALL, 4), 2), replace(run_of(SMALL, 4), saves=True)
     monkeypatch.setattr(checkpoint_format, "MAX_PIECES", 300)
     _compare(run, 2)
-    few = {one.parallel.dp_shard * one.parallel.tp for one in legal_layouts(run, 2, h100())}
+    few = {one.parallel.dp_shard * one.parallel.tp for one in offered(run, 2)}
     assert few < {one.parallel.dp_shard * one.parallel.tp for one in every}
 
 
+def offered(run: PlannedRun, world_size: int, fixed: dict[str, Any] | None = None) -> list[PlannedRun]:
+    space = legal_layouts(run, world_size, h100(), fixed)
+    return [space.run_at(row) for row in range(len(space))]
+
+
 def _compare(run: PlannedRun, world_size: int) -> None:
-    offered = [key(one) for one in legal_layouts(run, world_size, h100())]
+    keys = [key(one) for one in offered(run, world_size)]
     accepted = set(every_combination(run, world_size))
-    assert len(offered) == len(set(offered)) > 0
-    assert set(offered) == accepted
+    assert len(keys) == len(set(keys)) > 0
+    assert set(keys) == accepted
 
 
 def test_a_batch_that_no_copies_can_share_leaves_what_has_none() -> None:
-    assert {one.parallel.layout.dp for one in legal_layouts(run_of(SMALL, 1), 4, h100())} == {1}
+    assert {one.parallel.layout.dp for one in offered(run_of(SMALL, 1), 4)} == {1}
     assert len(legal_layouts(run_of(replace(SMALL, num_layers=1, num_heads=1, num_kv_heads=1), 1), 4, h100())) == 0
 
 
 def test_what_is_given_is_kept() -> None:
     fixed = {"tp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2}
-    found = list(legal_layouts(run_of(SMALL, 8), 8, h100(), fixed))
+    found = offered(run_of(SMALL, 8), 8, fixed)
     assert {one.parallel.tp for one in found} == {2}
     assert {(one.parallel.dp_shard, one.parallel.zero, one.micro_batch) for one in found} == {(2, 3, 2)}
     assert {one.parallel.pp for one in found} == {1, 2}
