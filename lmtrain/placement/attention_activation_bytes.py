@@ -1,7 +1,7 @@
 """The memory of attention in bytes: what a layer keeps of queries, keys, values, scores and masks. Torch-free.
 
-Called by memory_estimate, and by code that asks which form a mask has. Layers of a pattern differ: each kind has its
-own sizes.
+Called by weight_and_activation_bytes, and by code that asks which form a mask has. Layers of a pattern differ: each
+kind has its own sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Simulation of a run's pipeline: every action of its schedule, with each stage's own layers and collectives.
 
-Called for layouts that are shown or chosen; price.step_time.makespan is the closed form for thousands of layouts.
+Called for layouts that are shown or chosen; step_time_and_energy.makespan is the closed form for thousands of layouts.
 Collectives run when FSDP runs them (parallel/weights/fsdp_sharding); they are hidden only as far as the schedule itself
 hides them.
 """

@@ -4,8 +4,8 @@ The settings' own rules decide what is legal and are never restated here. Each r
 time, since no rule connects, for example, stages with shards; tests/unit/plan/test_layout_space.py applies all rules to
 every combination and compares. A million layouts share a few thousand choices of stages, replicas, sequence
 parallelism, micro-batches and recompute. Each choice is a row of a SettingsTable and becomes a Case once; an array for
-a million layouts is picked from the table that decides the array. Called by ranking and its readers, and by a run that
-leaves its layout open.
+a million layouts is picked from the table that decides the array. Called by rank_layouts and its readers, and by a run
+that leaves its layout open.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Ranking of all layouts of a search by seconds, bytes and joules, fastest first. Torch-free.
 
-Called by predict_layout, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all
+Called by predict_layout_cost, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all
 layouts come from a closed form (closed_form_memory), which is within 10% for most layouts and far off for some; a
-layout is reported to fit only after the bytes of its ranks were counted (run_memory). A layout far from fitting is not
-timed. Seconds of all layouts come from a closed form too; the pipelines of the first layouts are simulated (replayed),
-until each of these has a simulated time.
+layout is reported to fit only after the bytes of its ranks were counted (rank_memory_by_purpose). A layout far from
+fitting is not timed. Seconds of all layouts come from a closed form too; the pipelines of the first layouts are
+simulated (replayed), until each of these has a simulated time.
 """
 
 from __future__ import annotations
