@@ -41,12 +41,15 @@ _BERT_SETTINGS = (
 )  # fmt: skip
 _GEMMA_NORMALIZER = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _GEMMA_SPLITTER = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-_GEMMA_TOKENS = {
-    "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"
-}  # fmt: skip
-_QWEN_TOKENS = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>")
-_NEOX_TOKENS = {
-    **dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"), "pad_token": "<|padding|>"
+# The special tokens that a class of transformers adds where tokenizer_config.json names none, by role.
+_ADDED_TOKENS = {
+    "GemmaTokenizer": {
+        "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"
+    },
+    "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
+    "GPTNeoXTokenizer": {
+        **dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"), "pad_token": "<|padding|>"
+    },
 }  # fmt: skip
 _LLAMA_SPLITTER = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
 
@@ -152,36 +155,34 @@ def _takes_tokenizer_json(class_name: str, config: Mapping[str, Any], tree: Mapp
     most classes of transformers 5 build a tokenizer anew from its vocabulary, by the rules of their first model.
     """
     normalizer, splitter = tree["normalizer"] or {}, tree["pre_tokenizer"] or {}
-    if _contradictions(class_name, config, tree):
+    if _contradictions(class_name, config, tree) or not _has_tokens(class_name, config, tree):
         return False
+    adds_nothing = (tree.get("post_processor") or {}).get("type") in (None, "ByteLevel")
+    is_byte_level = splitter.get("type") == "ByteLevel" and splitter["use_regex"]
     match class_name:
         case "PreTrainedTokenizer":
             return True
         case "LlamaTokenizer":
             return not normalizer and splitter == _LLAMA_SPLITTER and config.get("add_prefix_space") is None
         case "GPT2Tokenizer":
-            return not normalizer and splitter.get("type") == "ByteLevel" and splitter["use_regex"]
+            return not normalizer and is_byte_level
         case "Qwen2Tokenizer":
-            is_plain = _is_qwen_tokenizer(tree) and not config.get("add_prefix_space")
-            return is_plain and _has_tokens(_QWEN_TOKENS, config, tree)
+            return adds_nothing and _is_qwen_tokenizer(tree) and not config.get("add_prefix_space")
         case "BertTokenizer":
             is_clean = normalizer.get("type") == "BertNormalizer" and normalizer["clean_text"]
             return is_clean and splitter.get("type") == "BertPreTokenizer"
         case "GemmaTokenizer":
-            is_plain = normalizer == _GEMMA_NORMALIZER and splitter == _GEMMA_SPLITTER
-            return is_plain and _has_tokens(_GEMMA_TOKENS, config, tree)
+            return normalizer == _GEMMA_NORMALIZER and splitter == _GEMMA_SPLITTER
         case "GPTNeoXTokenizer":
-            is_plain = normalizer == {"type": "NFC"} and splitter.get("type") == "ByteLevel" and splitter["use_regex"]
-            begins = (tree["post_processor"] or {}).get("type") not in (None, "ByteLevel")
-            return is_plain and not begins and _has_tokens(_NEOX_TOKENS, config, tree)
+            return normalizer == {"type": "NFC"} and is_byte_level and adds_nothing
     return False
 
 
-def _has_tokens(usual: Mapping[str, str], config: Mapping[str, Any], tree: Mapping[str, Any]) -> bool:
-    """Return whether the tokenizer.json `tree` has the special tokens that a class of transformers adds where
-    tokenizer_config.json names none: `usual`, by role. A missing one would become an id beyond the model's vocabulary.
+def _has_tokens(class_name: str, config: Mapping[str, Any], tree: Mapping[str, Any]) -> bool:
+    """Return whether the tokenizer.json `tree` has the special tokens that a class of transformers adds. A missing one
+    would become an id beyond the model's vocabulary.
     """
-    added = {token["content"] for token in tree["added_tokens"]}
+    added, usual = {token["content"] for token in tree["added_tokens"]}, _ADDED_TOKENS.get(class_name, {})
     return all(token in added for role, token in usual.items() if config.get(role) is None)
 
 
@@ -189,8 +190,7 @@ def _is_qwen_tokenizer(tree: Mapping[str, Any]) -> bool:
     """Return whether a tokenizer.json is of the kind of Qwen 2 to 3: NFC, their pattern, plain byte-level BPE."""
     switches = ("ignore_merges", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
     model = tree["model"]
-    begins = (tree["post_processor"] or {}).get("type") not in (None, "ByteLevel")
-    is_plain = model["type"] == "BPE" and not begins and not any(model.get(switch) for switch in switches)
+    is_plain = model["type"] == "BPE" and not any(model.get(switch) for switch in switches)
     return is_plain and tree["normalizer"] == {"type": "NFC"} and bpe_pattern(tree["pre_tokenizer"]) == "qwen2"
 
 
