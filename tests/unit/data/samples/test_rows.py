@@ -112,6 +112,20 @@ def test_reading_runs(dtype: type[np.integer], seq_len: int, limit: int, data: s
         assert known == all(0 <= token < limit for token in all_rows.ravel().tolist())
 
 
+@pytest.mark.parametrize("wrong", [-1, 100])
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_an_id_outside_the_vocabulary_is_noticed_at_any_place(place: int, wrong: int) -> None:
+    """Also as the first token of a row, which is no label, and as the last, which is nothing else."""
+    tokens = np.zeros(4, np.int32)
+    tokens[place] = wrong
+    first, size = np.array([0]), np.array([4])
+    for *_, known in (
+        read_rows(tokens, first, 3, 100), read_rows_twin(tokens, first, 3, 100),
+        read_runs(tokens, first, size, 1, 3, 100), read_runs_twin(tokens, first, size, 1, 3, 100),
+    ):  # fmt: skip
+        assert not known
+
+
 @pytest.mark.parametrize("function", [read_runs, read_runs_twin])
 @pytest.mark.parametrize(
     ("start", "size", "num"),
