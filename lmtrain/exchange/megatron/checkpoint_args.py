@@ -80,15 +80,14 @@ def _plain_value(value: Any) -> Any:
 
 
 def settings_from_arguments(
-    get_argument: GetArgument | None, facts: WeightFacts, vocab_size: int, overrides: Mapping[str, object],
-    where: object,
-) -> ModelSettings:
-    """Return lmtrain's settings of a Megatron-LM model. `get_argument` returns its arguments by name, and is None if a
-    checkpoint (of 2019) has none. `facts` come from its weights, `overrides` are settings that the user gives, `where`
-    is the folder. Raise CheckpointError for a model that lmtrain does not compute, and SettingsError for an override
-    without an effect.
+    argument: GetArgument, facts: WeightFacts, vocab_size: int, overrides: Mapping[str, object], where: object, *,
+    has_arguments: bool = True,
+) -> ModelSettings:  # fmt: skip
+    """Return lmtrain's settings of a Megatron-LM model. `argument` returns its arguments by name; a checkpoint of 2019
+    has none, for which `has_arguments` is False. `facts` come from its weights, `overrides` are settings that the user
+    gives, `where` is the folder. Raise CheckpointError for a model that lmtrain does not compute, and SettingsError for
+    an override without an effect.
     """
-    argument: GetArgument = get_argument or (lambda name, default=None: default)
     problems = [
         f"--{name.replace('_', '-')} {shorten(show(value))} would have to be {show(allowed[0])}"
         for name, allowed in (_REQUIRED_ARGUMENTS | (_REQUIRED_OF_ENCODERS if facts.is_encoder else {})).items()
@@ -123,7 +122,7 @@ def settings_from_arguments(
             "norm_bias": True if facts.norm_has_bias and facts.bias != "all" else None,
             "activation": "silu" if gated else "relu2" if is_squared else gelu, "gated": gated,
             "tied": not argument("untie_embeddings_and_output_weights", False)
-            and not (get_argument is None and facts.has_output),
+            and (has_arguments or not facts.has_output),
         }  # fmt: skip
         positions = _kind_of_positions(argument) if states_positions else "rope" if rotary else "learned_absolute"
         values |= words_from_arguments(

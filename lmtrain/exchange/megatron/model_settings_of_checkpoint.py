@@ -15,6 +15,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import DTYPES
 from lmtrain.errors import CheckpointError, join_few, shorten
 from lmtrain.exchange.megatron.checkpoint_args import WeightFacts, argument_getter, settings_from_arguments
 from lmtrain.exchange.megatron.checkpoint_folder import MegatronCheckpoint, WeightPart, open_megatron
+from lmtrain.exchange.torch_files.safe_pickle import CallRecord
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.spec import Cut, Split
 
@@ -79,22 +80,22 @@ def read_megatron_model(
     source = open_megatron(folder)
     facts = _weight_facts(source)
     arguments_read = set[str]()
-    read_argument = argument_getter(source.args) if source.args is not None else None
+    read_argument = argument_getter(source.args or CallRecord(None))
 
     def get_argument(name: str, default: Any = None) -> Any:
-        assert read_argument is not None
         arguments_read.add(name)
         return read_argument(name, default)
 
-    get = get_argument if read_argument is not None else None
-    claimed_vocab = get("vocab_size") if get is not None else None
+    claimed_vocab = get_argument("vocab_size")
     vocab_size = claimed_vocab if type(claimed_vocab) is int else tokenizer_vocab_size
     if vocab_size is None:
         raise CheckpointError(
             f"{source.path} does not give the size of its vocabulary, as old files do not. Import it with its "
             f"tokenizer: lmtrain import {folder} --tokenizer PATH --output DIR."
         )
-    settings = settings_from_arguments(get, facts, vocab_size, dict(overrides), source.path)
+    settings = settings_from_arguments(
+        get_argument, facts, vocab_size, dict(overrides), source.path, has_arguments=source.args is not None
+    )
     if settings.shape.num_layers != facts.num_layers or settings.num_parameters > source.num_bytes:
         # because: the weights of a model are listed by name before they are looked for
         raise CheckpointError(

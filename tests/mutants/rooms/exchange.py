@@ -25,8 +25,8 @@ MUTANTS = [
         name="padding_becomes_part_of_the_vocabulary",
         file="lmtrain/exchange/megatron/model_settings_of_checkpoint.py",
         function="read_megatron_model",
-        old='claimed_vocab = get("vocab_size") if get is not None else None',
-        new='claimed_vocab = get("padded_vocab_size") if get is not None else None',
+        old='claimed_vocab = get_argument("vocab_size")',
+        new='claimed_vocab = get_argument("padded_vocab_size")',
         breaks="Rows that pad Megatron's vocabulary become tokens, which take a share of every softmax and can be "
         "generated.",
         only_for="checkpoints whose vocabulary is no multiple of 128 x tp",
