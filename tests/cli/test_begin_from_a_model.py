@@ -99,6 +99,8 @@ def test_from_run_of_an_import_is_init_from(toy: Toy, models: Models, tmp_path: 
     assert "is an imported model" in said
     said = lmtrain("pretrain", "--from-run", models.hf, *typed, code=2)
     assert "is a Hugging Face folder, and not a run. Begin a run from its weights with checkpoint.init_from=" in said
+    plans = lmtrain("pretrain", "-m", "--from-run", models.imported, *typed, "train.seed=1,2", "--dry-run")
+    assert f"{tmp_path / 'a' / 'train.seed_2'}" in plans
     lmtrain("pretrain", "--from-run", models.imported, *typed)
     assert "at step 2" in lmtrain("pretrain", "--from-run", models.imported, *typed, "train.steps=3")
     assert len(losses(tmp_path / "a")) == 3

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from lmtrain.cli.inspect.run_view import finite_or_none, format_loss
-from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run
+from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run, imported_checkpoint
 from lmtrain.cli.pretrain.print_summary import print_plan_facts
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
@@ -154,9 +154,12 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
         rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
         jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
     _place_text_datasets(jobs, partial(compose_run, from_run=from_run, config_dir=config_dir, name=config_name))
-    folder = Path(jobs[0].config.run.dir).resolve()
-    is_source_folder = from_run is not None and folder == SourceRun.find(from_run).run.resolve()
-    if is_source_folder and jobs[0].changed:
+    if (
+        from_run is not None
+        and imported_checkpoint(from_run) is None
+        and Path(jobs[0].config.run.dir).resolve() == SourceRun.find(from_run).run.resolve()
+        and jobs[0].changed
+    ):
         raise UsageError(
             f"-m makes several runs, and they cannot use the folder of --from-run={from_run}. Add run.dir=DIR, a "
             "folder for the new runs."
