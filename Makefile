@@ -208,7 +208,7 @@ check: $(VENV)/.tested  ## formatting rules and types
 .PHONY: docs
 docs: $(VENV)/.documented  ## regenerate the reference pages and build the site into site/
 	$(BIN)/python -m lmtrain.cli.reference docs/reference
-	$(BIN)/python -m lmtrain.cli.plan.presets_page docs/reference
+	$(BIN)/python -m lmtrain.cli.plan.model_presets_page docs/reference
 	$(BIN)/mkdocs build --quiet --strict -f .mkdocs.yml -d site
 
 .PHONY: bench

@@ -33,8 +33,8 @@ from data_tools.corpus.flow.corpus_step_runner import (
     to_line,
 )
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
+from data_tools.read.cut_files_into_chunks import WHOLE_PART
 from data_tools.read.find_input_files import Inputs
-from data_tools.read.input_chunks import WHOLE_PART
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.tokenizer.text_from_json_lines import Document

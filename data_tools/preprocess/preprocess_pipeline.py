@@ -28,8 +28,8 @@ from data_tools.preprocess.encode_documents import (
 )
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.resumable_dataset_writer import OutputNames, Outputs, Totals
+from data_tools.read.cut_files_into_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.find_input_files import STDIN, Inputs, Source, TextSplit, find_sources
-from data_tools.read.input_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.parse_documents import (
     COMMAND_LINE,
     BadLine,

@@ -30,7 +30,7 @@ from typing import IO, Any
 import numpy as np
 
 from data_tools.preprocess.encode_documents import SequenceBatch
-from data_tools.read.input_chunks import START, ReadPosition
+from data_tools.read.cut_files_into_chunks import START, ReadPosition
 from lmtrain.data.store.dataset_writer import (
     DatasetSpool,
     SpoolState,

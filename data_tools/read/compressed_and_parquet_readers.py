@@ -1,8 +1,8 @@
 """Sequential readers: compressed files, archives and pipes as streams of bytes, .parquet as rows.
 
-Called by input_chunks.py and corpora. An archive may be hostile: decompression bombs are detected after 64 MiB, and no
-output step is larger than the input can make a single step of the decompressor. A truncated archive is reported as
-damaged, not as short.
+Called by cut_files_into_chunks.py and corpora. An archive may be hostile: decompression bombs are detected after 64
+MiB, and no output step is larger than the input can make a single step of the decompressor. A truncated archive is
+reported as damaged, not as short.
 
 `archive_contents` yields the files within a file: the requested members of a zip or tar archive, else the file itself,
 decompressed if it is compressed. The kind of a file is detected from its first bytes. No name in an archive becomes a

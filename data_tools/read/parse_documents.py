@@ -30,8 +30,16 @@ from typing import Any
 
 import numpy as np
 
+from data_tools.read.cut_files_into_chunks import (
+    START,
+    Buffer,
+    Chunk,
+    MemoryBudget,
+    SizeLimits,
+    cut_portions,
+    read_lines,
+)
 from data_tools.read.find_input_files import STDIN, Source
-from data_tools.read.input_chunks import START, Buffer, Chunk, MemoryBudget, SizeLimits, cut_portions, read_lines
 from lmtrain.errors import DataError, join_few, shorten
 from lmtrain.runtime.files.atomic_files import read_errors
 from lmtrain.tokenizer.bulk_encoding import EncodedDocuments, Encoder

@@ -21,7 +21,7 @@ from multiprocessing import get_context, parent_process
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from data_tools.read.input_chunks import MemoryBudget, Portion, SizeLimits, StoppedError
+from data_tools.read.cut_files_into_chunks import MemoryBudget, Portion, SizeLimits, StoppedError
 from lmtrain.errors import OutOfMemoryError
 
 R = TypeVar("R", covariant=True)

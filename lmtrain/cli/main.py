@@ -24,7 +24,7 @@ from lmtrain import __version__
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error
 from lmtrain.cli.subcommands import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
-from lmtrain.runtime.files.explain_system_limits import limit_reached
+from lmtrain.runtime.files.explain_os_errors import limit_reached
 
 # because: depending on its version, typer bundles click under a name of its own or imports the package
 ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -161,8 +161,9 @@ def build_verb(name: str) -> Any:
     if hasattr(module, "app"):
         root.add_typer(module.app, name=name, help=HELP[name])
     else:
-        # because: pretrain_command.py is kept short for readers; its examples are in print_summary.py
-        examples_module = import_module("lmtrain.cli.pretrain.print_summary") if name == "pretrain" else module
+        # because: pretrain_command.py is kept short for readers
+        elsewhere = {"pretrain": "lmtrain.cli.pretrain.print_dry_run_and_summary"}
+        examples_module = import_module(elsewhere[name]) if name in elsewhere else module
         epilog = examples_epilog(examples_module.EXAMPLES) if hasattr(examples_module, "EXAMPLES") else None
         function_name = _FILES[name].rpartition(".")[2].removesuffix("_command")
         root.command(name=name, epilog=epilog)(getattr(module, _FUNCTIONS.get(name, function_name)))

@@ -31,7 +31,7 @@ from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, bl
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
 from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
-from lmtrain.data.training_data_and_sources import TrainingData, TrainingPart, ValidationSource
+from lmtrain.data.training_data_by_source import TrainingData, TrainingPart, ValidationSource
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
 from lmtrain.observe.terminal_safe_text import warn
 

@@ -28,7 +28,7 @@ from lmtrain.eval.task import (
     perplexity,
     sum_columns,
 )
-from lmtrain.eval.task_recipes.evaluation_text_facts import open_dataset
+from lmtrain.eval.task_recipes.hash_and_count_texts import open_dataset
 from lmtrain.eval.windows import Tokens
 from lmtrain.tokenizer.base import Tokenizer
 

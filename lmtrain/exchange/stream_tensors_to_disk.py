@@ -21,7 +21,7 @@ from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.stored_ema_weights import AVERAGE_PREFIX, OPTIMIZER_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
-from lmtrain.exchange.detect_changed_source_files import source_identity
+from lmtrain.exchange.check_imported_files_unchanged import source_identity
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.base import Tokenizer

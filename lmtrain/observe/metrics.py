@@ -23,7 +23,7 @@ from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runfolder.metrics_rows import read_metrics as read_metrics
 from lmtrain.runfolder.metrics_rows import to_json_data
 from lmtrain.runtime.files.atomic_files import json_bytes, open_output, storage_errors
-from lmtrain.runtime.files.explain_system_limits import limit_reached
+from lmtrain.runtime.files.explain_os_errors import limit_reached
 
 _TAIL_BYTES = 1 << 16
 EVENTS = ("start", "stage", "step", "valid", "eval", "save", "forecast", "memory", "stop")

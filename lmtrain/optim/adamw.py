@@ -13,7 +13,7 @@ from torch import Tensor
 from lmtrain.kernels import adamw as kernel
 from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
 from lmtrain.kernels.triton_availability import uses_fused_kernels
-from lmtrain.optim.adam_moments import (
+from lmtrain.optim.adam_update_direction import (
     SLOTS,
     UncompiledAdamW,
     UncompiledOptimizer,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmtrain.optim.adam_moments import SLOTS, UncompiledOptimizer, adam_directions, groups_with_gradients
+from lmtrain.optim.adam_update_direction import SLOTS, UncompiledOptimizer, adam_directions, groups_with_gradients
 from lmtrain.optim.groups import Groups
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors

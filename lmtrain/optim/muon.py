@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.optim import adam_moments
-from lmtrain.optim.adam_moments import (
+from lmtrain.optim import adam_update_direction
+from lmtrain.optim.adam_update_direction import (
     UncompiledOptimizer,
     adam_directions,
     groups_with_gradients,
@@ -46,7 +46,7 @@ class Muon(UncompiledOptimizer):
         split: Groups = []
         for group in groups:
             by_name = dict(zip(group["names"], group["params"], strict=True))
-            for hidden, slots in ((True, SLOTS), (False, adam_moments.SLOTS)):
+            for hidden, slots in ((True, SLOTS), (False, adam_update_direction.SLOTS)):
                 part = {name: p for name, p in by_name.items() if is_hidden_matrix(name, p.ndim) == hidden}
                 if part:
                     subgroup = build_group(part, group["weight_decay"])

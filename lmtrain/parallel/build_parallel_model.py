@@ -27,7 +27,7 @@ from lmtrain.parallel.device_and_precision_settings import (
     RecomputeSettings,
     SomeRecomputeSettings,
 )
-from lmtrain.parallel.initial_and_saved_shards import draw_initial_values
+from lmtrain.parallel.initialize_and_save_shards import draw_initial_values
 from lmtrain.parallel.linear_matrix_products import apply_summing_linears, can_sum_products, summing_modules
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel

@@ -18,7 +18,7 @@ from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference_scores_and_logits import Inference, split_into_chunks
-from lmtrain.parallel.initial_and_saved_shards import owned_pieces, pieces_of
+from lmtrain.parallel.initialize_and_save_shards import owned_pieces, pieces_of
 from lmtrain.parallel.pipeline.execute_schedule import TrainingObserver
 from lmtrain.parallel.weights.gather_weights_for_optimizer import ShardedTensors
 from lmtrain.parallel.weights.master_weights import LossScale

@@ -22,7 +22,7 @@ from lmtrain.plan.cost_model.hardware_figures import (
 )
 from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
-from lmtrain.plan.search.rank_layouts import CostModel
+from lmtrain.plan.search.order_layouts_by_speed import CostModel
 
 DATA_SHEET_FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 MACHINE_FACTORS = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")

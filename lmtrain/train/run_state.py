@@ -21,11 +21,11 @@ from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.data.data_settings import REST
 from lmtrain.data.loader import Loader
-from lmtrain.data.training_data_and_sources import TrainingPart, shown_sources, tokens_of_order
+from lmtrain.data.training_data_by_source import TrainingPart, shown_sources, tokens_of_order
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.measure.throughput import Throughput
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.training_view import RunView

@@ -17,7 +17,7 @@ from rich.console import Console
 from lmtrain.checkpoint.find_and_prune import clear_leftovers
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.data.loader import Loader
-from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.measure.current_phase import MESSAGES, PHASES, main
-from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.stragglers.find_slow_ranks import (
     MIN_EXCESS,
     MIN_EXCESS_S,

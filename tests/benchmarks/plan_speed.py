@@ -12,7 +12,7 @@ import time
 
 from lmtrain.cli.plan.layout_search import read_question
 from lmtrain.plan.search.legal_layouts import legal_layouts
-from lmtrain.plan.search.rank_layouts import CostModel, LayoutLimits, rank_layouts
+from lmtrain.plan.search.order_layouts_by_speed import CostModel, LayoutLimits, rank_layouts
 
 
 def main() -> None:

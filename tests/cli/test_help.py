@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from lmtrain.cli.main import app
-from lmtrain.cli.pretrain.print_summary import EXAMPLES
+from lmtrain.cli.pretrain.print_dry_run_and_summary import EXAMPLES
 from lmtrain.cli.reference import cli_page, list_commands
 from lmtrain.cli.subcommands import HELP, build_verb
 from tests.cli.harness import lmtrain

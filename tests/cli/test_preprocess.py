@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_tools.read import input_chunks
+from data_tools.read import cut_files_into_chunks
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from tests.cli.harness import Toy, lmtrain, start
 from tests.peak import peak_bytes
@@ -66,7 +66,7 @@ def test_a_text_is_one_document_or_one_of_each_part(toy: Toy, tmp_path: Path) ->
 def test_shards_are_measured_in_tokens(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1B is a billion of them and no byte."""
     # a shard may end after each slice
-    monkeypatch.setattr(input_chunks, "SizeLimits", partial(input_chunks.SizeLimits, slice_bytes=500))
+    monkeypatch.setattr(cut_files_into_chunks, "SizeLimits", partial(cut_files_into_chunks.SizeLimits, slice_bytes=500))
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "def f(x):\n    return x\n" * 9}) + "\n") * 40)
     common = ("preprocess", tmp_path / "a.jsonl", "--tokenizer", toy.tokenizer, "--workers", 1, "--json", "--output")
     for size, is_one in (("1B", True), ("1k", False)):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lmtrain.cli.plan.presets_page import presets_page
+from lmtrain.cli.plan.model_presets_page import presets_page
 from tests.cli.harness import lmtrain
 
 

@@ -8,11 +8,11 @@ from typing import Any
 MANY = "torch's public optimizers are made of _foreach_*: one kernel over many tensors, which has no public name"
 ALLOWED = {
     "lmtrain/optim/lamb.py": MANY,
-    "lmtrain/optim/adam_moments.py": MANY,
+    "lmtrain/optim/adam_update_direction.py": MANY,
     "lmtrain/optim/muon.py": MANY,
     "lmtrain/parallel/weights/reduce_and_clip_gradients.py": MANY,
     "lmtrain/parallel/weights/master_weights.py": MANY,
-    "lmtrain/parallel/initial_and_saved_shards.py": MANY,
+    "lmtrain/parallel/initialize_and_save_shards.py": MANY,
     "lmtrain/parallel/weights/weight_average.py": MANY,
     "lmtrain/parallel/blocks/recompute.py": "operators of fused attention, which recompute keeps by their names",
     "lmtrain/observe/hang_watch/rank_watchdog_client.py":

@@ -122,4 +122,5 @@ def test_a_second_printer_is_named(planted: Any, source: str, said: str) -> None
 def test_what_is_no_second_printer_passes(planted: Any) -> None:
     file = "import json\ndef f(path):\n    path.write_text(json.dumps({}))\n"
     report = "from rich.table import Table\nTable()\n"
-    assert second_printer_problems(planted({"lmtrain/cli/a.py": file, "lmtrain/eval/report.py": report})) == []
+    files = {"lmtrain/cli/a.py": file, "lmtrain/eval/print_evaluation_results.py": report}
+    assert second_printer_problems(planted(files)) == []

@@ -16,7 +16,7 @@ from rich.console import Console
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
 from lmtrain.data.sample_dataset_interface import ShuffledOrder
-from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
 from lmtrain.optim.weight_average_settings import WeightAverageSettings
 from lmtrain.parallel.mesh import build_mesh

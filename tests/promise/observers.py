@@ -32,7 +32,7 @@ from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.sample_dataset_interface import Dataset
 from lmtrain.data.samples import masked_language_samples, megatron_sample_order, packing
 from lmtrain.data.store import document_boundaries
-from lmtrain.data.training_data_and_sources import epoch_warnings
+from lmtrain.data.training_data_by_source import epoch_warnings
 from lmtrain.errors import DataError, LmtrainError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.metrics import read_metrics

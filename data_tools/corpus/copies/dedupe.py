@@ -27,8 +27,8 @@ import numpy.typing as npt
 from data_tools.corpus.flow.corpus_step_runner import Documents, SelectionStep, Tally, find_step_sources
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
 from data_tools.corpus.flow.word_ngram_hashes import ODD, Hashes, mix, shingles
+from data_tools.read.cut_files_into_chunks import WHOLE_PART, TaskPart
 from data_tools.read.find_input_files import Inputs
-from data_tools.read.input_chunks import WHOLE_PART, TaskPart
 from lmtrain import native
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.atomic_files import atomic_file, open_output, read_json, storage_errors, write_json

@@ -24,8 +24,16 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Protocol
 
+from data_tools.read.cut_files_into_chunks import (
+    START,
+    WHOLE_PART,
+    MemoryBudget,
+    Portion,
+    SizeLimits,
+    TaskPart,
+    cut_portions,
+)
 from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
-from data_tools.read.input_chunks import START, WHOLE_PART, MemoryBudget, Portion, SizeLimits, TaskPart, cut_portions
 from data_tools.read.parse_documents import BadLine, BadLines, ChunkBadLines, OnError, collect_bad_lines, read_content
 from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain.errors import DataError, MissingInputError, UsageError

@@ -180,7 +180,7 @@ def match(
 ) -> None:
     """Find near copies by their signatures, or with `--exact` mark exact copies: the second step of deduplication."""
     from data_tools.corpus.copies.dedupe import find_pairs, mark_exact
-    from data_tools.read.input_chunks import TaskPart
+    from data_tools.read.cut_files_into_chunks import TaskPart
 
     with _show_documents_done("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, TaskPart.parse(part))
@@ -325,7 +325,7 @@ def _step_options(
     workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
 ) -> StepOptions:
     from data_tools.corpus.flow.corpus_step_runner import ReadOptions, StepOptions
-    from data_tools.read.input_chunks import TaskPart
+    from data_tools.read.cut_files_into_chunks import TaskPart
     from data_tools.read.parse_documents import OnError
 
     if on_error not in ("stop", "skip"):

@@ -62,14 +62,14 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte of datasets and check their index, token ids and checksum; stop at the first damage."""
-    from lmtrain.data.store import merge_split_verify
+    from lmtrain.data.store import merge_split_verify_datasets
     from lmtrain.data.store.indexed_dataset import IndexedDataset
 
     facts = []
     for prefix in prefixes:
         dataset = IndexedDataset.open(prefix)
         with progress(f"reading {dataset.prefix}"):
-            facts.append({"dataset": str(dataset.prefix)} | merge_split_verify.verify(dataset))
+            facts.append({"dataset": str(dataset.prefix)} | merge_split_verify_datasets.verify(dataset))
         if not as_json:
             comparison = _describe_content_check(facts[-1])
             echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {comparison}")
@@ -85,10 +85,10 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Join datasets that have the same dtype and tokenizer into one; the counts in their sidecars are added up."""
-    from lmtrain.data.store import merge_split_verify
+    from lmtrain.data.store import merge_split_verify_datasets
 
     with progress(f"writing {output}", interrupted=_UNWRITTEN):
-        merge_split_verify.merge(prefixes, output, overwrite=overwrite)
+        merge_split_verify_datasets.merge(prefixes, output, overwrite=overwrite)
     _print_written([output], as_json)
 
 
@@ -107,11 +107,11 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Split a dataset at document borders into two or three datasets, each with its documents in the original order."""
-    from lmtrain.data.store import merge_split_verify
+    from lmtrain.data.store import merge_split_verify_datasets
 
     wanted = parse_numbers("--shares", shares, "Use shares such as --shares=98,2.")
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
-        merge_split_verify.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
+        merge_split_verify_datasets.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _print_written(output, as_json)
 
 
@@ -204,11 +204,11 @@ def decode(
 @app.command()
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Show how many documents a dataset has by length, as a histogram."""
-    from lmtrain.data.store import merge_split_verify
+    from lmtrain.data.store import merge_split_verify_datasets
     from lmtrain.data.store.indexed_dataset import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
-    counts, facts = merge_split_verify.length_histogram(dataset)
+    counts, facts = merge_split_verify_datasets.length_histogram(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
         return print_json(facts | {"lengths": bars})
@@ -387,7 +387,8 @@ def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
 
 def _describe_content_check(facts: dict[str, Any]) -> str:
     """Return the end of the sentence "dataset is whole: ..." that states what the verified content was compared with:
-    the sidecar's hash, the record of an earlier run, or nothing. `facts` is the report of `merge_split_verify.verify`.
+    the sidecar's hash, the record of an earlier run, or nothing. `facts` is the report of
+    `merge_split_verify_datasets.verify`.
     """
     if not facts["compared_with_sidecar"]:
         seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""

@@ -103,7 +103,7 @@ def preprocess(
     """
     from data_tools.preprocess import preprocess_pipeline
     from data_tools.preprocess.filters import Filters, parse_script
-    from data_tools.read.input_chunks import SizeLimits
+    from data_tools.read.cut_files_into_chunks import SizeLimits
     from data_tools.read.parse_documents import OnError
     from lmtrain.tokenizer.base import Tokenizer
 

@@ -218,7 +218,7 @@ def build_jobs(
     `data_options`. Raise on wrong ones, before any model is loaded.
     """
     from lmtrain.eval.task import TextTask, all_tasks, find_task
-    from lmtrain.eval.task_recipes.evaluation_text_facts import dataset_prefix
+    from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
     from lmtrain.units import plural
 
     task_ids, data_options = task_ids or [], data_options or []
@@ -304,6 +304,6 @@ def _print_tasks(as_json: bool) -> None:
             for name, task in tasks.items()
         ])  # fmt: skip
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
-    from lmtrain.eval.report import render_tasks
+    from lmtrain.eval.print_evaluation_results import render_tasks
 
     return PlainConsole(highlight=False).print(render_tasks(tasks))

@@ -36,7 +36,7 @@ from lmtrain.errors import (
     join_few,
     spelling_hint,
 )
-from lmtrain.eval.report import encode_rows, read_columns, render, render_comparison, sample_rows
+from lmtrain.eval.print_evaluation_results import encode_rows, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
 from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.eval.texts import TextInput
@@ -164,7 +164,7 @@ class Session:
         from lmtrain.parallel.mesh import build_mesh
         from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import open_process_group
-        from lmtrain.train.ranks.check_ranks_agree import check_facts_agree
+        from lmtrain.train.ranks.compare_ranks_at_start import check_facts_agree
 
         env, first_layout = self._env, self._layouts[0]
         with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):

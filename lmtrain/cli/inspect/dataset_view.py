@@ -13,7 +13,7 @@ from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
-    from lmtrain.data.training_data_and_sources import TrainingData
+    from lmtrain.data.training_data_by_source import TrainingData
     from lmtrain.tokenizer.base import Tokenizer
 
 Rows = list[dict[str, Any]]
@@ -24,12 +24,12 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     """Return a dataset's counts, dtype, size, shortest and longest sequence, and sidecar as plain data. With `verify`,
     first read every byte, and raise if any is damaged.
     """
-    from lmtrain.data.store import merge_split_verify
+    from lmtrain.data.store import merge_split_verify_datasets
     from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 
     dataset = IndexedDataset.open(path)
     if verify:
-        merge_split_verify.verify(dataset)
+        merge_split_verify_datasets.verify(dataset)
     reads_lengths = verify or dataset.num_sequences <= _MAX_LENGTHS_READ
     lengths = dataset.lengths if reads_lengths and dataset.num_sequences else None
     return {

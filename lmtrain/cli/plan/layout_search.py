@@ -39,6 +39,7 @@ from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.cost_model.step_time_and_energy import dollars
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.plan.search.legal_layouts import FixedSettings
+from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.plan.search.predict_layout_cost import (
     CurvePoint,
     LayoutResult,
@@ -50,7 +51,6 @@ from lmtrain.plan.search.predict_layout_cost import (
     too_large_results,
     why_slower,
 )
-from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.train.layouts.dry_run_estimates import planned_run
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import check_checkpoint_size

@@ -129,7 +129,7 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 def _data_exists(task: Task, data: str) -> bool:
     """Return True if `data` is a file, or a dataset prefix or folder of texts and the task accepts these."""
     from lmtrain.eval.task import TextTask
-    from lmtrain.eval.task_recipes.evaluation_text_facts import dataset_prefix
+    from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
 
     path, is_text = Path(data), isinstance(task, TextTask)
     is_dataset = (is_text or task.pairs) and dataset_prefix(path) is not None
@@ -143,7 +143,7 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
     from data_tools.read.find_input_files import find_sources
     from lmtrain.cli.eval.evaluate_command import read_texts
     from lmtrain.eval.task import TextTask
-    from lmtrain.eval.task_recipes.evaluation_text_facts import dataset_prefix
+    from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
 
     if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):
         return Path(data)

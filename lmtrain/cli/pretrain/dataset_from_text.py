@@ -19,7 +19,7 @@ from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.data.training_data_and_sources import excess_warnings
+from lmtrain.data.training_data_by_source import excess_warnings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.exchange.detect_source_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER

@@ -97,7 +97,7 @@ def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
     if config.checkpoint.init_from is None or is_best(path) or lmtrain_kind(path):
         return None
     if imported is not None:
-        from lmtrain.exchange.detect_changed_source_files import check_unchanged
+        from lmtrain.exchange.check_imported_files_unchanged import check_unchanged
 
         check_unchanged(path, load_manifest(imported).state.get("imported", {}), imported)
         return ForeignWeights(imported, checked_model(Contents(imported)), Tokenizer.load(imported), is_imported=True)

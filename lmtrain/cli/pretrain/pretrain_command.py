@@ -55,7 +55,7 @@ def pretrain(
 
     from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
     from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text, preview_data_of_text
-    from lmtrain.cli.pretrain.print_summary import print_preview, print_settings, print_summary
+    from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
 
     report = print_notice if env.rank == 0 and not env.is_child else None
@@ -93,7 +93,7 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvalu
     from lmtrain.cli.pretrain.check_eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train
-    from lmtrain.train.ranks.check_ranks_agree import check_ranks_agree
+    from lmtrain.train.ranks.compare_ranks_at_start import check_ranks_agree
     from lmtrain.train.set_up_run import open_run
 
     config = attempt.config

@@ -50,11 +50,11 @@ COMPANION_FUNCTION = "lmtrain.observe.hang_watch.watchdog_companion_process:main
 PREPARE_FUNCTION = "lmtrain.cli.pretrain.continue_or_branch_run:prepare_ranks"
 TRAINING_IMPORTS = (  # for every training run
     "lmtrain.cli.pretrain.check_eval_tasks", "lmtrain.cli.pretrain.continue_or_branch_run", "lmtrain.cli.main",
-    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_summary",
+    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_dry_run_and_summary",
     "lmtrain.cli.screen.print_facts_and_tables",
     "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose_run_settings",
     "lmtrain.observe.hang_watch.watchdog_companion_process", "lmtrain.observe.hang_watch.rank_watchdog_client",
-    "lmtrain.runtime.processes.local_rank_launcher", "lmtrain.train.ranks.check_ranks_agree",
+    "lmtrain.runtime.processes.local_rank_launcher", "lmtrain.train.ranks.compare_ranks_at_start",
     "lmtrain.train.layouts.choose_parallel_layout", "lmtrain.train.loop", "lmtrain.train.set_up_run",
     "lmtrain.train.in_loop.failed_start_counter", "numpy.random", "typer._adapters",
 )  # fmt: skip
@@ -64,13 +64,13 @@ PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "tor
 EVALUATION_IMPORTS = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
     "lmtrain.cli.screen.print_facts_and_tables", "lmtrain.eval.task_recipes.multiple_choice_yaml",
-    "lmtrain.eval.statistics",
-    "lmtrain.eval.task_recipes.evaluation_text_facts", "lmtrain.eval.resume_journal", "lmtrain.eval.load_model",
-    "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
+    "lmtrain.eval.statistics", "lmtrain.eval.task_recipes.hash_and_count_texts", "lmtrain.eval.resume_journal",
+    "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.print_evaluation_results",
     "lmtrain.eval.run_task", "lmtrain.exchange.find_model_to_load", "lmtrain.observe.screen.training_view",
     "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.local_rank_launcher",
-    "lmtrain.train.ranks.check_ranks_agree", "lmtrain.train.run_config", "lmtrain.train.layouts.ranks_and_memory_table",
-    "lmtrain.train.startup_checks.preflight", "data_tools.read.parse_documents", "hydra",
+    "lmtrain.train.ranks.compare_ranks_at_start", "lmtrain.train.run_config",
+    "lmtrain.train.layouts.ranks_and_memory_table", "lmtrain.train.startup_checks.preflight",
+    "data_tools.read.parse_documents", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
 

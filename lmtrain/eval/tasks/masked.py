@@ -22,7 +22,7 @@ from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVoca
 from lmtrain.data.samples.slow_reference_masked_samples import Sentences
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.task import Columns, Facts, Prepared, Sums, Task, TaskOptions, perplexity, ratio
-from lmtrain.eval.task_recipes.evaluation_text_facts import (
+from lmtrain.eval.task_recipes.hash_and_count_texts import (
     dataset_prefix,
     describe_dataset,
     describe_texts,

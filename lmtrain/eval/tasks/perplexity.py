@@ -25,7 +25,7 @@ from lmtrain.eval.task import (
     perplexity,
     ratio,
 )
-from lmtrain.eval.task_recipes.evaluation_text_facts import (
+from lmtrain.eval.task_recipes.hash_and_count_texts import (
     DatasetSequences,
     dataset_prefix,
     describe_dataset,

@@ -18,7 +18,7 @@ from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, 
 from lmtrain.plan.run_estimates.simulate_pipeline import OperationSeconds, price_runs
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.plan.search.legal_layouts import FixedSettings, Indices, legal_layouts
-from lmtrain.plan.search.rank_layouts import CostModel, LayoutLimits, RankedLayouts, rank_layouts
+from lmtrain.plan.search.order_layouts_by_speed import CostModel, LayoutLimits, RankedLayouts, rank_layouts
 
 STEP_PARTS = {  # disjoint parts of a step's time
     "compute": "computation",

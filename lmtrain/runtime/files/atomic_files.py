@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
-from lmtrain.runtime.files.explain_system_limits import limit_reached
+from lmtrain.runtime.files.explain_os_errors import limit_reached
 from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20

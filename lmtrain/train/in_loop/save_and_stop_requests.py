@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.parallel.mesh import GroupPeers, Mesh
 from lmtrain.runfolder.file_names import SAVE_FILE, STOP_FILE, TRACE_FILE
 from lmtrain.runfolder.how_runs_ended import request_file_cause

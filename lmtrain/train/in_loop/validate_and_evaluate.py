@@ -20,7 +20,7 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.data.sample_dataset_interface import Dataset, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source
-from lmtrain.data.training_data_and_sources import shown_sources
+from lmtrain.data.training_data_by_source import shown_sources
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_KEY, term_measure_names
 from lmtrain.parallel.parallel_model import ParallelModel

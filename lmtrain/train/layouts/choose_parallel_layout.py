@@ -28,7 +28,7 @@ from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, 
 from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.plan.search.legal_layouts import legal_layouts
-from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
+from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config

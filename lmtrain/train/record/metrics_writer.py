@@ -28,7 +28,7 @@ from lmtrain.config.settings_base import show
 from lmtrain.errors import OutputError, StorageError, error_from_peer
 from lmtrain.models.model_settings import unpadded_shapes
 from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.memory import device_peak_bytes
+from lmtrain.observe.measure.process_and_gpu_memory import device_peak_bytes
 from lmtrain.observe.measure.tensorboard_metric_names import EDGES, Histogram, score_by_step
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.live_panel import SaveSchedule

@@ -21,7 +21,7 @@ from lmtrain.data.assemble_training_data import OpenDatasets, build_training_dat
 from lmtrain.data.cut_datasets_into_samples import TOKEN_SHARES, DataRequirements
 from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
-from lmtrain.data.training_data_and_sources import TrainingData, epoch_warnings
+from lmtrain.data.training_data_by_source import TrainingData, epoch_warnings
 from lmtrain.errors import (
     CheckpointError,
     DataError,

@@ -21,7 +21,7 @@ from lmtrain.config.settings_base import show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHARES
 from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
-from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.atomic_files import storage_errors

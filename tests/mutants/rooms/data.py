@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shares_are_shown_in_the_order_of_the_list",
-        file="lmtrain/data/training_data_and_sources.py",
+        file="lmtrain/data/training_data_by_source.py",
         function="shown_sources",
         old="key=lambda index: -float(sources[index].share)",
         new="key=lambda index: index",
@@ -221,7 +221,7 @@ MUTANTS = [
     ),
     Mutant(
         name="unknown_bytes_added_up",
-        file="lmtrain/data/store/merge_split_verify.py",
+        file="lmtrain/data/store/merge_split_verify_datasets.py",
         function="merge",
         old="UNKNOWN if UNKNOWN in byte_counts else sum(byte_counts)",
         new="max(sum(byte_counts), UNKNOWN)",

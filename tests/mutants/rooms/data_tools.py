@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         name="line_behind_a_full_slice",
-        file="data_tools/read/input_chunks.py",
+        file="data_tools/read/cut_files_into_chunks.py",
         function="read_lines",
         old='data.find(b"\\n", stop - 1 - base)',
         new='data.find(b"\\n", stop - base)',
@@ -169,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_chunk_once_more",
-        file="data_tools/read/input_chunks.py",
+        file="data_tools/read/cut_files_into_chunks.py",
         function="_stream_chunks",
         old="if stop <= start:",
         new="if stop < start:",
@@ -242,7 +242,7 @@ MUTANTS = [
     ),
     Mutant(
         name="an_end_of_a_paragraph_between_two_reads_is_missed",
-        file="data_tools/read/input_chunks.py",
+        file="data_tools/read/cut_files_into_chunks.py",
         function="_cut_documents",
         old="searched = max(len(pending) - overlap, num_complete)",
         new="searched = max(len(pending), num_complete)",

@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         name="bytes_of_a_dataset_are_those_of_its_tokens",
-        file="lmtrain/eval/task_recipes/evaluation_text_facts.py",
+        file="lmtrain/eval/task_recipes/hash_and_count_texts.py",
         function="describe_dataset",
         old='{"bytes": decoded * ratio(num_bytes, decoded.sum())}',
         new='{"bytes": decoded}',

@@ -240,7 +240,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_changed_source_is_taken_for_the_same",
-        file="lmtrain/exchange/detect_changed_source_files.py",
+        file="lmtrain/exchange/check_imported_files_unchanged.py",
         function="check_unchanged",
         old="now is None or now == before",
         new="now is None or now.keys() == before.keys()",

@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         name="memory_told_once_all_have_grown",
-        file="lmtrain/observe/measure/memory.py",
+        file="lmtrain/observe/measure/process_and_gpu_memory.py",
         function="Memory.grown_peaks",
         old="if not any(new > _GROWN * old for new, old in zip(self._peaks, before, strict=True)):",
         new="if not self._peaks or not all(new > _GROWN * old for new, old in zip(self._peaks, before, strict=True)):",

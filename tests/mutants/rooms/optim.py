@@ -38,7 +38,7 @@ MUTANTS = [
     ),
     Mutant(
         name="eps_is_added_before_the_correction",
-        file="lmtrain/optim/adam_moments.py",
+        file="lmtrain/optim/adam_update_direction.py",
         function="adam_directions",
         old="""\
     torch._foreach_div_(directions, (1 - second**count) ** 0.5)

@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copy_of_a_tied_weight_is_drawn_by_its_own_name",
-        file="lmtrain/parallel/initial_and_saved_shards.py",
+        file="lmtrain/parallel/initialize_and_save_shards.py",
         function="draw_initial_values",
         old="draw_parameter(placements[n].name, placements[n].global_shape, starts[n], seed)",
         new="draw_parameter(n, placements[n].global_shape, starts[n], seed)",

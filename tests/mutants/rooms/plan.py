@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         name="switch_may_not_be_filled",
-        file="lmtrain/plan/search/rank_layouts.py",
+        file="lmtrain/plan/search/order_layouts_by_speed.py",
         function="rank_layouts",
         old='space.column("tp", rows) <= (limits.switch or np.inf)',
         new='space.column("tp", rows) < (limits.switch or np.inf)',

@@ -391,7 +391,7 @@ MUTANTS = [
     ),
     Mutant(
         name="epochs_of_a_source_are_those_of_one_stage",
-        file="lmtrain/train/layouts/training_stages_table.py",
+        file="lmtrain/train/layouts/run_stages_table.py",
         function="_source_rows",
         old='tokens[part.key] += facts["run_tokens"]',
         new='tokens[part.key] = facts["run_tokens"]',

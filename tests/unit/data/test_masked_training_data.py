@@ -16,7 +16,7 @@ from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked_language_samples import MaskedDataset
 from lmtrain.data.samples.megatron_sample_order import SequentialOrder
 from lmtrain.data.store.dataset_writer import DatasetWriter
-from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make
 from tests.unit.data.test_training_data import ASKED, SPLIT, Words, load

@@ -13,7 +13,7 @@ from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.cut_datasets_into_samples import DataRequirements
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataSettings, source_names
 from lmtrain.data.loader import Loader
-from lmtrain.data.training_data_and_sources import (
+from lmtrain.data.training_data_by_source import (
     MAX_SHOWN,
     TrainingData,
     ValidationSource,

@@ -12,7 +12,7 @@ from lmtrain.data.assemble_training_data import build_training_data, open_datase
 from lmtrain.data.cut_datasets_into_samples import DataRequirements
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
 from lmtrain.data.resume_position_by_source import DataHistory
-from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import SettingsError
 from tests.unit.data.conftest import Make
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
-from lmtrain.data import training_data_and_sources
+from lmtrain.data import training_data_by_source
 from lmtrain.data.assemble_training_data import build_training_data, open_datasets
 from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, READ_SHARES, DataRequirements
@@ -23,7 +23,7 @@ from lmtrain.data.samples.megatron_sample_order import MegatronDataset, split_se
 from lmtrain.data.store.block_checksums import BLOCK_BYTES
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import DataError, SettingsError
 from tests.marks import wide
 from tests.unit.data.conftest import Make
@@ -148,7 +148,7 @@ def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
 def test_tokens_of_a_run_are_counted_without_padding(
     paths: list[str], kind: str, blended: bool, counted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_data_and_sources, "_EXACT_SAMPLES", counted)
+    monkeypatch.setattr(training_data_by_source, "_EXACT_SAMPLES", counted)
     data = build(settings_of(kind, blended, paths))
     rows, real = data.contributions(8), data.train.counts(data.order.ids(0, data.num_samples)).tokens
     found = sum(row["run_tokens"] for row in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.corpus.flow.corpus_step_runner import ReadOptions, Report, Step, StepOptions, report_path, run_step
-from data_tools.read.input_chunks import SizeLimits, TaskPart
+from data_tools.read.cut_files_into_chunks import SizeLimits, TaskPart
 from data_tools.read.parse_documents import OnError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi"]

@@ -10,7 +10,7 @@ import math
 import pytest
 from rich.console import Console
 
-from lmtrain.eval.report import render, render_comparison, render_tasks
+from lmtrain.eval.print_evaluation_results import render, render_comparison, render_tasks
 from lmtrain.eval.statistics import Comparison, Difference
 from lmtrain.eval.task import BaselineResult, Result, all_tasks
 from lmtrain.units import format_measure

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.eval.report import encode_rows, read_columns, sample_rows
+from lmtrain.eval.print_evaluation_results import encode_rows, read_columns, sample_rows
 from lmtrain.eval.run_task import Outcome, run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtrain.errors import CheckpointError, OutputError
-from lmtrain.exchange.detect_changed_source_files import check_unchanged, source_identity
+from lmtrain.exchange.check_imported_files_unchanged import check_unchanged, source_identity
 from lmtrain.exchange.huggingface import compare_with_transformers
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.exchange.import_foreign_model import import_folder

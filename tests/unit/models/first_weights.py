@@ -9,7 +9,7 @@ from lmtrain.layout import Coordinate
 from lmtrain.models.bert import Bert
 from lmtrain.models.gpt import GPT
 from lmtrain.models.init import draw_parameter
-from lmtrain.parallel.initial_and_saved_shards import draw_initial_values
+from lmtrain.parallel.initialize_and_save_shards import draw_initial_values
 from lmtrain.parallel.weights.reduce_and_clip_gradients import tied_copies
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings

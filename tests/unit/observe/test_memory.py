@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.observe.measure.memory import Memory, device_peak_bytes, host_memory_bytes
+from lmtrain.observe.measure.process_and_gpu_memory import Memory, device_peak_bytes, host_memory_bytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")

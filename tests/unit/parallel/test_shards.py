@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.layout import Layout
 from lmtrain.models import init
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.initial_and_saved_shards import draw_initial_values
+from lmtrain.parallel.initialize_and_save_shards import draw_initial_values
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.spec import Start

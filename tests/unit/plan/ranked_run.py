@@ -12,8 +12,8 @@ from lmtrain.parallel.device_and_precision_settings import Bf16Settings, Compute
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
+from lmtrain.plan.search.order_layouts_by_speed import CostModel, LayoutLimits, RankedLayouts
 from lmtrain.plan.search.predict_layout_cost import ScalingInputs
-from lmtrain.plan.search.rank_layouts import CostModel, LayoutLimits, RankedLayouts
 from tests.unit.plan.machines import hardware_named
 
 LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.plan.search.order_layouts_by_speed import CostModel, LayoutLimits
 from lmtrain.plan.search.predict_layout_cost import CurvePoint, LayoutResult, ScalingInputs, scaling_curve
-from lmtrain.plan.search.rank_layouts import CostModel, LayoutLimits
 from tests.unit.plan.ranked_run import h100, ranked, run_of, study
 
 LLAMA_7B = GPTSettings(

@@ -9,6 +9,7 @@ import pytest
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.run_estimates.closed_form_memory import GIB
 from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
+from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, CostModel
 from lmtrain.plan.search.predict_layout_cost import (
     STEP_PARTS,
     LayoutResult,
@@ -18,7 +19,6 @@ from lmtrain.plan.search.predict_layout_cost import (
     too_large_results,
     why_slower,
 )
-from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS, CostModel
 from tests.unit.plan.planned_runs import planned
 from tests.unit.plan.ranked_run import LARGE, h100, ranked
 

@@ -13,7 +13,7 @@ from lmtrain.plan.cost_model.training_workload import stack_cases
 from lmtrain.plan.run_estimates.closed_form_memory import GIB, price_memory
 from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
 from lmtrain.plan.run_estimates.workload_from_settings import build_case
-from lmtrain.plan.search.rank_layouts import SHARDING_COLUMNS
+from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS
 from tests.unit.plan.ranked_run import LARGE, h100, ranked, run_of, study
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.errors import StorageError
 from lmtrain.runtime.files.atomic_files import atomic_file, read_bytes, storage_errors
-from lmtrain.runtime.files.explain_system_limits import limit_reached
+from lmtrain.runtime.files.explain_os_errors import limit_reached
 from tests.limited import limited
 
 

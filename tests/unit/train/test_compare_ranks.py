@@ -20,7 +20,7 @@ from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import DataError, LmtrainError, RanksDifferError
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.ranks import facts_equal_on_all_ranks
-from lmtrain.train.ranks.check_ranks_agree import (
+from lmtrain.train.ranks.compare_ranks_at_start import (
     check_facts_agree,
     check_ranks_agree,
     decode_facts,

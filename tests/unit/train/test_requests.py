@@ -10,7 +10,7 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.layout import Layout
-from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train.in_loop.save_and_stop_requests import (

@@ -11,7 +11,7 @@ import pytest
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.sample_dataset_interface import ShuffledOrder
-from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece

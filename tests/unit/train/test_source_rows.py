@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import SourceCounts, StepBatches
-from lmtrain.data.training_data_and_sources import MAX_SHOWN, TrainingPart
+from lmtrain.data.training_data_by_source import MAX_SHOWN, TrainingPart
 from lmtrain.train.run_state import Progress
 from lmtrain.train.step import StepResult
 

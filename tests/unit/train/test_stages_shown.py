@@ -12,7 +12,7 @@ import pytest
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train.layouts.training_stages_table import dry_run_facts_of_stages, stage_lines, stage_rows
+from lmtrain.train.layouts.run_stages_table import dry_run_facts_of_stages, stage_lines, stage_rows
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import Inputs, load_stages
 from tests.unit.data.writing import add_document

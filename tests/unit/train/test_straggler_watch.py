@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.stragglers.find_slow_ranks import WINDOWS_IN_A_ROW
 from lmtrain.train.straggler_watch import (
     COLUMNS,

@@ -15,7 +15,7 @@ from rich.console import Console
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.sample_dataset_interface import ShuffledOrder
-from lmtrain.data.training_data_and_sources import TrainingData
+from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.schedule_settings import ConstantSettings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.data.samples.causal_language_samples import CausalDataset
-from lmtrain.data.store import merge_split_verify
+from lmtrain.data.store import merge_split_verify_datasets
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
@@ -30,17 +30,17 @@ def write(prefix: Path, lengths: list[int], *, dtype: Any = np.uint16, described
 
 def documents(prefix: Path) -> list[list[int]]:
     dataset = IndexedDataset.open(prefix)
-    merge_split_verify.verify(dataset)
+    merge_split_verify_datasets.verify(dataset)
     return [dataset.document(d).tolist() for d in range(dataset.num_documents)]
 
 
 @pytest.mark.parametrize("portion", [1, 4, 1000])
 def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portion: int) -> None:
-    monkeypatch.setattr(merge_split_verify, "_COPIED_TOKENS", portion)
-    monkeypatch.setattr(merge_split_verify, "_COPIED_DOCUMENTS", portion)
+    monkeypatch.setattr(merge_split_verify_datasets, "_COPIED_TOKENS", portion)
+    monkeypatch.setattr(merge_split_verify_datasets, "_COPIED_DOCUMENTS", portion)
     write(tmp_path / "a", LENGTHS)
     write(tmp_path / "b", [4, 0, 6])
-    merge_split_verify.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     together = documents(tmp_path / "a") + documents(tmp_path / "b")
     assert documents(tmp_path / "both") == together
     info = IndexedDataset.open(tmp_path / "both").info
@@ -48,23 +48,23 @@ def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert (info.num_bytes, info.tokenizer_fingerprint, info.eod_id, info.vocab_size) == (84, "abc", 7, 100)
     assert dataset_file(tmp_path / "both", ".tokenizer.json").read_bytes() == b"{}"
     outputs = [tmp_path / name for name in ("x", "y", "z")]
-    merge_split_verify.split(tmp_path / "both", (5, 3, 3), outputs)
+    merge_split_verify_datasets.split(tmp_path / "both", (5, 3, 3), outputs)
     assert [len(documents(output)) for output in outputs] == [5, 3, 3]
     assert [document for output in outputs for document in documents(output)] == together
     sequences = [IndexedDataset.open(prefix).lengths.tolist() for prefix in (*outputs, tmp_path / "both")]
     assert [n for lengths in sequences[:3] for n in lengths] == sequences[3]
     divided = IndexedDataset.open(tmp_path / "x").info
     assert divided is not None
-    assert divided.num_bytes == merge_split_verify.UNKNOWN
+    assert divided.num_bytes == merge_split_verify_datasets.UNKNOWN
 
 
 def test_unknown_text_bytes_stay_unknown_after_merging(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
-    merge_split_verify.split(tmp_path / "a", (1, 1), [tmp_path / "x", tmp_path / "y"])  # unknown text bytes
-    merge_split_verify.merge([tmp_path / name for name in ("x", "a", "y")], tmp_path / "all")
+    merge_split_verify_datasets.split(tmp_path / "a", (1, 1), [tmp_path / "x", tmp_path / "y"])  # unknown text bytes
+    merge_split_verify_datasets.merge([tmp_path / name for name in ("x", "a", "y")], tmp_path / "all")
     info = IndexedDataset.open(tmp_path / "all").info
     assert info is not None
-    assert info.num_bytes == merge_split_verify.UNKNOWN
+    assert info.num_bytes == merge_split_verify_datasets.UNKNOWN
 
 
 def test_datasets_with_different_dtypes_or_tokenizers_are_not_merged(tmp_path: Path) -> None:
@@ -77,14 +77,14 @@ def test_datasets_with_different_dtypes_or_tokenizers_are_not_merged(tmp_path: P
     for name, kwargs, says in kinds:
         write(tmp_path / name, [3], **kwargs)
         with pytest.raises(DataError, match=says):
-            merge_split_verify.merge([tmp_path / "a", tmp_path / name], tmp_path / "both")
+            merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / name], tmp_path / "both")
         assert not dataset_file(tmp_path / "both", ".idx").exists()
 
 
 def test_datasets_of_other_tools_merge_without_a_sidecar(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, [3, 2], described=None)
-    merge_split_verify.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     assert IndexedDataset.open(tmp_path / "both").info is None
 
 
@@ -92,10 +92,10 @@ def test_a_dataset_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     write(tmp_path / "a", [3, 4])
     write(tmp_path / "b", [1])
     with pytest.raises(OutputError, match="--overwrite"):
-        merge_split_verify.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
+        merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
     assert len(documents(tmp_path / "b")) == 1
     before = documents(tmp_path / "a")
-    merge_split_verify.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "a", overwrite=True)  # onto an input
+    merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "a", overwrite=True)  # onto an input
     assert documents(tmp_path / "a")[:2] == before
     assert len(documents(tmp_path / "a")) == 3
 
@@ -114,32 +114,32 @@ def test_a_dataset_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
 def test_wrong_splits(tmp_path: Path, shares: tuple[float, ...], names: list[str], says: str) -> None:
     write(tmp_path / "a", LENGTHS)
     with pytest.raises(UsageError, match=says):
-        merge_split_verify.split(tmp_path / "a", shares, [tmp_path / name for name in names])
+        merge_split_verify_datasets.split(tmp_path / "a", shares, [tmp_path / name for name in names])
 
 
 def test_verifying_says_the_checksum(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
     info = IndexedDataset.open(tmp_path / "a").info
     assert info is not None
-    facts = merge_split_verify.verify(IndexedDataset.open(tmp_path / "a"))
+    facts = merge_split_verify_datasets.verify(IndexedDataset.open(tmp_path / "a"))
     assert facts == {
         "content_sha256": info.content_sha256, "max_id": info.max_id, "compared_with_sidecar": True,
         "sidecar_has_hash": True, "compared_with_record": False,
     }  # fmt: skip
     dataset_file(tmp_path / "a", ".json").unlink()
-    facts = merge_split_verify.verify(IndexedDataset.open(tmp_path / "a"))
+    facts = merge_split_verify_datasets.verify(IndexedDataset.open(tmp_path / "a"))
     assert (facts["content_sha256"], facts["compared_with_sidecar"]) == (info.content_sha256, False)
 
 
 def test_lengths_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
-    counts, facts = merge_split_verify.length_histogram(IndexedDataset.open(tmp_path / "a"))
+    counts, facts = merge_split_verify_datasets.length_histogram(IndexedDataset.open(tmp_path / "a"))
     assert counts.tolist() == [2, 1, 3, 1, 1]  # 0, 1, 2-3, 4-7, 8-15
     assert facts == {
         "documents": 8, "tokens": 22, "empty_documents": 2, "longest_document": 9, "mean_length": 2.75
     }  # fmt: skip
     write(tmp_path / "b", [])
-    assert merge_split_verify.length_histogram(IndexedDataset.open(tmp_path / "b"))[0].tolist() == [0]
+    assert merge_split_verify_datasets.length_histogram(IndexedDataset.open(tmp_path / "b"))[0].tolist() == [0]
 
 
 def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
@@ -157,7 +157,7 @@ def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
             dataset_file(folder / "a", suffix).write_bytes(mutated)
             try:
                 dataset = IndexedDataset.open(folder / "a")
-                merge_split_verify.verify(dataset)
+                merge_split_verify_datasets.verify(dataset)
                 read_all(dataset)
             except LmtrainError:
                 found += 1

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lmtrain.data.store import dataset_writer as dataset_writer
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset, hash_without
-from lmtrain.data.store.merge_split_verify import verify
+from lmtrain.data.store.merge_split_verify_datasets import verify
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError
 from lmtrain.tokenizer.bulk_encoding import dtype_for
 from tests.unit.data.writing import add_document, read_sequence

@@ -24,7 +24,7 @@ from data_tools.corpus.split_sample_shuffle import (
     shuffle,
     split_outputs,
 )
-from data_tools.read.input_chunks import TaskPart
+from data_tools.read.cut_files_into_chunks import TaskPart
 from data_tools.read.parse_documents import OnError
 from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl

@@ -24,7 +24,7 @@ from data_tools.corpus.flow.corpus_step_runner import (
     to_line,
 )
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
-from data_tools.read.input_chunks import WHOLE_PART, SizeLimits, TaskPart
+from data_tools.read.cut_files_into_chunks import WHOLE_PART, SizeLimits, TaskPart
 from data_tools.read.parse_documents import OnError
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.tokenizer.train import train_bpe

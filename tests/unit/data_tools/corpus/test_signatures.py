@@ -24,7 +24,7 @@ from data_tools.corpus.copies.dedupe import (
     mark_near,
 )
 from data_tools.corpus.flow.corpus_step_runner import ReadOptions, Report, StepOptions, merge_outputs
-from data_tools.read.input_chunks import SizeLimits, TaskPart
+from data_tools.read.cut_files_into_chunks import SizeLimits, TaskPart
 from data_tools.read.parse_documents import OnError
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.benchmarks.data_corpora import judge, write_planted

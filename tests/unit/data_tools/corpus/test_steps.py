@@ -20,7 +20,7 @@ from data_tools.corpus.flow.corpus_step_runner import (
     run_step,
 )
 from data_tools.corpus.split_sample_shuffle import SampleStep, SplitStep, split_outputs
-from data_tools.read.input_chunks import TaskPart
+from data_tools.read.cut_files_into_chunks import TaskPart
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 

@@ -23,7 +23,7 @@ import pytest
 
 from data_tools.preprocess.preprocess_pipeline import Options, Summary, preprocess
 from data_tools.preprocess.resumable_dataset_writer import Outputs
-from data_tools.read.input_chunks import SizeLimits
+from data_tools.read.cut_files_into_chunks import SizeLimits
 from data_tools.read.parse_documents import OnError
 from lmtrain.errors import DataError, OutputError, StorageError
 from lmtrain.runtime.processes.fault_injection import Fault, arm

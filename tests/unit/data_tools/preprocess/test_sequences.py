@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
-from data_tools.read.input_chunks import SizeLimits
+from data_tools.read.cut_files_into_chunks import SizeLimits
 from data_tools.read.parse_documents import OnError
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.data.store.merge_split_verify import verify
+from lmtrain.data.store.merge_split_verify_datasets import verify
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.marks import wide
 from tests.unit.data.writing import read_sequence

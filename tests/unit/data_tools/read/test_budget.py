@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from data_tools.read.input_chunks import MemoryBudget, StoppedError
+from data_tools.read.cut_files_into_chunks import MemoryBudget, StoppedError
 
 
 def test_acquiring_within_the_budget_does_not_wait() -> None:

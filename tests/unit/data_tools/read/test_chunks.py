@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_tools.read import compressed_and_parquet_readers
-from data_tools.read.find_input_files import TextSplit, find_sources
-from data_tools.read.input_chunks import (
+from data_tools.read.cut_files_into_chunks import (
     START,
     MemoryBudget,
     Portion,
@@ -22,6 +21,7 @@ from data_tools.read.input_chunks import (
     cut_portions,
     read_lines,
 )
+from data_tools.read.find_input_files import TextSplit, find_sources
 from data_tools.read.parse_documents import SourceTexts, read_content
 from lmtrain.errors import DataError
 
@@ -89,8 +89,8 @@ def test_small_files_go_together_and_large_ones_are_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("start", range(0, 70, 7))
 def test_lines_of_a_range(tmp_path: Path, start: int, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_tools.read.input_chunks._BEYOND_BYTES", 4)
-    monkeypatch.setattr("data_tools.read.input_chunks._SCAN_BYTES", 16)
+    monkeypatch.setattr("data_tools.read.cut_files_into_chunks._BEYOND_BYTES", 4)
+    monkeypatch.setattr("data_tools.read.cut_files_into_chunks._SCAN_BYTES", 16)
     path = tmp_path / "a.jsonl"
     data = b"first\n" + b"x" * 50 + b"\nlast"
     path.write_bytes(data)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.read.input_chunks import TaskPart
+from data_tools.read.cut_files_into_chunks import TaskPart
 from lmtrain.errors import UsageError
 
 

@@ -13,8 +13,8 @@ import pytest
 import zstandard
 
 from data_tools.preprocess.preprocess_pipeline import Options, Summary, preprocess
+from data_tools.read.cut_files_into_chunks import Chunk, SizeLimits
 from data_tools.read.find_input_files import STDIN, find_sources
-from data_tools.read.input_chunks import Chunk, SizeLimits
 from data_tools.read.parse_documents import BadLine, BadLines, OnError, SourceTexts
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError

@@ -12,7 +12,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.exchange import stream_tensors_to_disk
 from lmtrain.exchange.huggingface.import_and_export import HFWeights, export_hf, import_hf
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.initial_and_saved_shards import pieces_of
+from lmtrain.parallel.initialize_and_save_shards import pieces_of
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.marks import wide

@@ -49,7 +49,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     from lmtrain.runtime.processes.fault_injection import arm_from_env
     from lmtrain.train.layouts.dry_run_estimates import dry_run_facts
     from lmtrain.train.layouts.ranks_and_memory_table import rank_rows
-    from lmtrain.train.layouts.training_stages_table import dry_run_facts_of_stages
+    from lmtrain.train.layouts.run_stages_table import dry_run_facts_of_stages
 
     arm_from_env()
     inputs, _ = prepare_inputs(config, place_on_hardware(config, env), starts_run=False)
@@ -69,7 +69,7 @@ def print_plan_facts(facts: dict[str, Any]) -> None:
     """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs
     from lmtrain.train.layouts.ranks_and_memory_table import SINGLE_ROWS, layout_lines, merge_rows
-    from lmtrain.train.layouts.training_stages_table import stage_lines
+    from lmtrain.train.layouts.run_stages_table import stage_lines
 
     print_pairs(
         (key.replace("_", " "), _format_fact(key, value))
