@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.score_targets import AnswerCache, Scorer, SharedAnswers, Subject, TargetScores
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
@@ -30,7 +31,6 @@ from lmtrain.eval.task import (
     ratio,
     sum_columns,
 )
-from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import MaskedRequest, Request
 
 _NUM_POWERS = 64  # powers of two

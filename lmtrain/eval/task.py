@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lmtrain import __version__
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, load_modules
 from lmtrain.errors import DataError, UsageError, spelling_hint
-from lmtrain.eval.texts import TextInput
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.layout import ONE_PROCESS
 from lmtrain.tokenizer.base import Tokenizer

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from lmtrain.errors import SettingsError
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.block_stack import Stack
-from lmtrain.models.init import apply_ties
+from lmtrain.models.initial_weights import apply_ties
 from lmtrain.models.layers.attention import Attention, DotProduct
 from lmtrain.models.layers.block import MLP, Block, PostNormBlock
 from lmtrain.models.layers.embedding import Embedding
-from lmtrain.models.layers.heads import MaskedHead, PairHead
 from lmtrain.models.layers.norms import build_norm
+from lmtrain.models.layers.output_heads import MaskedHead, PairHead
 
 
 def build(settings: BertSettings) -> Bert:

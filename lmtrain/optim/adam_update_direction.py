@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lmtrain.kernels import adamw
 from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
 from lmtrain.kernels.triton_availability import uses_fused_kernels
-from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.optimizer_state import apply_empty_state
 
 
 class UncompiledOptimizer(torch.optim.Optimizer):

@@ -21,7 +21,7 @@ from lmtrain.optim.adam_update_direction import (
     increment_update_count,
 )
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.optim.groups import Groups
+from lmtrain.optim.parameter_groups import Groups
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 _TORCH_FUSED_DEVICES = {"cpu", "cuda"}

@@ -24,8 +24,8 @@ from lmtrain.optim.adam_update_direction import (
     groups_with_gradients,
     increment_update_count,
 )
-from lmtrain.optim.groups import Groups, build_group
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
+from lmtrain.optim.parameter_groups import Groups, build_group
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 SLOTS = ("momentum",)

@@ -15,7 +15,7 @@ from torch import nn
 from lmtrain.kernels.triton_availability import uses_fused_kernels
 from lmtrain.layout import Layout
 from lmtrain.models.block_stack import Stack
-from lmtrain.models.init import allocate_memory, apply_ties
+from lmtrain.models.initial_weights import allocate_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.blocks.dropout import DropoutSeeds, apply_rank_dropout

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.layout import Piece
-from lmtrain.models.init import draw_parameter
+from lmtrain.models.initial_weights import draw_parameter
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, Region
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.spec import Start

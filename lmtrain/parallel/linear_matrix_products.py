@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.models.layers.heads import Head, padded_bias
+from lmtrain.models.layers.output_heads import Head, padded_bias
 from lmtrain.spec import LanguageModel
 
 DeferredProduct = Callable[[], None]

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED
 from lmtrain.errors import LayoutError
 from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statistics
-from lmtrain.models.init import apply_ties
+from lmtrain.models.initial_weights import apply_ties
 from lmtrain.models.layers.attention import Attention
-from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
 from lmtrain.models.layers.norms import WholeNorm, scaled
+from lmtrain.models.layers.output_heads import FirstTokenOutput, Head, padded_bias
 from lmtrain.objectives.cross_entropy import with_sample_sums, with_z_loss
 from lmtrain.parallel.collectives import (
     all_reduce,

@@ -30,7 +30,7 @@ from lmtrain.observe.measure.throughput import Throughput
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.training_view import RunView
 from lmtrain.observe.sinks.queued_sink import QueuedSink
-from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
+from lmtrain.optim.optimizer_state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.weights.weight_average import WeightAverage

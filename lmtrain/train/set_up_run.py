@@ -19,8 +19,8 @@ from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.data.loader import Loader
 from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
-from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.parameter_groups import build_groups
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import Mesh, main_thread_peers, saver_thread_peers
 from lmtrain.parallel.parallel_model import ParallelModel

@@ -24,7 +24,7 @@ from lmtrain.observe.measure.throughput import peak_flops
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.profile.kernel_times import read_tables
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import NEED_A_GPU, count_rank_bytes
-from lmtrain.train.layouts.dry_run_estimates import planned_run
+from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import load_data
 from tests.benchmarks.switches import ATTENTION, only_attention, turn_off

@@ -35,7 +35,7 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import apply_ties
+from lmtrain.models.initial_weights import apply_ties
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.build_parallel_model import build_parallel

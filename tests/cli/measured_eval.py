@@ -16,9 +16,9 @@ import lmtrain.parallel.mesh
 import lmtrain.runtime.processes.process_group  # noqa: F401
 from lmtrain.checkpoint.tensor_reader import CheckpointReader  # noqa: F401
 from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
-from lmtrain.eval.texts import TextInput
 from lmtrain.exchange.find_model_to_load import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from tests.layouts.memory import living_tensors, storages

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, encode_manifest
-from lmtrain.cli.inspect.run_view import lineage_lines
+from lmtrain.cli.inspect.run_folder_view import lineage_lines
 from lmtrain.cli.runs.family_tree import family_rows
 from lmtrain.cli.runs.runs_command import print_runs
 from lmtrain.runfolder.folder_reader import RunFolder

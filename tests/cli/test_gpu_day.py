@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.models.init import apply_ties
+from lmtrain.models.initial_weights import apply_ties
 from lmtrain.observe.measure import tensorboard_metric_names
 from tests.benchmarks.bare_torch import Bare
 from tests.benchmarks.one_run import shape_of

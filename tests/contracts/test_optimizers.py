@@ -10,9 +10,9 @@ import torch
 
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose_plain
-from lmtrain.optim import state
-from lmtrain.optim.groups import apply_learning_rate, build_groups
+from lmtrain.optim import optimizer_state
 from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.parameter_groups import apply_learning_rate, build_groups
 from tests.contracts.plugin import PLUGIN_CONF, choices
 
 NAMES = choices("optim")
@@ -63,10 +63,10 @@ def test_its_state_is_all_it_needs_to_go_on(name: str) -> None:
         whole.step()
     for key, parameter in resumed.parameters.items():
         parameter.data.copy_(whole.parameters[key].data)
-    saved = state.state_tensors(whole.optimizer, whole.parameters)
-    for key, tensor in state.state_tensors(resumed.optimizer, resumed.parameters).items():
+    saved = optimizer_state.state_tensors(whole.optimizer, whole.parameters)
+    for key, tensor in optimizer_state.state_tensors(resumed.optimizer, resumed.parameters).items():
         tensor.copy_(saved[key])
-    state.apply_num_updates(resumed.optimizer, state.num_updates(whole.optimizer))
+    optimizer_state.apply_num_updates(resumed.optimizer, optimizer_state.num_updates(whole.optimizer))
     assert [resumed.step() for _ in range(5)] == [whole.step() for _ in range(5)]
 
 
@@ -74,7 +74,8 @@ def test_its_state_is_all_it_needs_to_go_on(name: str) -> None:
 def test_its_settings_know_its_memory(name: str) -> None:
     """Torch-free: the layout table prices a run by it."""
     problem = Problem(name)
-    slots = Counter(key.split(".", 1)[1] for key in state.state_tensors(problem.optimizer, problem.parameters))
+    tensors = optimizer_state.state_tensors(problem.optimizer, problem.parameters)
+    slots = Counter(key.split(".", 1)[1] for key in tensors)
     assert slots == {key: problem.settings.num_slots(key, tuple(p.shape)) for key, p in problem.parameters.items()}
 
 

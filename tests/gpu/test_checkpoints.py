@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmtrain.layout import Layout
-from lmtrain.models.init import draw_parameter
+from lmtrain.models.initial_weights import draw_parameter
 from lmtrain.parallel.initialize_and_save_shards import draw_initial_values
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings

@@ -12,7 +12,7 @@ ALLOWED = {
     "lmtrain.exchange.torch_files.reader.readable": "asked by io.BufferedReader",
     "lmtrain.exchange.torch_files.reader.seekable": "asked by zipfile",
     "lmtrain.exchange.torch_files.reader.readinto": "called by io.BufferedReader",
-    "lmtrain.exchange.torch_files.safe_pickle.readline": "called by pickletools",
+    "lmtrain.exchange.torch_files.read_pickle_as_data.readline": "called by pickletools",
     "data_tools.read.compressed_and_parquet_readers.readable": "asked by io.BufferedReader",
     "data_tools.read.compressed_and_parquet_readers.readinto": "called by io.BufferedReader",
     "data_tools.corpora.download.redirect_request": "called by urllib",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.optim.state import apply_num_updates, num_updates
+from lmtrain.optim.optimizer_state import apply_num_updates, num_updates
 from lmtrain.parallel.mesh import saver_thread_peers
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.train.run_state import held_pieces, optimizer_pieces

@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lmtrain.batch import Batch
-from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.optimizer_state import apply_empty_state
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel

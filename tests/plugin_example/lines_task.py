@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from lmtrain.eval.read_texts import read_text_file
 from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, ratio
-from lmtrain.eval.texts import read_text_file
 from lmtrain.eval.windows import WindowedRequests
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
-from lmtrain.models.init import apply_ties
-from lmtrain.models.layers.heads import Head
+from lmtrain.models.initial_weights import apply_ties
+from lmtrain.models.layers.output_heads import Head
 from lmtrain.spec import Cuts, ModelShape, Start, Tie
 from tests.plugin_example.mean_mixer_settings import MeanMixerSettings
 

@@ -43,7 +43,7 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.machine.choose_device import pick_device, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.fault_injection import arm
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.train.layouts.dry_run_estimates import forecast_facts, planned_run, predict_step
+from lmtrain.train.layouts.dry_run_speed_and_memory import forecast_facts, planned_run, predict_step
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Run
 from lmtrain.train.set_up_run import open_run

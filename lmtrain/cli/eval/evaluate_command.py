@@ -37,7 +37,7 @@ from lmtrain.runtime.processes.stop_signals import unblock_stops
 if TYPE_CHECKING:
     from lmtrain.checkpoint.saved_model_description import ModelSource
     from lmtrain.cli.eval.run_tasks import Job
-    from lmtrain.eval.texts import TextInput
+    from lmtrain.eval.read_texts import TextInput
 
 Layout = Annotated[
     list[str] | None,
@@ -275,7 +275,7 @@ def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -
     `key` is the key or column of the text; `report` receives the number of bytes read.
     """
     from data_tools.read.parse_documents import ALL_READ, SourceTexts
-    from lmtrain.eval.texts import TextInput
+    from lmtrain.eval.read_texts import TextInput
 
     texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else report(done))
     texts_with_paths = list(texts.iterate_with_paths())

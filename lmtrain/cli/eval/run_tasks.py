@@ -37,9 +37,9 @@ from lmtrain.errors import (
     spelling_hint,
 )
 from lmtrain.eval.print_evaluation_results import encode_rows, read_columns, render, render_comparison, sample_rows
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
 from lmtrain.eval.task import Result, Task, find_task
-from lmtrain.eval.texts import TextInput
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.command_progress import ProgressReporter, progress
 from lmtrain.observe.screen.metrics_row_text import sparkline

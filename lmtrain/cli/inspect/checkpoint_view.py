@@ -21,7 +21,7 @@ from lmtrain.checkpoint.recorded_merge_parents import merge_record
 from lmtrain.checkpoint.stored_ema_weights import AVERAGE_PREFIX, WeightSet, average_facts
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.merged_checkpoint_view import merge_lines
-from lmtrain.cli.inspect.run_view import describe_model, describe_stage, lineage_lines, stage_facts
+from lmtrain.cli.inspect.run_folder_view import describe_model, describe_stage, lineage_lines, stage_facts
 from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
 from lmtrain.runfolder.settings_differences import differences

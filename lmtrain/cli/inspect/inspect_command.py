@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
-from lmtrain.cli.inspect.run_view import run_facts, run_lines
+from lmtrain.cli.inspect.run_folder_view import run_facts, run_lines
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, Weights
 from lmtrain.errors import MissingInputError, UsageError

@@ -29,7 +29,7 @@ from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.runfolder.file_names import CONFIG, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runtime.files.atomic_files import atomic_file
-from lmtrain.train.layouts.dry_run_estimates import planned_run
+from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 
 _WARMUP_STEPS = 5  # left out, as they allocate memory and fill caches

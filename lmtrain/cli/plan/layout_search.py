@@ -51,7 +51,7 @@ from lmtrain.plan.search.predict_layout_cost import (
     too_large_results,
     why_slower,
 )
-from lmtrain.train.layouts.dry_run_estimates import planned_run
+from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import check_checkpoint_size
 from lmtrain.train.step_durations import Durations, young_daly_s

@@ -19,8 +19,8 @@ from lmtrain.train.startup_checks.preflight import EvaluationTask, Inputs, prefl
 
 if TYPE_CHECKING:
     from lmtrain.eval.evaluate_during_training import PlannedEvaluation
+    from lmtrain.eval.read_texts import TextInput
     from lmtrain.eval.task import Task
-    from lmtrain.eval.texts import TextInput
     from lmtrain.train.in_loop.validate_and_evaluate import Evaluation
 
 

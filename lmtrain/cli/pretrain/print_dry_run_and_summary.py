@@ -47,7 +47,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
     from lmtrain.cli.ranks.launch_ranks import place_on_hardware
     from lmtrain.runtime.processes.fault_injection import arm_from_env
-    from lmtrain.train.layouts.dry_run_estimates import dry_run_facts
+    from lmtrain.train.layouts.dry_run_speed_and_memory import dry_run_facts
     from lmtrain.train.layouts.ranks_and_memory_table import rank_rows
     from lmtrain.train.layouts.run_stages_table import dry_run_facts_of_stages
 

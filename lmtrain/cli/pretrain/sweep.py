@@ -16,7 +16,7 @@ from statistics import median
 from types import FrameType
 from typing import Any
 
-from lmtrain.cli.inspect.run_view import finite_or_none, format_loss
+from lmtrain.cli.inspect.run_folder_view import finite_or_none, format_loss
 from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run, imported_checkpoint
 from lmtrain.cli.pretrain.print_dry_run_and_summary import print_plan_facts
 from lmtrain.cli.screen.print_facts_and_tables import print_table

@@ -12,7 +12,13 @@ import numpy as np
 import typer
 
 from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin
-from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, read_stages, settings_facts, stage_table
+from lmtrain.cli.inspect.run_folder_view import (
+    finite_or_none,
+    ingredient_lines,
+    read_stages,
+    settings_facts,
+    stage_table,
+)
 from lmtrain.cli.report.draw_curves import (
     MAX_EVAL_FIGURES,
     build_charts,

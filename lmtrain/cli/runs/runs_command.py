@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.inspect.run_view import ago, finite_or_none, format_loss
+from lmtrain.cli.inspect.run_folder_view import ago, finite_or_none, format_loss
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog

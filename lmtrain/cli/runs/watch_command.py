@@ -14,7 +14,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, read_stages, settings_facts
+from lmtrain.cli.inspect.run_folder_view import age_s, describe_model, describe_state, read_stages, settings_facts
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few

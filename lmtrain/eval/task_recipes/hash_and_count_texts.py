@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from lmtrain.data.store.document_boundaries import use_recorded_checksums
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
+from lmtrain.eval.read_texts import TextInput, count_odd_characters
 from lmtrain.eval.task import Columns, ratio
-from lmtrain.eval.texts import TextInput, count_odd_characters
 from lmtrain.eval.windows import Tokens
 from lmtrain.runtime.files.atomic_files import refuse_sparse_file
 from lmtrain.tokenizer.base import Tokenizer

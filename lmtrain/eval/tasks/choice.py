@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, SettingsError, UsageError, spelling_hint
+from lmtrain.eval.read_texts import count_odd_characters, read_text_file
 from lmtrain.eval.task import (
     Answers,
     Columns,
@@ -33,7 +34,6 @@ from lmtrain.eval.task import (
     ratio,
 )
 from lmtrain.eval.task_recipes.multiple_choice_yaml import SUFFIXES, Question, Recipe, read_recipe
-from lmtrain.eval.texts import count_odd_characters, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.atomic_files import parse_json
 

@@ -16,8 +16,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from lmtrain.errors import DataError
+from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, encode_pair, perplexity, ratio
-from lmtrain.eval.texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 

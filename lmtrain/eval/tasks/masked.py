@@ -21,6 +21,7 @@ from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary, build_sampler
 from lmtrain.data.samples.slow_reference_masked_samples import Sentences
 from lmtrain.errors import DataError, UsageError
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.task import Columns, Facts, Prepared, Sums, Task, TaskOptions, perplexity, ratio
 from lmtrain.eval.task_recipes.hash_and_count_texts import (
     dataset_prefix,
@@ -29,7 +30,6 @@ from lmtrain.eval.task_recipes.hash_and_count_texts import (
     group_by_file,
     open_dataset,
 )
-from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import MaskedRequest, Tokens, check_stride, windows
 
 SEED = 1

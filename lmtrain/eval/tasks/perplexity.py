@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.task import (
     Columns,
     Facts,
@@ -33,7 +34,6 @@ from lmtrain.eval.task_recipes.hash_and_count_texts import (
     group_by_file,
     open_dataset,
 )
-from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Tokens, WindowedRequests
 
 

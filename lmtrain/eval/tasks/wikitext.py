@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, UsageError
+from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.task import (
     Answers,
     Columns,
@@ -37,7 +38,6 @@ from lmtrain.eval.task import (
     ratio,
     sum_by_item,
 )
-from lmtrain.eval.texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.windows import StreamRequests, Window, WindowedRequests, check_stride, windows
 
 PUBLISHED_SEQ_LEN = 1024

@@ -19,7 +19,7 @@ from lmtrain.exchange.megatron.decoder_arguments import (
     words_from_arguments,
 )
 from lmtrain.exchange.settings_in_other_formats import build_imported_settings
-from lmtrain.exchange.torch_files.safe_pickle import CallRecord, Global
+from lmtrain.exchange.torch_files.read_pickle_as_data import CallRecord, Global
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, round_up

@@ -23,7 +23,7 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, ITEM_BYTES
 from lmtrain.errors import CheckpointError, DataError, shorten
-from lmtrain.exchange.torch_files.safe_pickle import (
+from lmtrain.exchange.torch_files.read_pickle_as_data import (
     MAX_DEPTH,
     MAX_PICKLE_BYTES,
     BoundedFile,

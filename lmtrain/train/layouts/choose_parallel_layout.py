@@ -30,7 +30,7 @@ from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.plan.search.legal_layouts import legal_layouts
 from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.file_names import CHECKPOINTS
-from lmtrain.train.layouts.dry_run_estimates import StepForecast, planned_run
+from lmtrain.train.layouts.dry_run_speed_and_memory import StepForecast, planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.train_settings import RampUpSettings
 from lmtrain.train.training_stage_settings import StageSettings

@@ -17,7 +17,7 @@ from lmtrain.data.resume_position_by_source import KEY_DIGITS
 from lmtrain.errors import join_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, fullest_rank
-from lmtrain.train.layouts.dry_run_estimates import (
+from lmtrain.train.layouts.dry_run_speed_and_memory import (
     dry_run_facts,
     measurement_facts,
     planned_run,

@@ -56,7 +56,7 @@ from lmtrain.runtime.files.atomic_files import atomic_file, read_json, write_jso
 from lmtrain.runtime.machine.choose_device import device_name
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
-from lmtrain.train.layouts.dry_run_estimates import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
+from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_state import Progress, Run, checkpoint_state, held_pieces

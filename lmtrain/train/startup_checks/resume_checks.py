@@ -1,7 +1,7 @@
 """Checks of the checkpoint that a run resumes from, without torch.
 
 The checks: is it usable, does it belong to this run, are steps left, and which part of the data does data.split exclude
-from training. Called by preflight, before anything of the configured size is built, and again by state.py for the
+from training. Called by preflight, before anything of the configured size is built, and again by run_state.py for the
 checkpoint that is then read.
 """
 

@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         name="newlines_are_translated",
-        file="lmtrain/eval/texts.py",
+        file="lmtrain/eval/read_texts.py",
         function="read_text_file",
         old='return data.decode("utf-8"), hashlib',
         new='return source.read_text(encoding="utf-8"), hashlib',

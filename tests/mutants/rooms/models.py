@@ -251,7 +251,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_is_capped_to_a_finite_logit",
-        file="lmtrain/models/layers/heads.py",
+        file="lmtrain/models/layers/output_heads.py",
         function="cap_logits",
         old='return torch.where(logits == float("-inf"), logits, capped)',
         new="return capped",

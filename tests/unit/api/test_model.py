@@ -15,9 +15,9 @@ from lmtrain.batch import Batch
 from lmtrain.errors import CheckpointError, MissingInputError, OutOfMemoryError, UsageError
 from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load_model import load_for_eval
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run as run_task
 from lmtrain.eval.task import find_task
-from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.api.saved_models import VOCAB_SIZE, save_run, small_tokenizer

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_tools.read.find_input_files import find_sources
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.cli.eval.evaluate_command import read_texts
-from lmtrain.eval.texts import TextInput
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.mesh import Axis

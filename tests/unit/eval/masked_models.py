@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import Outcome, run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task
-from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings

@@ -14,9 +14,9 @@ from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.saved_model_description import checkpoint_source
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.eval.load_model import load_for_eval, load_source
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run as run_task
 from lmtrain.eval.task import find_task
-from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel_model import build_parallel

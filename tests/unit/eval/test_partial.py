@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import first_items
 from lmtrain.eval.task import TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
-from lmtrain.eval.texts import TextInput
 from lmtrain.tokenizer.base import Tokenizer
 
 

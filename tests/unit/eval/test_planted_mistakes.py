@@ -13,7 +13,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.eval import windows
 from lmtrain.eval.tasks import lambada, wikitext
 from lmtrain.eval.windows import Request, StreamRequests, Window, WindowedRequests
-from lmtrain.models.layers import heads
+from lmtrain.models.layers import output_heads
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import Pair, agree, write
 
@@ -71,7 +71,7 @@ MISTAKES: dict[str, tuple[str, Plant]] = {
     ),
     "padding scored": ("wikitext103/megatron-o32", _replace(wikitext, "StreamRequests", Padded)),
     "padded vocabulary chosen": (
-        "lambada/megatron-strict", _replace(heads, "padded_bias", lambda weight, bias, num_true: bias),
+        "lambada/megatron-strict", _replace(output_heads, "padded_bias", lambda weight, bias, num_true: bias),
     ),
     "samples counted twice": ("wikitext103/megatron-o32", _replace(wikitext, "StreamRequests", Doubled)),
     "target tokenized apart": (

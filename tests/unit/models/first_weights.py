@@ -8,7 +8,7 @@ from torch import Tensor
 from lmtrain.layout import Coordinate
 from lmtrain.models.bert import Bert
 from lmtrain.models.gpt import GPT
-from lmtrain.models.init import draw_parameter
+from lmtrain.models.initial_weights import draw_parameter
 from lmtrain.parallel.initialize_and_save_shards import draw_initial_values
 from lmtrain.parallel.weights.reduce_and_clip_gradients import tied_copies
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank

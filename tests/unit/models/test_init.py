@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.models import init
+from lmtrain.models import initial_weights
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import apply_ties, draw_parameter
+from lmtrain.models.initial_weights import apply_ties, draw_parameter
 from lmtrain.spec import Start
 from tests.unit.models.first_weights import start
 
@@ -81,8 +81,8 @@ def differ(monkeypatch: pytest.MonkeyPatch, rows: int, block_numbers: int) -> li
     """Shapes whose blocks are not the numbers that torch draws for the whole in one call."""
     expected = {shape: whole("a", shape, Start(std=0.5)) for shape in SHAPES}
     assert all(len(list(draw_parameter("a", shape, Start(std=0.5), 5))) == 1 for shape in SHAPES)
-    monkeypatch.setattr(init, "_ROWS", rows)
-    monkeypatch.setattr(init, "_BLOCK_NUMBERS", block_numbers)
+    monkeypatch.setattr(initial_weights, "_ROWS", rows)
+    monkeypatch.setattr(initial_weights, "_BLOCK_NUMBERS", block_numbers)
     assert max(len(list(draw_parameter("a", shape, Start(std=0.5), 5))) for shape in SHAPES) > 5
     return [shape for shape in SHAPES if not torch.equal(whole("a", shape, Start(std=0.5)), expected[shape])]
 

@@ -13,9 +13,9 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim.adamw import build
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.state import apply_empty_state, apply_num_updates, num_updates, state_tensors
+from lmtrain.optim.optimizer_state import apply_empty_state, apply_num_updates, num_updates, state_tensors
+from lmtrain.optim.parameter_groups import apply_learning_rate, build_groups
 
 SHAPES = {"embedding.token.weight": (7, 4), "norm.weight": (4,), "mlp.up.weight": (5, 4), "mlp.up.bias": (5,)}
 

@@ -13,8 +13,8 @@ from lmtrain.kernels import triton_availability
 from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors
 from lmtrain.optim.adamw import OnePassAdamW, build
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.optim.groups import apply_learning_rate, build_groups
-from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
+from lmtrain.optim.optimizer_state import apply_num_updates, num_updates, state_tensors
+from lmtrain.optim.parameter_groups import apply_learning_rate, build_groups
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import Bf16Settings, ComputeSettings
 from lmtrain.parallel.parallel_model import ParallelModel

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.models import gpt
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import apply_ties
+from lmtrain.models.initial_weights import apply_ties
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor_parallel import apply_tensor_parallel, cross_entropy_sum
 from lmtrain.spec import Cut, Split

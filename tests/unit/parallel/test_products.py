@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.models.layers.heads import Head
+from lmtrain.models.layers.output_heads import Head
 from lmtrain.parallel import linear_matrix_products
 from lmtrain.parallel.linear_matrix_products import (
     DeferredProduct,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.layout import Layout
-from lmtrain.models import init
+from lmtrain.models import initial_weights
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.initialize_and_save_shards import draw_initial_values
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
@@ -47,7 +47,7 @@ def test_threads_and_blocks_change_nothing(
     monkeypatch: pytest.MonkeyPatch, num_threads: int, block_numbers: int
 ) -> None:
     one = filled(Layout(), 0)
-    monkeypatch.setattr(init, "_BLOCK_NUMBERS", block_numbers)
+    monkeypatch.setattr(initial_weights, "_BLOCK_NUMBERS", block_numbers)
     many = filled(Layout(), 0, num_threads)
     assert one.keys() == many.keys()
     assert all(torch.equal(one[name], many[name]) for name in one)
@@ -58,7 +58,7 @@ def test_threads_and_blocks_change_nothing(
 def test_ranks_hold_regions_of_the_whole(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
     """Blocks end within regions, and regions begin within blocks."""
     whole = filled(Layout(), 0)
-    monkeypatch.setattr(init, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(initial_weights, "_BLOCK_NUMBERS", 1)
     for rank in range(layout.world_size):
         parallel = ParallelSettings(tp=layout.tp, dp_shard=layout.dp_shard)
         places = placements_of_rank(MODEL, parallel, layout.coordinate(rank))

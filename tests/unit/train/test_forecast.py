@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.runtime.machine.detect_gpus import Gpus
-from lmtrain.train.layouts.dry_run_estimates import StepForecast, forecast_facts, planned_run, predict_step
+from lmtrain.train.layouts.dry_run_speed_and_memory import StepForecast, forecast_facts, planned_run, predict_step
 from tests.unit.plan.machines import hardware_named
 from tests.unit.train.test_layout_table import BIG, config
 

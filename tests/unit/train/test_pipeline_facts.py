@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.runtime.machine.detect_gpus import Gpus
-from lmtrain.train.layouts import dry_run_estimates
-from lmtrain.train.layouts.dry_run_estimates import compile_facts, list_text, pipeline_facts, pipeline_lines
+from lmtrain.train.layouts import dry_run_speed_and_memory
+from lmtrain.train.layouts.dry_run_speed_and_memory import compile_facts, list_text, pipeline_facts, pipeline_lines
 from tests.unit.train.test_layout_table import config
 
 PIPELINE = ("parallel.pp=4", "train.global_batch=64", "train.micro_batch=4", "model.num_layers=10")
@@ -56,6 +56,6 @@ def test_what_is_compiled_is_told(
     monkeypatch: pytest.MonkeyPatch, gpus: int, has_compiler: bool, words: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.setattr(Gpus, "detect", lambda: Gpus("13.0", gpus))
-    monkeypatch.setattr(dry_run_estimates, "has_kernel_compiler", lambda: has_compiler)
+    monkeypatch.setattr(dry_run_speed_and_memory, "has_kernel_compiler", lambda: has_compiler)
     run = config(*words)
     assert compile_facts(run, run.model)["compiled"].startswith(said)

@@ -9,7 +9,7 @@ import torch
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.layout import Layout
-from lmtrain.optim.state import num_updates
+from lmtrain.optim.optimizer_state import num_updates
 from lmtrain.parallel.device_and_precision_settings import Fp16Settings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.train import run_state

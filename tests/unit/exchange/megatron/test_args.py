@@ -15,7 +15,7 @@ from lmtrain.exchange.megatron.checkpoint_args import (
     settings_from_arguments,
 )
 from lmtrain.exchange.megatron.decoder_arguments import flags_to_repeat
-from lmtrain.exchange.torch_files.safe_pickle import CallRecord
+from lmtrain.exchange.torch_files.read_pickle_as_data import CallRecord
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.exchange.models import as_imported, bert, gpt2, llama
 

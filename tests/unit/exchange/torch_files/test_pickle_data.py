@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lmtrain.errors import CheckpointError, DataError
+from lmtrain.exchange.torch_files.read_pickle_as_data import MAX_PICKLE_BYTES, BoundedFile, read_pickle
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
-from lmtrain.exchange.torch_files.safe_pickle import MAX_PICKLE_BYTES, BoundedFile, read_pickle
 from tests.unit.exchange.torch_files import hostile
 
 

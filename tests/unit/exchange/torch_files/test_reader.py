@@ -13,8 +13,8 @@ import torch
 
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.exchange.megatron.checkpoint_folder import open_megatron
+from lmtrain.exchange.torch_files.read_pickle_as_data import CallRecord
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
-from lmtrain.exchange.torch_files.safe_pickle import CallRecord
 
 
 class Danger:
