@@ -89,8 +89,8 @@ class Limits:
             self.longest_s[key] = max(seconds, self.longest_s.get(key, 0.0), self.earlier_s.get(key, 0.0))
 
     def record_step(self, step: int) -> None:
-        """Record that a rank has reached step number `step`. The learned time limits take effect once a rank is beyond
-        the first step of this start.
+        """Record that a rank has reached training step `step`; a negative number is ignored. The time limits learned
+        from measured times take effect once a rank is beyond the lowest step recorded.
 
         Before that, the times of a rank that has built say little about how long others load or compile.
         """
@@ -99,8 +99,8 @@ class Limits:
             self.in_force = self.in_force or step > self.first_step
 
     def limit_s(self, key: str) -> float:
-        """Return for how many seconds a rank may stay in `key`, a phase or the name of a collective, before it counts
-        as late.
+        """Return the time limit in seconds for `key`, a phase or the name of a collective: a rank that stays in it for
+        longer counts as late.
         """
         longest = self.longest_s.get(key)
         if longest is None or not self.in_force:
@@ -109,9 +109,9 @@ class Limits:
 
 
 def judge(rows: list[RankRow], limits: Limits, culprit_asked: bool = False) -> Verdict | None:
-    """Return the verdict that names the ranks to blame for a hang or a failure, or None if there is none yet. `rows`
-    has the state of each rank. `culprit_asked` says that a collective has failed on a rank, so ranks can be blamed
-    before their time limits.
+    """Return the verdict that names the ranks to blame for a hang or a failure, or None if nobody can be blamed yet.
+    `rows` has the newest state of each rank. With `culprit_asked`, which means that a collective has failed on a rank,
+    look for a rank to blame at once instead of waiting for the time limits.
     """
     live = [row for row in rows if row.state in (RUNNING, STOPPED)]
     if verdict := _ended_verdict(rows):
@@ -161,8 +161,9 @@ def _silence_limit_s(limits: Limits) -> float:
 
 
 def _is_due(live: list[RankRow], limits: Limits) -> bool:
-    """Return True if it is time to decide who hangs: a rank is stopped or silent beyond its limit, a rank that waits
-    for no other is beyond its limit, or all ranks are. `live` are the ranks that have not ended.
+    """Return True if it is time to decide which rank hangs: a rank stopped by a signal has exceeded its time limit, a
+    rank has sent no message for too long, or all ranks outside of collectives have exceeded their limits (all ranks, if
+    every one is in a collective). `live` has the ranks that have not ended.
     """
     over = [row for row in live if row.still_s > limits.limit_s(row.limit_key)]
     if any(row.state == STOPPED for row in over) or any(row.silent_s > _silence_limit_s(limits) for row in live):
@@ -174,7 +175,8 @@ def _is_due(live: list[RankRow], limits: Limits) -> bool:
 
 def _late_ranks(live: list[RankRow], limits: Limits, culprit_asked: bool) -> list[RankRow]:
     """Return the ranks in `live` that are not waiting in a collective and have exceeded their time limit. With
-    `culprit_asked` return all ranks that are not waiting, whatever their time; an empty list if no rank is waiting.
+    `culprit_asked` the limit is ignored: return all ranks that are not waiting, but an empty list if none of `live`
+    waits.
     """
     busy = [row for row in live if not row.is_waiting]
     if not culprit_asked:
@@ -183,8 +185,8 @@ def _late_ranks(live: list[RankRow], limits: Limits, culprit_asked: bool) -> lis
 
 
 def _strayed_ranks(live: list[RankRow]) -> list[RankRow]:
-    """Return the ranks in `live` that ran other collectives in this step than most of the ranks that had run the same
-    collectives in the previous step.
+    """Return the ranks in `live` that ran other collectives than the majority in the current step. Only ranks that are
+    in the same step, and that ran the same collectives in the step before, are compared with one another.
 
     Orders are compared as far as both ranks have come. The smaller groups of ranks with equal orders are the strays;
     without a single largest group there are none.
@@ -219,8 +221,9 @@ def _same_order(a: RankRow, b: RankRow) -> bool:
 
 
 def _odd_ranks(live: list[RankRow]) -> list[RankRow]:
-    """Return the ranks to blame if all ranks in `live` wait in collectives: those whose newest collective differs from
-    the one at this point of the previous step, or else those that are ahead in step and number of collectives.
+    """Return the ranks to blame if all ranks in `live` wait in collectives: those that called a collective which their
+    previous step did not have at this point, or else those furthest ahead in step and number of collectives. Empty if
+    neither rule singles out some of the ranks.
     """
     newest = max((row.misordered[0] for row in live if row.misordered), default=0)
     # because: a collective that is new on all ranks, such as the first validation's, is no rank's fault

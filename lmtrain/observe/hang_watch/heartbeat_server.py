@@ -118,8 +118,9 @@ def _parse_json(line: bytes) -> Any:
 
 
 def verdict_text(verdict: dict[str, Any]) -> str:
-    """Return the text of an error for the user: which rank is to blame and why, the folder with the stacks of all
-    processes, and how to continue. `verdict` is the message in which the hub sends its decision.
+    """Return the error message for the user: which rank is to blame and why, the folder with the stacks of all
+    processes if there is one, and that the same command continues the run. `verdict` is the dict in which the
+    watchdog's server on rank 0 sends its decision.
     """
     folder = verdict.get("folder")
     look = f"The stacks of all processes are in {folder}; start" if folder else "Start"
@@ -128,7 +129,7 @@ def verdict_text(verdict: dict[str, Any]) -> str:
 
 def write_stop(folder: str, verdict: dict[str, Any]) -> None:
     """Write to stop.json in the run folder `folder` which rank ended the run and why, unless that file exists already.
-    `verdict` is the message in which the hub sends its decision. Errors of the disk are ignored.
+    `verdict` is the dict in which the watchdog's server on rank 0 sends its decision. Errors of the disk are ignored.
     """
     rank, stacks = (verdict.get("ranks") or [0])[0], verdict.get("folder")
     where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
@@ -201,7 +202,9 @@ class Hub:
                 self.mark_lost(peer.rank, "is gone, and its companion too, as if its node had failed")
 
     def drop_peer(self, peer: LineConnection) -> None:
-        """Close the connection `peer`, and remove it from the list and the selector."""
+        """Close `peer`, the connection to a rank's companion (its watchdog process), and listen to it no longer. Do
+        nothing if it was dropped before.
+        """
         if peer in self.peers:
             self.peers.remove(peer)
             self.selector.unregister(peer.connection)
@@ -235,7 +238,9 @@ class Hub:
             self.culprit_asked_at = self.culprit_asked_at or time.monotonic()
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """Record rank `rank` as lost, with the text `reason`, unless it was recorded as ended before."""
+        """Record that rank `rank` was lost without a report of its end; `reason` is the text to show. Do nothing if its
+        end, or its loss, is recorded already.
+        """
         row = self.rows.setdefault(rank, RankRow(rank))
         if row.state in (RUNNING, STOPPED):
             row.state, row.reason = LOST, reason
@@ -251,8 +256,9 @@ class Hub:
             self.own_messages.append(message)
 
     def tick(self) -> None:
-        """Do the hub's periodic work, twice a second: send heartbeats, measure for how long each rank has sent nothing,
-        decide whether ranks are to blame, and once a minute save the longest times seen.
+        """Do the periodic work of the watchdog's server, twice a second: send heartbeats, update for how long each rank
+        has been silent, decide whether ranks are to blame, and once a minute write the longest time of each phase to
+        the run folder.
         """
         now = time.monotonic()
         elapsed_s, self.ticked_at = now - self.ticked_at, now

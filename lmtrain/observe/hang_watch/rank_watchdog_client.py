@@ -138,8 +138,8 @@ class Watch:
             warn(f"{self.process.label} has no watchdog any more, because its companion process has ended.")
 
     def _exit_after_grace(self, verdict: dict[str, Any]) -> None:
-        """Exit this process with the exit code of `verdict`, unless its main thread ends the run by itself within the
-        grace period. `verdict` is the watchdog's message that names the ranks to blame.
+        """Give the main thread a grace period in which to end the run by itself, and return if it begins to; otherwise
+        end this process with the exit code of `verdict`, the watchdog's message that names the ranks to blame.
         """
         if verdict["kind"] == HANG_KIND and (rows := flight_recorder_rows()):
             with suppress(OSError):
@@ -168,9 +168,9 @@ class Watch:
         return self.verdict_error(self._verdict) if self._verdict else None
 
     def earlier_error(self) -> LmtrainError | None:
-        """Return the failure of the run that the watchdog knew of before this process got a signal to stop, so that it
-        is reported in place of the signal. Wait half a second for the watchdog's verdict; return None if there was no
-        failure, or if the signal was a request to stop the run.
+        """Return the error that the watchdog has decided on, to be reported instead of the signal that stopped this
+        process. Wait up to half a second for its decision. Return None if there is none, or if the signal was a request
+        to stop the run.
         """
         if self._companion is not None and self.stop_signal is None:
             self._is_answered.wait(_VERDICT_S)
@@ -180,8 +180,9 @@ class Watch:
         return self.verdict_error(self._verdict)
 
     def report_end(self, message: dict[str, Any]) -> None:
-        """Send `message`, which says how the main thread ended ("done", "left" or "failed"), to the companion (the
-        watchdog process of this rank). After "done", also wait for it to exit, and close the shared memory.
+        """Tell the companion (the watchdog process of this rank) how the main thread ended: `message` has the key
+        "done", "left" or "failed". With "done", also wait until the companion has ended, kill it if it takes too long,
+        and close the memory shared with it.
         """
         self._is_leaving.set()
         self._send(message)
@@ -260,7 +261,8 @@ def watch_run(
 
 
 def flight_recorder_rows() -> str:
-    """Return the newest 30 entries of torch's flight recorder of collectives, one JSON object per line.
+    """Return the newest 30 entries of torch's flight recorder of collectives as text, one JSON object per line; an
+    empty text if there are none.
 
     Empty if this torch has no recorder, it is switched off, or it does not answer within a second.
     """

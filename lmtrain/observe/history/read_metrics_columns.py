@@ -108,7 +108,10 @@ class Record:
         return np.interp(steps, known_steps, values)
 
     def _start_of(self, key: str) -> tuple[float, float]:
-        """Return (step, value of `key`) at which the run began; (0, 0) for a run that began from no other."""
+        """Return (step, value of `key`) from which the run counts, as its first `start` row states them; the value of
+        "seconds" is 0. Return (0, 0) if the row does not state the key, as in a run that began from no other run's
+        checkpoint.
+        """
         # because: before the first step no data had been read and no time had passed
         first = next(iter(self.rows.get("start", ())), {})
         value = 0.0 if key == "seconds" else first.get(key)
@@ -330,8 +333,9 @@ def _loss_differences(
 
 
 def starts_in_force(record: Record) -> list[Row]:
-    """Return the rows of a run's `start` events, one per start or resumption, in the order of their steps. A start is
-    left out if a later one resumed from the same or an earlier step, because its work was then repeated.
+    """Return the rows of a run's `start` events, one per start or resumption, in the order of their steps. If the run
+    later resumed from the same or an earlier step, the row is left out, since the steps after it were then trained
+    again.
     """
     in_force: list[Row] = []
     for row in record.rows.get("start", []):
@@ -340,8 +344,9 @@ def starts_in_force(record: Record) -> list[Row]:
 
 
 def pair_starts(starts_of_runs: Sequence[Sequence[Row]], end_step: int | None) -> Iterator[tuple[int, list[Row]]]:
-    """Yield (step, [each run's newest start row at or before that step]) for each step before `end_step` at which one
-    of the runs started or resumed. `starts_of_runs` has the start rows of each of two runs.
+    """Yield (step, rows) for each step before `end_step` at which one of the runs started or resumed. `rows` has for
+    each run its newest start row at or before that step. `starts_of_runs` has the start rows of each run, in order of
+    steps.
 
     Steps before the first start of a run are left out. Without `end_step` there is no upper limit.
     """

@@ -114,8 +114,9 @@ class ThreadPosition:
             _recorder.enter(phase, half, self.microbatch, self.stage)
 
     def count_time(self, kind: int) -> int:
-        """Add the time since the last call to the current counter of `spent_ns` (nanoseconds per phase), and make the
-        counter with index `kind` current. Return the index of the counter that was current before.
+        """Add the time since the last call to the counter that has been running, and let the counter with index `kind`
+        run from now on. The counters are `spent_ns`, nanoseconds per phase. Return the index of the counter that was
+        running.
         """
         now, old_kind = monotonic_ns(), self.kind
         self.spent_ns[old_kind] += now - self.since_ns
@@ -123,8 +124,8 @@ class ThreadPosition:
         return old_kind
 
     def count_wait(self, since_ns: int) -> None:
-        """Count the time from `since_ns` (of `monotonic_ns`) until now as time in collectives instead of time in the
-        current phase. For a wait in a collective that is not enclosed by `within`.
+        """Move the time from `since_ns` (a value of `monotonic_ns`) until now from the counter of the current phase to
+        that of collectives. Call it after a wait in a collective that no `within` block encloses.
         """
         wait_ns = monotonic_ns() - since_ns
         self.spent_ns[self.kind] -= wait_ns

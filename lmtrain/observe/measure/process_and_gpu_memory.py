@@ -57,8 +57,8 @@ class Memory:
         self._peaks = [*map(max, bytes_by_rank, self._peaks or bytes_by_rank)]
 
     def grown_peaks(self) -> list[int] | None:
-        """Return the peak memory of each rank in bytes, if any rank's peak has grown by more than 5% since this method
-        last returned peaks; else None.
+        """Return the peak memory of each rank in bytes if some rank's peak is more than 5% above the one that this
+        method last returned, else None. It reads the values of the last `update_peaks` and does not communicate.
         """
         before = self._reported_peaks or [0] * len(self._peaks)
         if not any(new > _GROWN * old for new, old in zip(self._peaks, before, strict=True)):

@@ -35,8 +35,9 @@ class Histogram:
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[float, float, int]]:
-        """Return (lower edge, upper edge, number of elements) for each bucket from the lowest to the highest that is
-        not empty.
+        """Return (lower edge, upper edge, number of elements) for each bucket of the histogram, from the lowest bucket
+        that has elements to the highest; buckets between them may be empty. The histogram must have at least one
+        element.
         """
         edges = [min(self.low, EDGES[0]), *EDGES, max(self.high, EDGES[-1])]
         filled = [i for i, count in enumerate(self.counts) if count]
@@ -95,8 +96,9 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 def validation_measure_names(
     terms: Sequence[str], domains: Iterable[str], *, of_average: bool = False
 ) -> list[str]:
-    """Return the names of the measures in a validation row, for a model with these loss terms and these domains: of the
-    weights, or with `of_average` of their average.
+    """Return the names that `row_measures` gives the measures of a validation row, such as "loss/valid". `terms` are
+    the names of the model's loss terms, `domains` those of the validation data. With `of_average` return the names of
+    the measures of the averaged weights.
     """
     values = dict.fromkeys(["loss", *_QUALITY, *term_measure_names(terms)], 0.0)
     return list(_validation_measures(

@@ -81,7 +81,8 @@ class Throughput:
 
     def step_done(self, step: int, now_s: float, tokens: int) -> None:
         """Record that step number `step` ended at `now_s`, in seconds of the caller's clock, and consumed `tokens`
-        tokens over all ranks. Raise ValueError if `start` was not called before.
+        tokens over all ranks. The first step is slow and not counted. Raise ValueError if `start` was not called
+        before.
         """
         if not self._marks:
             raise ValueError("step_done() was called before start(). Call start() before the first step.")

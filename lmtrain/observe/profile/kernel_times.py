@@ -72,8 +72,8 @@ class KernelTable:
     kernels: tuple[Kernel, ...]  # the kernels with the longest total time, longest first
 
     def lines(self) -> list[str]:
-        """Return lines of text: the profiled steps with the total time of their kernels, then the time of each class of
-        kernels, the longest first.
+        """Return the table of kernel times as lines of text: the profiled steps with the total time of their kernels,
+        then the time of each class of kernels, the longest first.
         """
         busy = sum(self.classes.values())
         what = "kernels on the GPU" if self.device == "cuda" else "operators on the CPU"
@@ -176,8 +176,8 @@ def _build_operators(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Oper
 def _kernel_times(
     on_device: Sequence[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]], operators: Mapping[Any, list[_Operator]]
 ) -> list[tuple[str, str, float]]:
-    """Return (name, class, microseconds) for each GPU kernel or copy in `on_device`. `spans` are all timed events of
-    the trace, and `operators` are its CPU operators by thread id.
+    """Return (name, class, microseconds) for each GPU kernel or copy in `on_device`; the class is one of CLASSES.
+    `spans` are all timed events of the trace, and `operators` are its CPU operators by thread id.
 
     A kernel takes the class of the operator that launched it if that class is in ENCLOSING_CLASSES.
     """
@@ -199,8 +199,8 @@ def _kernel_times(
 
 
 def _enclosing_class(operators: Sequence[_Operator], begins: Sequence[float], at: float) -> str | None:
-    """Return the kernel class of the innermost CPU operator that runs at time `at`, or None if none runs. `operators`
-    are those of one thread in order of time, and `begins` their start times.
+    """Return the class, one of CLASSES, of the innermost CPU operator that runs at time `at` (microseconds), or None if
+    none runs. `operators` are those of one thread in order of time, and `begins` their start times.
     """
     place = bisect.bisect_right(begins, at) - 1
     operator = operators[place] if place >= 0 else None

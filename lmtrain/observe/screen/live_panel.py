@@ -174,8 +174,8 @@ class RunPanel:
         return grid
 
     def _extra_figures(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
-        """Yield (label, text) for the figures that only some step rows have: stage, slowest rank, bubble,
-        communication, next save and time limit. `since_s` is the age of the step row `row` in seconds.
+        """Yield (label, text) for the figures that only some step rows have: training stage, slowest rank, pipeline
+        bubble, communication, next save and time limit. `since_s` is the age of the step row `row` in seconds.
         """
         if words := self._stage_text(row):
             yield "stage", Text(words)
@@ -193,7 +193,9 @@ class RunPanel:
             yield "time is up", Text(f"in {format_clock(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
 
     def _stage_text(self, row: Row) -> str:
-        """Return the stage of the step row `row`, its number and its last step; empty in a run without stages."""
+        """Return the training stage of the step row `row` as text: its name, its number among the run's stages, and its
+        last step. Return an empty text in a run without stages.
+        """
         names, name = list(self.stages), row.get("stage", self.start.get("stage"))
         if name not in names:
             return str(name or "")

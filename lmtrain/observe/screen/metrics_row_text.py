@@ -63,8 +63,8 @@ def format_domains(row: Row) -> str:
 
 
 def format_sources(row: Row) -> str:
-    """Return ` [wiki 3.2101, code 2.0942]`, the losses by source of a step row, or an empty string if it has none. The
-    rest of many is only counted.
+    """Return the loss of each data source in a step row as text, such as ` [wiki 3.2101, code 2.0942, 3 more]`: only
+    the first sources are listed, the others counted. Return an empty string if the row has none.
     """
     losses = [f"{name} {values['loss']:.4f}" for name, values in row.get("sources", {}).items() if "loss" in values]
     more = [f"{len(losses) - _SOURCES_IN_A_LINE} more"] * (len(losses) > _SOURCES_IN_A_LINE)
@@ -72,7 +72,9 @@ def format_sources(row: Row) -> str:
 
 
 def eval_line(row: Row) -> str:
-    """Format an evaluation row with the headline measure first."""
+    """Format an evaluation row of metrics.jsonl as one line: the step, the task and its measures, the headline measure
+    first, then those of the averaged weights if the row has them.
+    """
     average = eval_figures({**row, "measures": row["ema"]}) if row.get("ema") else []
     of_average = f"  average of the weights {', '.join(average)}" if average else ""
     return f"eval at step {row['step']}  {row['name']}  {', '.join(eval_figures(row))}{of_average}"

@@ -58,9 +58,9 @@ def build_view(
     saves: SaveSchedule | None = None, stages: Mapping[str, int] = MappingProxyType({}),
     start: Row = MappingProxyType({}),
 ) -> RunView:  # fmt: skip
-    """Return a view that shows a training run on `console`: a live panel on a terminal, plain lines elsewhere.
-    `title_facts["run"]` is the title, the other facts are listed below it. Each line also goes to `log`; `saves` has
-    the intervals between checkpoints, `stages` the last step of each stage of the run, and `start` the step and the
+    """Return a view that shows a training run on `console`: a live panel on a terminal, plain lines elsewhere, each
+    line also written to `log`. `title_facts["run"]` is the title, the other facts are listed below it. `saves` has the
+    intervals between checkpoints, `stages` the last step of each training stage by name, and `start` the step and the
     stage at which the view begins.
     """
     if not is_live(console):

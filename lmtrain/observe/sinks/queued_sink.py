@@ -86,8 +86,8 @@ class QueuedSink:
         self._enqueue(lambda sink: sink.write_histograms(step, histograms))
 
     def close(self) -> None:
-        """Wait until the queue is empty, for at most the `close_timeout_s` of the constructor, then report how many
-        records were lost.
+        """Wait until all queued records are written, for at most the `close_timeout_s` of the constructor. Then report
+        messages, and how many records were lost, through the callback of the constructor.
         """
         with self._changed:
             self._is_closing = True

@@ -174,8 +174,8 @@ class TensorBoardSink:
 
 
 def _layout() -> bytes:
-    """Encode the layout of TensorBoard's custom scalars page as protobuf bytes: the CHARTS, grouped by category, each
-    with the name patterns of its curves.
+    """Encode, as protobuf bytes, which charts TensorBoard's page of custom scalars shows. They are those of CHARTS,
+    grouped by category, each chart with the name patterns of its curves.
     """
     pages = b""
     for page, charts in CHARTS.items():

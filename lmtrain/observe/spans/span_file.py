@@ -210,8 +210,8 @@ class SpanFile:
             os.close(self._fd)
 
     def _advance(self) -> None:
-        """Set the file offset of the next record: at newly allocated space, or at the oldest record again if the file
-        has its full size. A full disk sets `problem`.
+        """Choose where in the file the next record goes, and allocate space if needed. Once the file has its full size,
+        the oldest record is overwritten. If the disk is full, set `problem` to a message.
         """
         if self.num_written == self._num_allocated < self.capacity and self.problem is None:
             try:

@@ -76,8 +76,8 @@ class DeviceClock:
         self._steps[-1].spans.append((began, ended, fields))
 
     def finished_spans(self) -> Iterator[tuple[int, ...]]:
-        """Yield the record fields (dtype SPAN) of all spans of each step that the GPU has finished, the oldest step
-        first. Times are converted to nanoseconds of the host's clock.
+        """Yield, and forget, the spans of the steps that the GPU has finished completely, the oldest step first. Each
+        span is a tuple of record fields (dtype SPAN), with times in nanoseconds of the host's clock.
 
         Spans of steps before the first pair of GPU and host time are dropped.
         """
@@ -167,16 +167,17 @@ class Recorder:
             self._write_span(self._began, ended, kind, "", 0, 0, 0, -1, self._microbatch, self._stage)
 
     def begin(self, mark: current_phase.within) -> Time | None:
-        """Return the start time for the span of a `within` block, whose context manager is `mark`; None if such a block
-        has no span.
+        """Return the start time of a `within` block, to be passed to `end`; `mark` is the block's context manager.
+        Return None if blocks of its kind are not traced.
         """
         if mark.axis is not None:
             return time.monotonic_ns() if self.device is None else self.current_time(mark.tensor)
         return time.monotonic_ns() if mark.phase in _BLOCK_KINDS or mark.name is current_phase.DEVICE_WAIT else None
 
     def end(self, mark: current_phase.within, began: Time) -> None:
-        """Write the span of a `within` block, which began at `began`; `mark` is its context manager. If the block
-        waited until the GPU was idle, record instead which host time belongs to the GPU's present time.
+        """Write the span of the `within` block that has just ended; `mark` is its context manager and `began` what
+        `begin` returned. For a block that waited until the GPU was idle, record instead a pair of equal host and GPU
+        times.
         """
         if mark.axis is not None:
             self.record_collective(began, mark.name, mark.axis, mark.tensor, -1, mark.early)
@@ -265,8 +266,8 @@ class Tracer:
         self._requested_until, self._failed = self._num_begun + REQUESTED_STEPS, False
 
     def begin_step(self, step: int) -> None:
-        """Switch recording on or off for step number `step`, which begins now, as the setting and earlier requests say.
-        If the trace file cannot be written, report that once and stop tracing.
+        """Begin step number `step`: record its spans if the trace mode or a request for a trace selects it, else stop
+        recording. If the trace file cannot be written, report that once and trace no more.
         """
         is_traced = not self._failed and self._is_traced(step)
         if is_traced and self.recorder is None:

@@ -37,17 +37,17 @@ class LinkTimes:
         self._arrived: dict[int, tuple[int, int]] = {}
 
     def record_send(self, peer: int) -> None:
-        """Add the current time to the sum of the times at which steps' first messages were sent to rank `peer`. Called
-        once per step and peer; ignored outside a step.
+        """Record that the first message of the current step to rank `peer` is sent now. The times of all steps of a
+        window are added up. Call it once per step and peer; outside a step it does nothing.
         """
         if self.in_step:
             total, count = self._sent.get(peer, (0, 0))
             self._sent[peer] = total + monotonic_ns(), count + 1
 
     def record_arrival(self, peer: int, wait_start_ns: int) -> None:
-        """Add the current time to the sum of the times at which steps' first messages from rank `peer` arrived. Ignored
-        if the wait, which began at `wait_start_ns`, was shorter than 0.1 ms, because the message had then arrived
-        earlier.
+        """Record that the first message of the current step from rank `peer` has arrived now. The times of all steps of
+        a window are added up. Do nothing outside a step, or if the wait that began at `wait_start_ns` took at most 0.1
+        ms: the message was then there before, and its time of arrival is unknown.
         """
         arrival_ns = monotonic_ns()
         if self.in_step and arrival_ns - wait_start_ns > _SHORT_WAIT_NS:
@@ -96,8 +96,9 @@ class PeerGroup:
         self._scales = [_Scale(size, len(self.members), min_excess, min_excess_s) for size in _WINDOW_SIZES]
 
     def add(self, times: Sequence[Sequence[float]]) -> None:
-        """Add the times measured over one window of steps, and update `stragglers`. `times[m][k]` is the time of member
-        m (a rank or a link) for kind of work k, in seconds a step; a member whose row has a NaN was not measured.
+        """Add the times measured over one window of steps, and update `stragglers`, the members (ranks or links) found
+        slow. `times[m][k]` is the time of member m for kind of work k, in seconds a step; a row with a NaN stands for a
+        member that was not measured.
         """
         if len(self.members) < 2:
             return
@@ -146,9 +147,9 @@ class _Scale:
         self._in_a_row = [0] * num_members  # windows with an excess above the minimum
 
     def add(self, times: Sequence[Sequence[float]]) -> bool:
-        """Add the times of one window of steps, `times[member][kind]` in seconds a step. Once there are `size` windows,
-        join them by their medians, update by how much each member (rank or link) is slower than the others, and return
-        True.
+        """Collect the times of one window of steps, `times[member][kind]` in seconds a step, and return False until
+        there are `size` windows. Then join them by their medians, update by how much each member (rank or link) is
+        slower than the others, and return True.
         """
         self._pending.append(times)
         if len(self._pending) < self.size:

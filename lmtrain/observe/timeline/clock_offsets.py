@@ -62,9 +62,9 @@ class _Rows:
 
 
 def fit_clocks(num_ranks: int, before: Pairs, together: Pairs) -> Clocks:
-    """Estimate the offset and drift of each rank's clock against the first rank's, from pairs of events on a rank a and
-    a rank b. In `before` the event on a happened before the event on b; in `together` both ended at about the same
-    time.
+    """Return the estimated offset and drift of each rank's clock against the first rank's. They are fitted to pairs of
+    events, one on a rank a and one on a rank b: in `before` the event on a happened before the one on b, in `together`
+    both ended at about the same time.
     """
     anchors, linked = _linked_sets(num_ranks, before, together)
     clocks = Clocks(0.0, np.zeros(num_ranks), np.zeros(num_ranks), linked, np.zeros(num_ranks))
@@ -92,8 +92,8 @@ def _time_bins(times_ns: Floats, middle: float, reach: float, num_bins: int) -> 
 
 
 def _recentered(clocks: Clocks, middle_ns: float) -> Clocks:
-    """Return the same corrections of the clocks, offset + rate * (time - `middle_ns`), for another reference time
-    `middle_ns`.
+    """Return `clocks` written with the reference time `middle_ns`: each correction, offset + rate * (time - reference
+    time), keeps its values.
     """
     return replace(
         clocks, middle_ns=middle_ns, offset_ns=clocks.offset_ns + clocks.rate * (middle_ns - clocks.middle_ns)
@@ -117,8 +117,9 @@ def _linked_sets(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.boo
 
 
 def _rows_from_ends(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> _Rows:
-    """Return equations for events that ended on ranks a and b at about the same time: one per pair of ranks and time
-    bin, from the median of `b_ns` - `a_ns`. `a_ns` and `b_ns` are the pairs' times, and `bins` is each pair's time bin.
+    """Return equations for the fit of the clocks, from events that ended on ranks a and b at about the same time: one
+    equation per pair of ranks and time bin, from the median of `b_ns` - `a_ns`. `a_ns`, `b_ns` and `bins` are the two
+    times and the time bin of each pair of events.
     """
     key = (pairs.a * num_ranks + pairs.b) * _BINS + bins
     gap = b_ns - a_ns
@@ -135,9 +136,10 @@ def _rows_from_ends(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bi
 
 
 def _rows_from_bounds(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> list[_Rows]:
-    """Return two sets of equations for events of which the one on rank a, at `a_ns`, happened before the one on rank b,
-    at `b_ns`: from bounds in both directions, and from bounds that the present clocks violate. `bins` is each pair's
-    time bin.
+    """Return two sets of equations for the fit of the clocks, from events of which the one on rank a, at `a_ns`,
+    happened before the one on rank b, at `b_ns`. The first set is for pairs of ranks with such events in both
+    directions, the second for events whose order the present clocks contradict. `bins` is the time bin of each pair of
+    events.
     """
     up = pairs.a < pairs.b
     pair = np.where(up, pairs.a * num_ranks + pairs.b, pairs.b * num_ranks + pairs.a)

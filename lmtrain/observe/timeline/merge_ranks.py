@@ -47,10 +47,10 @@ _AXIS_DIMENSIONS = {
 def clock_evidence(
     spans: NDArray[Any], rank_index: Ints, origin_ns: int, messages: tuple[Ints, Ints], members: tuple[Ints, Ints]
 ) -> tuple[Pairs, Pairs]:
-    """Return (before, together), the pairs of events from which clocks are fitted: pairs whose first event happened
-    before the second, and pairs that ended at about the same time. `messages` has the span indices of sends and of
-    their receives, `members` those of collectives with the collectives' numbers. `rank_index` is each span's rank;
-    `origin_ns` is subtracted from all times.
+    """Return (before, together), pairs of events to which the clocks are fitted: the first event of a pair happened
+    before the second, or both ended at about the same time. `messages` is (span indices of sends, span indices of their
+    receives), `members` is (span indices of collectives, number of each one's collective). `rank_index` is each span's
+    rank; `origin_ns` is subtracted from all times.
 
     `rank_index` counts only the ranks that have files. In `members`, spans of one collective are next to each other.
     """
@@ -264,8 +264,8 @@ def _align_clocks(spans: Spans, headers: dict[int, Header], layout: Layout) -> t
 
 
 def _clock_windows(spans: Spans) -> NDArray[np.int64]:
-    """Return the number of its time window for each span. A window is a run of consecutive steps of at most a minute,
-    in which a clock's drift is taken to be constant.
+    """Return for each span the number of the time window that it belongs to. A window is a run of consecutive steps of
+    at most a minute, in which a clock's drift is taken to be constant.
     """
     steps = np.unique(spans["step"])
     first = np.full(steps.size, np.iinfo(np.int64).max)
@@ -328,8 +328,8 @@ def collective_groups(spans: Spans, layout: Layout) -> tuple[Ints, Ints]:
 
 
 def lowest_ranks(layout: Layout) -> Ints:
-    """Return an array [axis, rank]: the lowest rank of the group to which a rank belongs along an axis of the
-    layout.
+    """Return an array indexed [axis, rank]: the lowest rank of the group that the rank belongs to along this axis of
+    the layout (pp, tp, ...).
     """
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)
     ranks = np.arange(layout.world_size).reshape(sizes)
@@ -341,8 +341,8 @@ def lowest_ranks(layout: Layout) -> Ints:
 
 
 def _combination_numbers(*columns: NDArray[Any]) -> Ints:
-    """Return a number per position, which identifies the combination of values there in `columns`, arrays of equal
-    length. It is equal for two positions if all columns are equal there.
+    """Return an integer for each position in `columns`, which are arrays of equal length. Two positions get the same
+    integer exactly if all columns have equal values there.
     """
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:

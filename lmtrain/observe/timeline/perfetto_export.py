@@ -59,8 +59,8 @@ class _Threads:
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
-    """Yield the Chrome trace events of all starts of the run: one per span, two per message (the ends of its arrow),
-    and one for each name of a process or thread.
+    """Yield the Chrome trace events of a whole run, which may have been started several times: one event per span, two
+    per message (the ends of its arrow), and one for each name of a process or thread.
     """
     threads = _Threads()
     filled = [segment for segment in timeline.segments if segment.spans.size]
@@ -99,8 +99,9 @@ def write_trace(timeline: Timeline, path: Path) -> None:
 
 
 def _slice_events(segment: Segment, threads: _Threads, origin: int) -> dict[int, Event]:
-    """Return span index -> Chrome trace event for all spans of one start. Spans on one thread are cut so that they are
-    nested or do not overlap. `threads` numbers the threads; `origin` is the time in ns that becomes 0.
+    """Return span index -> Chrome trace event for all spans in `segment`, which are those of one start of the run.
+    Events on one thread never overlap in part: a span that outlasts the one around it is shortened. `threads` numbers
+    the threads; `origin` is the time in ns that becomes 0.
     """
     events: dict[int, Event] = {}
     open_: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by thread: (end, stage) of the open spans

@@ -94,8 +94,9 @@ def cut_pieces(segment: Segment) -> Pieces:
 
 
 def find_waits(segment: Segment) -> Waits:
-    """Return until when each traced span only waited for another rank, and for which span there. A receive waits until
-    its message is sent, a collective until its last member begins. `segment` has the spans of one start of the run.
+    """Return two values for each traced span: the time in ns until which it only waited for another rank, and the index
+    of the span there that it waited for (-1: none). A receive waits until its message is sent, a collective until its
+    last member begins. `segment` has the spans of one start of the run.
     """
     spans = segment.spans
     until, cause = spans["begin_ns"].copy(), np.full(spans.size, -1)
@@ -165,8 +166,8 @@ def step_times(segment: Segment) -> StepTimes:
 
 
 def piece_classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return for each piece of time the index of its class in CLASSES, and whether time spent waiting in it counts as
-    pipeline bubble.
+    """Return two arrays over `pieces`, the stretches of time from `cut_pieces`: the index of the piece's class in
+    CLASSES, and whether time spent waiting in it counts as pipeline bubble.
     """
     spans = segment.spans
     of_kind = np.array([CLASSES.index(_KIND_CLASS[kind]) for kind in Kind])
@@ -189,7 +190,9 @@ def waited_ns(pieces: Pieces, waits: Waits) -> NDArray[np.int64]:
 
 
 def _enclosing_steps(segment: Segment, pieces: Pieces) -> NDArray[np.int64]:
-    """Return for each piece of time the index of the span of the step that contains it, or -1 outside all steps."""
+    """Return for each of `pieces`, the stretches of time from `cut_pieces`, the index of the step's span that contains
+    it, or -1 outside all steps.
+    """
     spans = segment.spans
     places = np.flatnonzero(spans["kind"] == Kind.STEP)
     enclosing = np.full(pieces.span.size, -1)
@@ -318,8 +321,8 @@ class Heat:
 
 
 def rank_heat(segment: Segment, times: StepTimes) -> list[Heat]:
-    """Return for each rank the seconds of its own work a step (compute and optimizer) and their ratio to the median of
-    the ranks with the same pipeline stages.
+    """Return for each rank the seconds a step of its own work (compute and optimizer; the median over the steps), and
+    the ratio of that to the median of the ranks at the same place in the pipeline.
     """
     own = np.nansum(times.seconds[:, :, [COMPUTE, OPTIMIZER]], axis=2)
     own[np.isnan(times.seconds[:, :, COMPUTE])] = np.nan
