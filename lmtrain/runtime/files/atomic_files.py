@@ -95,8 +95,8 @@ def open_output(path: Path, flags: int) -> int:
 
 
 def refuse_special_file(path: Path) -> None:
-    """Raise OutputError if an output path is a symbolic link, a device, a pipe or a socket: root could otherwise
-    replace /dev/null.
+    """Raise OutputError if `path`, which is to be written, is a symbolic link, a device, a pipe or a socket: root could
+    otherwise replace /dev/null. Do nothing if it is a plain file or a folder, or does not exist.
     """
     if path.is_symlink():
         raise OutputError(f"{path} is a symbolic link, and nothing is written through links. Remove the link.")
@@ -260,7 +260,9 @@ def json_size_problem(data: bytes | str, max_bytes: int) -> str | None:
 
 
 def json_memory(data: bytes | str) -> int:
-    """Return an estimate of the bytes of memory that a JSON text and its parsed values take together."""
+    """Return an estimate of the bytes of memory that the JSON text `data` and the values parsed from it take together.
+    The text is not parsed.
+    """
     # because: one character beyond ASCII can make a Python string take four bytes for each character
     cost = len(data) * (1 if data.isascii() else 4)
     counts = {mark: data.count(mark) if isinstance(data, str) else data.count(mark.encode()) for mark in _JSON_COSTS}
@@ -268,8 +270,9 @@ def json_memory(data: bytes | str) -> int:
 
 
 def size_problem(num_bytes: int, memory_bytes: int, max_bytes: int) -> str | None:
-    """Return why a JSON text of `num_bytes`, whose parsed values take `memory_bytes`, is too large to parse, as the end
-    of a message; None if it is not. The text may have `max_bytes`; the limit of the memory is proportional to that.
+    """Return why a JSON text is too large to parse, as the end of a message, or None if it is not. The text has
+    `num_bytes`, of which `max_bytes` are allowed; its parsed values take `memory_bytes`, whose limit is proportional to
+    `max_bytes`.
     """
     if num_bytes > max_bytes:
         return f"it is larger than {format_bytes(max_bytes)}"
@@ -395,8 +398,8 @@ def lock_holder(folder: Path) -> tuple[str, bool] | None:
 
 
 def check_output_folder(folder: Path, label: str, *, check_lock: bool) -> None:
-    """Raise OutputError if `folder_lock` could not create or write the folder; nothing is created. `label` is the name
-    of the folder in messages. With `check_lock`, raise also if another run holds the lock now.
+    """Raise OutputError if `folder` could not be created or written, without creating anything. `label` is the name of
+    the folder in messages. With `check_lock`, raise also if another process holds its `folder_lock` now.
     """
     existing = folder
     try:
@@ -464,7 +467,9 @@ def folder_lock(folder: Path, on_wait: Callable[[str], None] | None = None) -> I
 
 
 def remove_empty_folders(folders: Iterable[Path]) -> None:
-    """Remove folders, innermost first, that hold nothing but the file of `folder_lock`; stop at one that holds more."""
+    """Remove the folders in the given order, the innermost first, until one of them holds more than the lock file of
+    `folder_lock`, or cannot be removed. Raise nothing.
+    """
     with suppress(OSError):
         for folder in folders:
             if os.listdir(folder) == [".lock"]:

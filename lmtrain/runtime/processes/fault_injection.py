@@ -70,8 +70,9 @@ def arm(*faults: Fault) -> None:
 
 
 def arm_from_env() -> None:
-    """Set which faults tests inject into this process, from the variable LMTRAIN_FAULT and for this rank and restart.
-    Raise UsageError if it is malformed, or if faults are not allowed.
+    """Set the faults that a test wants injected into this process: those of the variable LMTRAIN_FAULT that are meant
+    for this rank and this restart, none if it is not set. Raise UsageError if it is malformed, or if faults are not
+    allowed.
 
     Called at the start of a run, so that a wrong variable fails before step 0.
     """

@@ -157,7 +157,9 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
 
 
 def import_all(modules: Sequence[str]) -> str | None:
-    """Import the modules in order. Return a message about the first that fails or starts threads, else None."""
+    """Import the modules in order. Return a message about the first that cannot be imported or starts threads; None if
+    there is none.
+    """
     for module in modules:
         before = num_threads()
         try:
@@ -170,8 +172,8 @@ def import_all(modules: Sequence[str]) -> str | None:
 
 
 def fork_problem() -> str | None:
-    """Return why forking this process into ranks fails or is unsafe (threads, an open device, initialized CUDA), or
-    None.
+    """Return why forking this process into ranks fails or is unsafe (threads, an open device, initialized CUDA); None
+    if it is safe.
     """
     if (count := num_threads()) > 1:
         return f"{count - 1} other thread{'s run' if count > 2 else ' runs'} in it, which a fork would lose"
@@ -366,8 +368,8 @@ def show_title(title: str, name: str) -> None:
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Make /proc/PID/environ show these variables. They overwrite a placeholder variable in the memory that this
-    process has inherited; if there is none, or it is too small, nothing is shown.
+    """Make /proc/PID/environ of this process show `variables`. They overwrite a placeholder variable in the memory that
+    this process has inherited; if there is none, or it is too small, nothing is shown.
 
     os.environ, which the process itself reads, is not changed, except that the placeholder is removed. A fork of a fork
     shows the variables of its parent, too.

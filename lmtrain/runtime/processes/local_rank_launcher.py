@@ -70,8 +70,8 @@ class RankOutputs:
         return any(line.strip() for line in self._last_lines[rank])
 
     def last_error(self, rank: int) -> str:
-        """Return the last error message in the output of a rank other than 0, else the last line, such as a
-        traceback's.
+        """Return the last error message that a rank printed (the text after "error: "), or its last line if it printed
+        none, such as the end of a traceback, or "it printed nothing". Only the output of ranks other than 0 is kept.
         """
         lines = [line for line in self._last_lines[rank] if line.strip()]
         errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
@@ -124,11 +124,11 @@ def launch(
     on_restart: Callable[[Outcome, int], None] = lambda outcome, attempt: None,
     report: Callable[[str], None] = lambda text: None, explain_no_server: Callable[[str], None] = lambda text: None,
 ) -> Outcome:  # fmt: skip
-    """Run the program once for each rank of this process, whose place is `env`, as one job; return how it ended once
-    the last rank has ended. After the first failure the other ranks have `grace_s` seconds before they are killed. A
-    job that lost a rank is restarted, up to `max_restarts` times. Callbacks: `on_restart` gets the outcome and the
-    number of the next start, and may raise; `report` gets messages about the fork server; `explain_no_server` gets the
-    reason if no fork server is used.
+    """Run the program as one job, a process for each rank that this launcher starts (`env` says which), and return how
+    the job ended once the last process has ended. After the first failure the other ranks have `grace_s` seconds before
+    they are killed. A job that lost a rank is restarted, up to `max_restarts` times. Callbacks: `on_restart` gets the
+    outcome and the number of the next start, and may raise; `report` gets messages about the fork server;
+    `explain_no_server` gets the reason if no fork server is used.
 
     A restart begins with a new store and token once all processes of the job are gone.
     """
@@ -178,9 +178,9 @@ def _reap_group(pid: int) -> None:
 
 
 def _stopped_outcome(outcome: Outcome, stops: _StopForwarder, when: str) -> Outcome:
-    """Return the outcome of a job that ended with `outcome` and is not restarted because the launcher got a stop
-    signal: StoppedEarly's exit code, and a cause that names the signal. `when` completes "SIGTERM came while the run
-    ...".
+    """Return the outcome of a job that is not restarted because the launcher got a stop signal: the exit code of
+    StoppedEarly, and a cause that names the signal. `outcome` says how the job itself ended; `when` completes "SIGTERM
+    came while the run ...".
     """
     return Outcome(
         StoppedEarly.exit_code, outcome.rank, f"{stops.first_name} came while the run {when}: {outcome.reason}"
@@ -319,8 +319,8 @@ class _Job:
                     self.outputs.add(rank, os.fdopen(read_fd, errors="replace"))
 
     def _add_to_guardian(self, *pids: int) -> None:
-        """Make the guardian kill the processes `pids` if the launcher is killed; start a new guardian if the old one
-        has ended.
+        """Add the processes `pids` to those that the guardian kills if the launcher is killed. The guardian is a
+        process of its own; if it has ended, start a new one.
         """
         try:
             os.write(self.guardian_fd, b"".join(b"%d\n" % pid for pid in pids))
@@ -347,7 +347,8 @@ class _Job:
             os.close(null_fd)
 
     def _check_guardian(self) -> None:
-        """Replace the guardian if it has ended; if that fails, the job goes on without a guardian until the next check.
+        """Start a new guardian, the process that kills the ranks if the launcher is killed, if the old one has ended.
+        If that fails, the job goes on without a guardian until the next check.
         """
         if self.guardian_pid < 0 or is_in_state(os.WEXITED, self.guardian_pid):
             with suppress(OSError, StartCancelledError):

@@ -39,7 +39,9 @@ RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit that is checked out in the repository `root`, read from git's files; None if there is none."""
+    """Return the hash of the commit that is checked out in the git repository `root`, read from git's files; None if
+    there is no repository or no commit.
+    """
     git = root / ".git"
     try:
         head = (git / "HEAD").read_text().strip()
@@ -73,9 +75,9 @@ class ProcessEnv:
     num_ranks: int = 1  # ranks that this process represents, from `rank` on: all of its node if it is their launcher
 
     def as_launcher(self, num_processes: int, flag: str = "--nproc") -> ProcessEnv:
-        """Return the environment of this process as a launcher that starts `num_processes` ranks on its node: its rank
-        is that of the first of them. `flag` is the command-line flag that gave the number. Raise UsageError if another
-        launcher has started this process, unless it is the only srun task of its node.
+        """Return the environment of this process if it launches `num_processes` ranks on its node: its rank is that of
+        the first of them. `flag` is the command-line flag that gave the number, for messages. Raise UsageError if this
+        process was itself started by a launcher; srun is allowed if it has started only this task on the node.
         """
         is_task_of_node = self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child
         if self.launcher != "single" and not is_task_of_node:
@@ -412,8 +414,8 @@ def has_compiled_helpers() -> bool:
 
 
 def environment_report() -> dict[str, Any]:
-    """Return the versions, machine and launcher of this process, by name, for a bug report; never environment
-    variables.
+    """Return facts for a bug report by name, such as "python" or "launcher": versions, machine and launcher of this
+    process, but no environment variables.
     """
     process = ProcessEnv.detect()
     return {

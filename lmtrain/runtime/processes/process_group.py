@@ -77,9 +77,9 @@ def skip_group_teardown(code: int) -> None:
 
 
 def new_group(ranks: Sequence[int], timeout_s: float, max_ctas: int | None = None) -> dist.ProcessGroup:
-    """Create a process group of `ranks`. Collective over them; all ranks create their groups in the same order. Its
-    collectives fail some seconds after `timeout_s`. `max_ctas` limits how many thread blocks of the GPU an NCCL kernel
-    occupies while it waits for a peer.
+    """Create a process group of `ranks`. Collective over these ranks, which must create all their groups in the same
+    order. A collective of the group fails some seconds after it has waited `timeout_s`. `max_ctas` limits how many
+    thread blocks of the GPU an NCCL kernel occupies (None: torch's default).
     """
     options: Any = None
     if max_ctas is not None and "nccl" in dist.get_backend_config():
@@ -130,8 +130,9 @@ def _join(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
 
 
 def gather_to_rank0(own_bytes: bytes, num_bytes: int) -> list[bytes]:
-    """Return the `own_bytes` of every rank, by rank, on rank 0, and an empty list on other ranks. Collective over the
-    world. Bytes are sent padded to `num_bytes` with zeros, and returned without zeros at their end.
+    """Return on rank 0 the `own_bytes` of all ranks, in order of rank, and on other ranks an empty list. Collective
+    over the world. `own_bytes` must have at most `num_bytes` bytes, the same number on all ranks; zero bytes at its end
+    are lost.
 
     because: gloo's all-reduce and all-gather send a number of messages that grows as n^2, this function as n.
     """
@@ -162,8 +163,8 @@ def wait_for_rank0_exit() -> None:
 
 @contextmanager
 def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
-    """Turn the error of a collective in the `with` block whose peer is lost or hangs into PeerLostError, which names
-    this rank and the collective. `timeout_s` is the run's timeout, for the message.
+    """Raise PeerLostError if a collective in the `with` block fails because a peer is lost or hangs; it names this rank
+    and the collective. Other errors pass unchanged. `timeout_s` is the run's timeout, for the message.
     """
     try:
         yield
@@ -188,8 +189,8 @@ def is_peer_error(error: BaseException) -> bool:
 
 
 def wait_place(error: BaseException) -> str:
-    """Return which collective raised an error and where it was called, as text for a message: "all_reduce of train_step
-    > gradient_norm (optim/grads.py:31)".
+    """Return which collective raised `error` and where lmtrain called it, as text for a message, such as "all_reduce of
+    train_step > gradient_norm (optim/grads.py:31)"; "a collective" if the traceback does not tell.
     """
     frames = traceback.extract_tb(error.__traceback__)
     torch_calls = [f.name for f in frames if f.filename.endswith("distributed_c10d.py") and not f.name.startswith("_")]

@@ -77,8 +77,8 @@ def open_run_store(process: ProcessEnv, timeout_s: float, *, raises_on_stop: boo
 
 
 def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> None:
-    """Wait until every rank has called this function. Raise an error on every rank if a process has written to `store`
-    why it does not start; raise PeerLostError if ranks are missing after `timeout_s`.
+    """Wait until every rank of the run has called this function. If a process writes to `store` why it does not start,
+    raise that error on every rank instead. Raise PeerLostError if ranks are missing after `timeout_s`.
     """
     store = _TimedStore(store, timeout_s)
     try:
@@ -96,8 +96,9 @@ def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> Non
 
 
 def raise_refusal(process: ProcessEnv, timeout_s: float, is_settled: Callable[[], bool]) -> None:
-    """Raise the error for which a peer does not start, as soon as it is in the run's store. Return once `is_settled()`
-    returns True. Raise PeerLostError if neither happens within `timeout_s`. The caller does not count as a rank here.
+    """Wait until `is_settled()` returns True. If meanwhile another process writes to the run's store why it does not
+    start, raise that error; raise PeerLostError after `timeout_s`. This process connects to the store without counting
+    as a rank.
     """
     store = _TimedStore(open_run_store(process, timeout_s, as_rank=False), timeout_s)
     ends_s = time.monotonic() + timeout_s
@@ -116,7 +117,9 @@ def raise_refusal(process: ProcessEnv, timeout_s: float, is_settled: Callable[[]
 
 
 def _raise_refusal(process: ProcessEnv, store: _TimedStore, verdict: str) -> NoReturn:
-    """Raise the error of the process that has written `verdict`, the reason for which it does not start."""
+    """Raise the error of another process that does not start: `verdict` is the text that it has written to `store`,
+    with its reason and exit code. Raise UsageError if the text is not of that form.
+    """
     _confirm_verdict(process, store, _REFUSAL_WAIT_S if process.rank == 0 else 0.0)
     if (refusal := _REFUSAL.fullmatch(verdict)) is None:
         raise UsageError(
@@ -141,9 +144,9 @@ def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
 
 
 def report_refusal(process: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool = False) -> None:
-    """Write to the run's store the `error` for which this process does not start, so that the other ranks raise it
-    instead of waiting. Wait until they have read it: up to a minute, or a few seconds if `peers_fail_too`, that is, if
-    they raise the same error by themselves.
+    """Write `error`, which keeps this process from starting, to the run's store, so that the other ranks raise it
+    instead of waiting. Wait until they have read it: up to a minute, or with `peers_fail_too` (they find the same error
+    by themselves) a few seconds.
 
     Nothing is raised if the store cannot be reached.
     """
@@ -156,8 +159,8 @@ def report_refusal(process: ProcessEnv, error: LmtrainError, *, peers_fail_too: 
 
 
 def _confirm_verdict(process: ProcessEnv, store: _TimedStore, wait_s: float) -> None:
-    """Record in the store that this process has read the verdict there: either that all ranks start, or the error of a
-    process that does not. Wait up to `wait_s` until all processes have read it.
+    """Record in the store that this process has read the decision there: that all ranks start, or why a process does
+    not. Wait up to `wait_s` until all processes have read it, and raise nothing if they have not.
 
     because: the store ends with rank 0, and a launcher ends its other ranks once one has ended
     """

@@ -216,8 +216,8 @@ class _Server:
         return self._process.pid
 
     def import_all(self, program: Program, is_cancelled: Callable[[], bool]) -> str | None:
-        """Make the server import the program's modules and wait until it has. Return why it must not be forked, or
-        None. Raise StartCancelledError once `is_cancelled` returns True.
+        """Make the fork server import the program's modules, and wait until it has. Return None, or why it is unsafe to
+        fork ranks from it. Raise StartCancelledError once `is_cancelled` returns True.
         """
         # because: a file, since settings can be longer than a message
         with os.fdopen(os.memfd_create("lmtrain"), "w") as request_file:
@@ -230,9 +230,9 @@ class _Server:
     def fork(
         self, request: Request, fds: Sequence[int], is_cancelled: Callable[[], bool], announce: Callable[[int], None]
     ) -> int:
-        """Make the server fork a process and return its process id. `fds` are the descriptors that the process gets:
-        its standard streams, and perhaps one to keep. It runs nothing until `announce` was called with its id. Raise
-        StartCancelledError once `is_cancelled` returns True.
+        """Make the fork server fork a process, and return its process id. `fds` are the descriptors that the process
+        gets: its standard streams, and perhaps one to keep. It runs nothing until `announce` was called with its id.
+        Raise StartCancelledError once `is_cancelled` returns True.
         """
         gate_read_fd, gate_write_fd = os.pipe()
         try:
@@ -251,7 +251,9 @@ class _Server:
             os.close(gate_write_fd)  # because: this also ends a process that was forked but never reported
 
     def check(self) -> None:
-        """Raise ServerLostError if the server has ended, or was stopped by a signal for longer than _MAX_STOPPED_S."""
+        """Raise ServerLostError if the fork server has ended, or was stopped by a signal for longer than
+        _MAX_STOPPED_S.
+        """
         if self._process.poll() is not None:
             raise self._lost_error()
         is_stopped = is_in_state(os.WSTOPPED, self.pid)
@@ -283,7 +285,7 @@ class _Server:
         raise self._lost_error()
 
     def _lost_error(self) -> ServerLostError:
-        """Wait until the server has ended, and return the error that says how."""
+        """Wait until the fork server's process has ended, and return an error that says how it ended."""
         code = self._process.wait()
         end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return ServerLostError(f"the server that forks the ranks {end}")
@@ -300,7 +302,9 @@ class ForkedProcess:
         return self._reap(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the process has ended, and return its exit code. Raise TimeoutExpired after `timeout` seconds."""
+        """Wait until the process has ended, and return its exit code. Raise subprocess.TimeoutExpired after `timeout`
+        seconds.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self._reap(0 if deadline is None else os.WNOHANG)) is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -349,7 +353,9 @@ def _can_fork_itself(program: Program, environment: Mapping[str, str]) -> bool:
 
 
 def _platform_problem() -> str | None:
-    """Return why this system or the user does not allow that ranks are forked from a fork server, or None."""
+    """Return why ranks must not be forked from a fork server, because this system cannot or the user does not want it.
+    Return None if they may.
+    """
     if not may_fork_ranks():
         return "LMTRAIN_FORK=0 asks for it"
     if not sys.platform.startswith("linux"):
@@ -360,7 +366,9 @@ def _platform_problem() -> str | None:
 
 
 def _adopts_orphans() -> bool:
-    """Return whether processes that the children of this process leave behind become its own children."""
+    """Return whether this process becomes the parent of processes that its children leave behind when they end (a Linux
+    subreaper).
+    """
     with suppress(ImportError):
         import ctypes  # because: most commands start no processes
 

@@ -85,8 +85,8 @@ class StopRequest:
         self.on_request = on_request
 
     def raise_if_due(self) -> None:
-        """Raise `Stopped` if a stop signal has come that must end this process at once, unless stops are deferred or
-        torch is being imported. Called between the phases of start-up, too.
+        """Raise `Stopped` if this process must end at once because of a stop signal. Do nothing while stops are
+        deferred or torch is being imported. It is also called between the phases of start-up.
 
         because: an exception raised by a signal handler can be lost in a library's callback
         """
@@ -102,8 +102,9 @@ class StopRequest:
 
     @contextmanager
     def report_stop(self, send: Callable[[str], None]) -> Iterator[None]:
-        """End the deferral of stops. If `Stopped` is raised here or in the `with` block, call `send` with the signal's
-        name, so that the peers stop too; `send` must not wait for them.
+        """Let stop signals end this process from now on, instead of deferring them, and run the `with` block. If
+        `Stopped` is raised at its beginning or in it, call `send` with the signal's name, so that the peers stop too,
+        and raise it again. `send` must not wait for the peers.
         """
         try:
             self._is_deferred = False
@@ -124,8 +125,8 @@ class StopRequest:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def wait_for_stop(self, wait_s: float) -> bool:
-        """Return whether this process must end at once because of a stop signal. If not, first wait up to `wait_s` for
-        the message of a peer that got such a signal. Called when a peer seems to be lost.
+        """Return whether a stop signal, of this process or a peer, requires this process to end at once. If none does
+        yet, first wait up to `wait_s` for a peer's message about one. It is called when a peer seems to be lost.
         """
         if not self.ends_at_once:
             self._stop_event.wait(wait_s)
@@ -189,8 +190,8 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def restore_default_handlers() -> None:
-    """Restore the default handling of stop signals, for a command that is not a run. A signal that was recorded until
-    now is sent to this process again.
+    """Give stop signals their default effect again, in a command that is not a run. If one was recorded since
+    `install_stop_handlers`, send it to this process again.
     """
     global _active_request
     if _active_request is not None:
