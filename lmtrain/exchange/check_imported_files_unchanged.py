@@ -36,8 +36,9 @@ def source_identity(folder: Path) -> Identity:
 
 
 def check_unchanged(source: Path, imported: Mapping[str, Any], checkpoint: Path) -> None:
-    """Raise OutputError if the folder `source` exists and is not what `checkpoint` was imported from. `imported` is the
-    entry of that name in the checkpoint's state.
+    """Raise OutputError if the files of the model folder `source` are no longer those that `checkpoint` was imported
+    from. `imported` is the entry "imported" of the checkpoint's state, which holds size and digest of each file. Do
+    nothing if `source` is no folder any more, or if no digests were recorded.
     """
     before, now = imported.get("files"), source_identity(source) if source.is_dir() else None
     if not isinstance(before, dict) or now is None or now == before:
@@ -51,7 +52,10 @@ def check_unchanged(source: Path, imported: Mapping[str, Any], checkpoint: Path)
 
 
 def _decisive_files(folder: Path) -> Iterator[Path]:
-    """Yield the decisive files of a folder, sorted; at most 10,000."""
+    """Yield the paths of the files in `folder` and below that decide what an import makes of it: weights, config.json,
+    tokenizer files and the like. They come sorted within each folder, and are at most 10,000; hidden folders are
+    skipped.
+    """
     count = 0
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -62,7 +66,9 @@ def _decisive_files(folder: Path) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> list[Any]:
-    """Return [bytes, SHA-256 of the content, or of samples of a large file]."""
+    """Return [size in bytes, digest] of a file. The digest is the first 32 hex digits of a SHA-256: of the whole
+    content up to 8 MiB, of evenly spaced samples of 64 KiB in a larger file.
+    """
     with open_fd(path) as (fd, size):
         digest, step, sample = hashlib.sha256(), _WHOLE_BYTES, _WHOLE_BYTES
         if size > _WHOLE_BYTES:

@@ -63,8 +63,9 @@ class SourceFormat:
 
 
 def identify_source(path: Path, program: Program | None = None) -> SourceFormat:
-    """Return the format of the folder `path`. `program` is the program that the user says has written it, if any. Raise
-    MissingInputError, CheckpointError or UsageError, which name what the path holds, if it cannot be imported.
+    """Return the format of the model folder `path`: which program wrote it, and the kind of its files. `program` is the
+    program that the user names, None to find out. Raise MissingInputError, CheckpointError or UsageError if the folder
+    cannot be imported; the message says what the path holds instead.
     """
     names = _list_folder(path)
     if kind := lmtrain_kind(path):
@@ -92,7 +93,9 @@ def identify_source(path: Path, program: Program | None = None) -> SourceFormat:
 
 
 def _list_folder(path: Path) -> list[str]:
-    """Return the names in a folder, sorted. Raise MissingInputError for a path that is no folder or an empty one."""
+    """Return the sorted names of the entries of the folder `path`. Raise MissingInputError if it does not exist, is
+    empty or is a file, and CheckpointError if it is a file of weights in a format that lmtrain does not read.
+    """
     if path.is_dir():
         if names := sorted(os.listdir(path)):
             return names
@@ -110,7 +113,9 @@ def _list_folder(path: Path) -> list[str]:
 
 
 def lmtrain_kind(path: Path) -> str:
-    """Return what of lmtrain a folder is: "checkpoint", "folder of checkpoints" or "run"; empty for any other path."""
+    """Return which kind of lmtrain's own folders `path` is: "checkpoint", "folder of checkpoints" or "run". Return an
+    empty text if it is none of these.
+    """
     names = os.listdir(path) if path.is_dir() else []
     if MANIFEST in names and any(name.startswith("rank_") for name in names):
         return "checkpoint"
@@ -122,7 +127,10 @@ def lmtrain_kind(path: Path) -> str:
 
 
 def _megatron_files(path: Path, names: list[str]) -> str | None:
-    """Return which files a folder of Megatron-LM has, torch or torch_dist; None for a folder of another program."""
+    """Return the format of the Megatron-LM checkpoint in the folder `path`: "torch" (a file for each rank) or
+    "torch_dist" (torch's distributed format). Return None if the folder is no such checkpoint. `names` are the sorted
+    names of its entries.
+    """
     if METADATA in names:
         return "torch_dist"
     if any(RANK_FOLDER.fullmatch(name) for name in names):
@@ -134,7 +142,10 @@ def _megatron_files(path: Path, names: list[str]) -> str | None:
 
 
 def _check_huggingface(path: Path, names: list[str]) -> None:
-    """Raise CheckpointError, which names the obstacle, if a folder with a config.json is no model in safetensors."""
+    """Raise an error that names the obstacle unless the folder `path`, which has a config.json, holds a whole model in
+    safetensors: MissingInputError if it has no weights, CheckpointError for anything else, such as half a download, an
+    adapter or quantized weights. `names` are the folder's entries.
+    """
     config = read_json(path / "config.json")
     if not isinstance(config, dict):
         raise CheckpointError(f"{path / 'config.json'} holds no settings of a model. Get the folder again.")
@@ -163,7 +174,9 @@ def _check_huggingface(path: Path, names: list[str]) -> None:
 
 
 def _other_weights(names: list[str]) -> str:
-    """Return what the folder has in place of safetensors, and the way out; empty if no name is known."""
+    """Return the part of a message that says which weights in another format than safetensors are among the file names
+    `names`, and what the user can do instead. Return an empty text if there are none.
+    """
     for ending, words, way_out in _OTHER_WEIGHTS:
         if name := next((name for name in names if name.endswith(ending)), None):
             return f"{words.format(name=shorten(name))}. {way_out}"
@@ -171,7 +184,9 @@ def _other_weights(names: list[str]) -> str:
 
 
 def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
-    """Yield a clause for each sign that a download of the folder has not finished."""
+    """Yield a clause for a message for each sign that the download of the Hugging Face folder `path` has not finished,
+    such as a missing shard or a pointer of git-lfs. `names` are the folder's entries.
+    """
     if WEIGHTS_INDEX in names:
         shards = sorted({name for name in read_weight_map(path / WEIGHTS_INDEX).values() if is_safe_name(name)})
         if missing := [name for name in shards if not os.path.lexists(path / name)]:
@@ -187,8 +202,8 @@ def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
 
 
 def read_weight_map(index: Path) -> dict[str, Any]:
-    """Return name of a tensor -> name of its file, as the file `index` lists them; {} if it has no such list. Names of
-    files may be of any type.
+    """Return tensor name -> file name, the table weight_map of `index`, a model.safetensors.index.json; {} if it has no
+    such table. The file names are not checked: they may be values of any type.
     """
     value = read_json(index)
     weight_map = value.get("weight_map") if isinstance(value, dict) else None
@@ -196,7 +211,9 @@ def read_weight_map(index: Path) -> dict[str, Any]:
 
 
 def _is_pointer(path: Path) -> bool:
-    """Return whether a plain file is git-lfs's stand-in for a large file."""
+    """Return whether `path` is the small text file that git-lfs puts in place of a large file it has not downloaded;
+    False if it is no plain file.
+    """
     if not path.is_file():
         return False
     with open_fd(path) as (fd, _):
@@ -204,7 +221,9 @@ def _is_pointer(path: Path) -> bool:
 
 
 def _unknown_folder(path: Path, names: list[str]) -> LmtrainError:
-    """Return the error for a folder that is neither a Hugging Face folder nor a Megatron-LM checkpoint."""
+    """Return the error to raise for a folder that is neither a Hugging Face folder nor a Megatron-LM checkpoint. Its
+    message says what the folder holds instead, such as a checkpoint of DeepSpeed. `names` are its entries.
+    """
     other = _other_weights(names)
     kinds: tuple[tuple[bool, type[LmtrainError], str], ...] = (
         ("adapter_config.json" in names or any(name.startswith("adapter_model.") for name in names),

@@ -19,8 +19,8 @@ from lmtrain.tokenizer.vocabulary_files import END_ID_FILES, end_ids
 
 
 def find_model(path: Path, weights: WeightSet = "model") -> ModelSource:
-    """Find the model at a path (a checkpoint, a run folder or a Hugging Face folder) without loading it. Return its
-    settings, tokenizer and a function that opens its weights.
+    """Find the model at `path` (a checkpoint, a run folder or a Hugging Face folder) without reading its weights.
+    Return its settings, with functions that load its tokenizer and open its weights.
 
     With `weights` "ema" the model has the average of the weights. Raise CheckpointError if there is no average, as in
     every Hugging Face folder.
@@ -39,8 +39,9 @@ def find_model(path: Path, weights: WeightSet = "model") -> ModelSource:
 
 
 def _huggingface_source(path: Path, config: Any) -> ModelSource:
-    """Return the source of a Hugging Face folder, without opening its weights yet; `config` is the content of its
-    config.json.
+    """Return the settings of the model in the Hugging Face folder `path`, with functions that load its tokenizer and
+    open its weights; neither is read yet. `config` is the parsed config.json. Raise an error if lmtrain does not
+    compute the model.
     """
     identify_source(path, "hf")  # because: what it holds in place of safetensors is named before torch is imported
     family, settings = settings_from_config(config, path / "config.json", pair_head=False, dropout=None)

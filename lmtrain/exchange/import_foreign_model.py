@@ -31,10 +31,10 @@ def import_folder(
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Import the folder `source` as a checkpoint in the folder `output`. `program` is the program that wrote it, if the
-    user names it; `tokenizer` is the path of a tokenizer that replaces the folder's; `overrides` are model
-    settings that the folder does not hold. `report` is called with bytes done and in all. Return the facts that the
-    command prints. Raise OutputError if `output` holds a checkpoint already.
+    """Import the model folder `source` as a checkpoint in the folder `output`, and return the facts to report.
+    `program` is the program that wrote it, None to find out; `tokenizer` is the path of a tokenizer to use in place of
+    the folder's; `overrides` are model settings that the folder does not hold. `report` is called with bytes done and
+    bytes in all. Raise OutputError if `output` holds a checkpoint already.
     """
     found = identify_source(source, program)
     if output.resolve().is_relative_to(source.resolve()) or is_run(output):
@@ -50,9 +50,9 @@ def import_folder(
 def import_once(
     source: Path, output: Path, tokenizer: Path | None, overrides: Mapping[str, object], report: Report
 ) -> Path:
-    """Return the checkpoint in the folder `output`, after importing it from the folder `source` unless an earlier start
-    has done so. Several processes may call this at once: one imports and the others wait. The parameters are those of
-    `import_folder`.
+    """Return the path of the checkpoint in the folder `output`; if there is none yet, import it from the folder
+    `source` first. Several processes may call this at once: one imports while the others wait. The other parameters are
+    those of `import_folder`.
     """
     found = identify_source(source)
     with _locked_output(output):
@@ -66,8 +66,9 @@ def _import_checked(
     program: Program, source: Path, output: Path, tokenizer: Path | None, overrides: Mapping[str, object],
     report: Report | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Import a folder after a comparison of its logits with those of the program that wrote it, where that can be run.
-    Return the facts of both.
+    """Import the folder `source` and return the facts to report. A Hugging Face folder is first checked by comparing
+    lmtrain's logits with those of transformers, if that is installed; Megatron-LM is never run. The parameters are
+    those of `import_folder`.
     """
     if program == "megatron":
         return import_megatron(source, output, tokenizer=tokenizer, overrides=overrides, report=report) | {
@@ -80,8 +81,8 @@ def _import_checked(
 
 @contextmanager
 def _locked_output(output: Path) -> Iterator[None]:
-    """Context manager: hold the lock of an import's output folder, in which killed imports leave nothing. If the block
-    raises, a folder that did not exist before is removed.
+    """Context manager: hold the lock of `output`, the folder that an import writes to, and remove what killed imports
+    left in it. If the block raises, folders that did not exist before are removed if they are empty.
     """
     missing = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:

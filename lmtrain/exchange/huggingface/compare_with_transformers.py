@@ -42,9 +42,10 @@ _TEXTS = (
 
 
 def check_import(folder: Path, dropout: object) -> dict[str, Any]:
-    """Return the facts about an import of the Hugging Face folder `folder`: the numbers of its tensors that are read,
-    the tensors and keys that are not, each with the reason, and the comparison of logits with transformers. `dropout`,
-    if given, overrides that of config.json. Raise CheckpointError if the logits differ by more than rounding.
+    """Check the Hugging Face folder `folder` before an import, and return the facts to report: how many tensors are
+    read, which tensors and config.json keys are not, each with the reason, and how far lmtrain's logits are from those
+    of transformers. Raise CheckpointError if they differ by more than rounding. `dropout`, if given, overrides
+    config.json.
     """
     source = HFFolder(folder, dropout)
     source.check_weights()
@@ -56,8 +57,9 @@ def check_import(folder: Path, dropout: object) -> dict[str, Any]:
 
 
 def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
-    """Return the facts of a comparison of logits on random tokens, by lmtrain's model and by transformers', both with
-    the folder's weights; if transformers cannot be asked, the reason. Raise CheckpointError if they differ.
+    """Compare the logits on random tokens of lmtrain's model and of transformers' model, both with the folder's
+    weights. Return the facts to report: transformers' version, the number of tokens, the largest difference and the
+    allowed one; or only why nothing was compared. Raise CheckpointError if the difference is larger than allowed.
     """
     family = families()[source.family]
     settings = family.in_fp32(source.settings)
@@ -92,10 +94,10 @@ def _compare_with_transformers(source: HFFolder) -> dict[str, Any]:
 def compare_scores(
     folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool
 ) -> dict[str, Any]:
-    """Compare the logits of random tokens: of lmtrain's model with the weights that `source` returns by name, of
-    lmtrain's model with the exported folder's, and of transformers' model, if it is installed and memory suffices.
-    Raise CheckpointError if they differ by more than rounding, or with `exact` if the first two differ. Return the
-    facts that the command prints.
+    """Check an exported `folder` by the logits on random tokens of three models: lmtrain's with the source's weights
+    (`source` returns one by name), lmtrain's with the folder's, and transformers' with the folder's, if it is installed
+    and memory suffices. Raise CheckpointError if the last two differ by more than rounding, or if `exact` and the first
+    two differ at all. Return the facts to report, such as the largest difference.
     """
     opened = HFFolder(folder)
     family = families()[opened.family]
@@ -125,7 +127,9 @@ def compare_scores(
 
 
 def memory_problem(settings: ModelSettings) -> str:
-    """Return why this machine has no room for the model in transformers, which loads it whole; empty if it has."""
+    """Return a message if transformers, which loads a model whole and here in fp32, would need half of this machine's
+    memory or more; an empty text otherwise.
+    """
     need, memory = 4 * settings.num_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need < memory // 2:
         return ""
@@ -133,8 +137,9 @@ def memory_problem(settings: ModelSettings) -> str:
 
 
 def random_batch(settings: ModelSettings) -> Batch:
-    """Return a batch of two rows of random tokens, longer than the model's sliding window if possible. For an encoder
-    the rows are sentence pairs, and the second is padded.
+    """Return a batch of two rows of random tokens, the same at every call. A row has 64 to 512 tokens, if possible
+    twice the model's sliding window, but never more than its seq_len. For an encoder the rows are sentence pairs, and
+    the second is padded.
     """
     shape = settings.shape
     length = min(shape.seq_len, max(_LENGTH, min(2 * (shape.window or 0), _LONGEST)))
@@ -150,9 +155,9 @@ def random_batch(settings: ModelSettings) -> Batch:
 def model_scores(
     settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """Return the logits of lmtrain's model, computed in `dtype`: [tokens without padding, vocabulary], and those of a
-    pair head if it has one. `weight` returns a weight, without rows of padding, by its name; one layer at a time is in
-    memory.
+    """Return the logits of lmtrain's model for a batch, computed on the CPU in `dtype`: a list of [tokens without
+    padding, vocabulary] and, if the model has a sentence-pair head, of its [samples, 2]. `weight` returns a weight by
+    its name, without the rows that pad the vocabulary. One layer at a time is in memory.
     """
     with torch.device("meta"):
         model = cast(Stack, settings.build()).eval()
@@ -186,8 +191,9 @@ def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
 def transformers_scores(
     folder: Path, settings: ModelSettings, batch: Batch, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[str, list[Tensor]] | None:
-    """Return (version of transformers, logits of the model that it loads from the folder with the arguments `options`),
-    with logits as `model_scores` returns them. Return None if transformers is not installed.
+    """Return (version of transformers, list of logits as `model_scores` returns it) for the model that transformers
+    loads from `folder` in fp32. Return None if transformers is not installed. `options` are further arguments of
+    from_pretrained.
     """
     try:
         import transformers  # because: optional
@@ -213,7 +219,9 @@ def transformers_scores(
 
 @contextmanager
 def quiet_transformers(transformers: Any) -> Iterator[None]:
-    """Context manager: switch the progress bars and warnings of transformers off, and on again afterwards."""
+    """Context manager: switch off the progress bars and warnings of the module `transformers`, and restore them
+    afterwards.
+    """
     bars, logger = transformers.utils.logging, transformers.utils.logging.get_logger("transformers")
     bars_before, level_before = bars.is_progress_bar_enabled(), logger.level
     bars.disable_progress_bar()
@@ -227,9 +235,9 @@ def quiet_transformers(transformers: Any) -> Iterator[None]:
 
 
 def compare_ids(folder: Path, tokenizer: Tokenizer, family: str) -> dict[str, Any]:
-    """Compare the ids of a few difficult texts: of `tokenizer`, and of the one that transformers reads from the
-    exported folder of a model of `family`, if it is installed and can. Raise CheckpointError if they differ. Return the
-    facts that the command prints: the number of texts, or why there was nothing to compare.
+    """Check an exported folder's tokenizer: compare the ids that `tokenizer` gives a few difficult texts with those of
+    the tokenizer that transformers loads from `folder`. Raise CheckpointError if they differ. Return {"texts_compared":
+    their number, or why there are none}, {} if transformers is not installed. `family` is the model_type.
     """
     try:
         import transformers  # because: optional

@@ -38,9 +38,9 @@ _PAIR_HEAD = "cls.seq_relationship.weight"
 
 
 def hf_family(settings: ModelSettings, original: object = None) -> str:
-    """Return the Hugging Face family (model_type), such as "llama", that computes the same model as these settings:
-    `original`, the family of an imported model, if it does, or else the first by rank. Raise CheckpointError with the
-    settings that stand in the way if there is none.
+    """Return the Hugging Face model_type, such as "llama", of an architecture that computes the same model as
+    `settings`: `original`, the model_type of an imported model, if that fits, or else the fitting one of the lowest
+    rank. Raise CheckpointError with the settings that stand in the way if none fits.
     """
     found = {
         name: [text for holds, text in family.rules(settings) if not holds]
@@ -62,9 +62,10 @@ def hf_family(settings: ModelSettings, original: object = None) -> str:
 def hf_config(
     settings: ModelSettings, special: Mapping[str, int], dtype: str, original: object = None
 ) -> Config:
-    """Return the entries of a config.json for a model. `special` maps the roles of its tokenizer's special tokens, such
-    as "eod" and "bos", to their ids; `dtype` is torch's name for the type of the weights, such as "bfloat16";
-    `original` is the family of an imported model.
+    """Return the entries of a new config.json for a model with these settings. `special` maps the roles of its
+    tokenizer's special tokens, such as "eod" and "bos", to their ids; `dtype` is torch's name for the type of the
+    weights, such as "bfloat16"; `original` is the model_type of an imported model, kept if it still fits. Raise
+    CheckpointError if no Hugging Face architecture computes the model.
     """
     family = families()[hf_family(settings, original)]
     config = family.config(settings)
@@ -85,8 +86,8 @@ def begin_and_end_ids(special: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def restored_config(settings: ModelSettings, original: Config, special: Mapping[str, int], dtype: str) -> Config:
-    """Return the entries of a config.json for a model whose weights came from a Hugging Face folder with the
-    config.json `original`. Its entries are kept, except for settings that have changed since; keys are added so that
+    """Return the entries of config.json for the export of a model that was once imported with the config.json
+    `original`. Entries of `original` are kept, except where settings have changed since; entries are added so that
     transformers 4 and 5 both read it. `special` and `dtype` are those of `hf_config`.
     """
     now = hf_config(settings, special, dtype, original.get("model_type"))
@@ -120,8 +121,10 @@ def restored_config(settings: ModelSettings, original: Config, special: Mapping[
 
 
 def _both_rotary_forms(original: Config, now: Config, changed: Config, family: Family[Any]) -> Config:
-    """Return the entries about rotary angles that the config.json `original` of an imported model needs beside its own,
-    so that transformers 4 and 5 read the same: all of `now` if they or what they depend on are in `changed`.
+    """Return the entries about rotary angles to add to `original`, an imported config.json, so that transformers 4 and
+    5 read the same angles. `now` is the config.json that would be written for today's settings, and `changed` has its
+    entries that differ since the import. If one about angles is among them, all those of `now` are returned, otherwise
+    those that `original` lacks.
     """
     entries = {key: now[key] for key in family.rotary_keys if key in now}
     if changed.keys() & {*entries, family.longest}:
@@ -140,7 +143,9 @@ def _with_first_names(config: Config, family: Family[Any]) -> Config:
 
 
 def ignored_keys(config: Config) -> dict[str, str]:
-    """Return the keys of a config.json that decide no setting of lmtrain's model, each with the reason."""
+    """Return key -> reason for the keys of a config.json that lmtrain's model settings are not read from. Its
+    model_type must be a known one.
+    """
     family = families()[config["model_type"]]
     config = _with_first_names(config, family)
     read = family.defaults.keys() | {"model_type"}
@@ -156,9 +161,9 @@ def ignored_keys(config: Config) -> dict[str, str]:
 def settings_from_config(
     config: Any, where: object, *, pair_head: bool, dropout: object = None
 ) -> tuple[str, ModelSettings]:
-    """Return the Hugging Face family and lmtrain's settings of the model that `config`, a parsed config.json,
-    describes. `where` is its path; `pair_head` tells whether the weights of a BERT have a sentence-pair head;
-    `dropout`, if given, overrides config.json. Raise CheckpointError for a model that lmtrain does not compute.
+    """Return (model_type, lmtrain's settings) of the model that `config`, a parsed config.json, describes. `where` is
+    its path, for messages; `pair_head` tells whether the weights of a BERT have a sentence-pair head; `dropout`, if
+    given, overrides config.json. Raise CheckpointError for a model that lmtrain does not compute.
     """
     name = config.get("model_type") if isinstance(config, dict) else None
     for family in families().values():
@@ -200,8 +205,9 @@ def settings_from_config(
 
 
 def read_hf_model(folder: Path, dropout: object = None) -> tuple[str, ModelSettings]:
-    """Return the family (model_type) and the settings of the model in the Hugging Face folder `folder`; `dropout`, if
-    given, overrides that of its config.json. Raise CheckpointError if lmtrain does not compute the model.
+    """Return (model_type, lmtrain's settings) of the model in the Hugging Face folder `folder`, without reading
+    weights. `dropout`, if given, overrides that of its config.json. Raise CheckpointError if lmtrain does not compute
+    the model.
     """
     config = read_json(folder / "config.json")
     is_bert = isinstance(config, dict) and "bert" in str(config.get("model_type"))
@@ -210,7 +216,9 @@ def read_hf_model(folder: Path, dropout: object = None) -> tuple[str, ModelSetti
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """Return the names of the tensors in a Hugging Face folder, from its index or the header of its only file."""
+    """Return the names of the tensors in a Hugging Face folder without reading them: from its index or, without one,
+    from the header of its model.safetensors, whose key __metadata__ may be among them.
+    """
     if (folder / WEIGHTS_INDEX).is_file():
         return set(read_weight_map(folder / WEIGHTS_INDEX))
     path = folder / WEIGHTS
@@ -221,7 +229,9 @@ def tensor_names(folder: Path) -> set[str]:
 
 
 def check_header_size(path: Path, num_bytes: int) -> int:
-    """Return the size that a safetensors file claims for its header. Raise CheckpointError if it is impossible."""
+    """Return `num_bytes`, the size that the safetensors file `path` states for its header. Raise CheckpointError if it
+    is above MAX_HEADER_BYTES.
+    """
     if num_bytes > MAX_HEADER_BYTES:
         raise CheckpointError(
             f"{path} is damaged: it states a header of {num_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed. "
@@ -231,9 +241,9 @@ def check_header_size(path: Path, num_bytes: int) -> int:
 
 
 def _dropout(c: Config, family: Family[Any], problems: list[str]) -> Any:
-    """Return the dropout probability in the config.json `c` of a model of the Hugging Face family `family`. Add a
-    message to `problems` if it has several that differ, or only one for attention: lmtrain has one for attention,
-    embeddings and residuals together.
+    """Return the dropout probability of the config.json `c`, completed with defaults. lmtrain has one for embeddings,
+    attention and residuals together, so append a message to `problems` if the keys of this family's dropouts differ, or
+    if its only one, for attention, is not 0.
     """
     shares = {key: c[key] for key in family.dropouts}
     first, *others = shares.values()

@@ -35,7 +35,9 @@ ACTIVATION_NAMES = {ours: next(name for name, word in ACTIVATIONS.items() if wor
 
 
 def layer_rules(s: GPTSettings, *, may_have_window: bool = False) -> list[Rule]:
-    """Return the rule that all layers are of one kind: without a window or perhaps with one, and with rotary angles."""
+    """Return a list of one rule, (whether it holds, the message if it does not): all layers of `s` are of the same
+    kind, with rotary angles and without a window. If `may_have_window`, all may also have a window.
+    """
     kinds = set(s.layer_kinds)
     allowed = [LayerKind(window=window, rotary=True) for window in ((False, True) if may_have_window else (False,))]
     texts = [f"layers {'with' if kind.window else 'without'} a window and {'with' if kind.rotary else 'without'} "
@@ -46,8 +48,8 @@ def layer_rules(s: GPTSettings, *, may_have_window: bool = False) -> list[Rule]:
 
 
 def activation_setting(c: Config, key: str, problems: list[str], allowed: Sequence[str] = tuple(ACTIVATIONS)) -> str:
-    """Return our name of the activation that the config.json `c` has as `key`. Add a message to `problems` if it is
-    none of `allowed`, names of transformers.
+    """Return lmtrain's name for the activation at `key` of the config.json `c`, "gelu" if it is unknown. Append a
+    message to `problems` if it is none of `allowed`, which are transformers' names.
     """
     word = str(c[key])
     if word not in allowed:
@@ -56,7 +58,9 @@ def activation_setting(c: Config, key: str, problems: list[str], allowed: Sequen
 
 
 def flag_setting(c: Config, key: str, problems: list[str]) -> bool:
-    """Return the flag `key` of the config.json `c`. Add a message to `problems` if it is neither true nor false."""
+    """Return the value at `key` of the config.json `c` as a bool. Append a message to `problems` if it is neither true
+    nor false.
+    """
     if not isinstance(c[key], bool):
         problems.append(f"{key}={shorten(show(c[key]))} would have to be true or false")
     return bool(c[key])
@@ -68,8 +72,9 @@ def layer_types(s: GPTSettings) -> list[str]:
 
 
 def layer_kinds(types: object, num_layers: object, problems: list[str]) -> list[bool] | None:
-    """Return for each layer whether it has a window, from transformers' layer_types; None if they are null. Add a
-    message to `problems` if they are no list of the two kinds, one for each layer.
+    """Return for each layer whether its attention has a window. `types` is layer_types of a config.json; return None if
+    it is null or invalid. Append a message to `problems` if it is invalid: not a list with "sliding_attention" or
+    "full_attention" for each of `num_layers` layers.
     """
     if types is None:
         return None
@@ -83,8 +88,9 @@ def layer_kinds(types: object, num_layers: object, problems: list[str]) -> list[
 
 
 def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | None = None) -> str | None:
-    """Return our layer_pattern for layers of these kinds: the shortest letters that give them when repeated, None if
-    all layers are of the same kind and turn queries and keys.
+    """Return the setting layer_pattern of a model whose layers have a window and rotary angles as the two lists say
+    (None: all have angles): the shortest row of letters, one a layer, that yields all layers when it is repeated.
+    Return None if there are no layers, or all are alike and have angles.
     """
     rotary = [True] * len(has_window) if has_rotary is None else has_rotary
     letters = {kind: letter for letter, kind in LAYER_LETTERS.items()}
@@ -96,7 +102,8 @@ def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | Non
 
 
 def all_but_each(period: int, num_layers: object) -> list[bool]:
-    """Return for each layer whether it is not the last of every `period` layers. `num_layers` is that of a config.json.
+    """Return a flag for each of `num_layers` layers: False for the last of every `period` layers, True for the others.
+    Return [] if `num_layers`, which comes from a config.json, is no integer; the list is cut after MAX_LAYERS + 1.
     """
     count = num_layers if isinstance(num_layers, int) else 0
     # because: a damaged file may ask for so many layers that their list fills the memory; settings refuse that many
@@ -110,9 +117,9 @@ def bias_setting(c: Config) -> str | None:
 
 
 def late_window_settings(c: Config, problems: list[str]) -> Config:
-    """Return our window and layer_pattern for the config.json `c` of a Qwen, whose layers from the number
-    max_window_layers on have a window, unless layer_types lists them. Add a message to `problems` for layers that
-    transformers does not compute.
+    """Return lmtrain's settings {window, layer_pattern} for the config.json `c` of a Qwen. The layers that have a
+    window are those in layer_types or, if that is null, all from layer max_window_layers on. Append a message to
+    `problems` for entries that are invalid or contradict each other; then {} may be returned.
     """
     num_layers, first = c["num_hidden_layers"], c["max_window_layers"]
     window = c["sliding_window"] if flag_setting(c, "use_sliding_window", problems) else None
@@ -136,7 +143,7 @@ def late_window_settings(c: Config, problems: list[str]) -> Config:
 
 
 def late_window_entries(s: GPTSettings) -> Config:
-    """Return the entries of a Qwen's config.json for the layers with a window."""
+    """Return the entries of a Qwen's config.json that say which layers have a sliding window, and how long it is."""
     has_window = [kind.window for kind in s.layer_kinds]
     return {
         "use_sliding_window": any(has_window), "sliding_window": s.window if any(has_window) else None,
@@ -152,15 +159,17 @@ def rotary_layer_rules(s: GPTSettings) -> list[Rule]:
 
 
 def check_head_width(c: Config, problems: list[str]) -> None:
-    """Add a message to `problems` if the heads of the config.json `c` are of another width than hidden_size / heads."""
+    """Append a message to `problems` if head_dim of the config.json `c` is set and is not hidden_size /
+    num_attention_heads.
+    """
     is_usual = type(c["head_dim"]) is int and c["head_dim"] * c["num_attention_heads"] == c["hidden_size"]
     if c["head_dim"] is not None and not is_usual:
         problems.append("head_dim would have to be hidden_size / num_attention_heads, or be removed")
 
 
 def llama_like_names(parts: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> FamilyNames:
-    """Return the names of weights of a family that calls them as LLaMA does, but for those in `parts`, which are by our
-    names of the parts of a block.
+    """Return the names of the weights of a Hugging Face family that names most of them as LLaMA does. `parts` has the
+    names that it adds or replaces: lmtrain's name of a part of a block -> the names of the tensors that hold it.
     """
     blocks = {
         "attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",),
@@ -173,7 +182,7 @@ def llama_like_names(parts: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 def size_entries(s: GPTSettings) -> Config:
-    """Return the entries of config.json for sizes, by the keys that all families with LLaMA's keys share."""
+    """Return the entries of config.json for a decoder's sizes, init std and tied embeddings, under LLaMA's keys."""
     return {
         "vocab_size": s.vocab_size, "hidden_size": s.width, "intermediate_size": s.ffn,
         "num_hidden_layers": s.num_layers, "num_attention_heads": s.num_heads, "max_position_embeddings": s.seq_len,
@@ -197,7 +206,9 @@ class RotaryDecoder(Family[GPTSettings]):
         return word_rules(s, free, positions="rotary", **self.words, **choices)
 
     def common_settings(self, c: Config) -> Config:
-        """Return our settings for `words` and for the keys of sizes that all these families share."""
+        """Return lmtrain's settings for the keys of the config.json `c` that these families read alike, such as sizes,
+        together with `words`, the settings that are the same in all models of this family.
+        """
         return {
             "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
             "num_heads": c["num_attention_heads"], "num_kv_heads": c.get("num_key_value_heads"),

@@ -67,9 +67,9 @@ class HFFolder:
             )
 
     def check_weights(self) -> list[WeightMapping]:
-        """Return the mappings of all weights of the model. Raise CheckpointError unless the folder holds each of their
-        tensors in its shape, tied tensors are equal, and there are no other tensors except for tables that can be
-        computed.
+        """Return for each weight of the model which tensors of the folder hold its rows. Raise CheckpointError if one
+        of these tensors is missing or has another shape or an unknown type, if tied tensors differ, or if there are
+        other tensors besides tables that can be computed, such as inv_freq.
         """
         mappings = list(weight_mappings(self.settings, self.family))
         family = families()[self.family]
@@ -103,7 +103,9 @@ class HFFolder:
         return len(self._places)
 
     def left_out(self) -> dict[str, str]:
-        """Return the names of the tensors that no weight of the model is read from, each with the reason."""
+        """Return tensor name -> reason for the folder's tensors that no weight of the model is read from: computed
+        tables, and the embedding under a second name.
+        """
         mappings, tables = weight_mappings(self.settings, self.family), families()[self.family].tables
         used = {tensor.name for mapping in mappings for tensor in mapping.hf_tensors}
         return {
@@ -112,8 +114,9 @@ class HFFolder:
         }
 
     def stored_types(self, mappings: Iterable[WeightMapping]) -> dict[str, Any]:
-        """Return {"dtype": the number type of most weights of `mappings`, such as "bf16"}. If some tensors have other
-        types, "other_dtypes" maps the name of each such tensor to its type, as safetensors names it.
+        """Return {"dtype": the number type of most elements of the weights in `mappings`, such as "bf16"}. If some
+        tensors have other types, "other_dtypes" maps the name of each such tensor to its type, as safetensors names it
+        ("F32").
         """
         kinds = {name: self._places[name].kind for mapping in mappings for name, *_ in mapping.hf_tensors}
         sizes = Counter[str]()
@@ -136,7 +139,9 @@ class HFFolder:
         )
 
     def weight_reader(self, settings: ModelSettings) -> Callable[[str], Tensor]:
-        """Return a function that reads a weight of lmtrain's model by its name, joined from the folder's tensors."""
+        """Return a function that takes the name of a weight of lmtrain's model and reads it from the folder: the whole
+        weight, joined from the tensors that hold its rows, in their type. `settings` are the model's.
+        """
         mappings = {mapping.name: mapping for mapping in weight_mappings(settings, self.family)}
 
         def weight(name: str) -> Tensor:
@@ -161,8 +166,9 @@ class HFFolder:
             return part
 
     def _find_tensors(self, family: object) -> dict[str, _TensorPlace]:
-        """Return tensor name -> file and place of the tensor. Names are those of the model class with a head (such as
-        GPT2LMHeadModel), whatever prefix the folder's files use. `family` is the model_type in config.json.
+        """Return tensor name -> the tensor's file, its name there, shape and type, for all tensors in the folder. The
+        names are made those of the model class with a head (such as GPT2LMHeadModel), whatever prefix the files use.
+        `family` is the model_type in config.json. Raise CheckpointError if two tensors get the same name.
         """
         known = families().get(str(family))
         prefixes = ("",) if known is None else (known.prefix, *known.heads)
@@ -207,8 +213,8 @@ class HFFolder:
         return [] if place.kind in _TYPES else [f"{name} is {place.kind}, which is none of {', '.join(_TYPES)}"]
 
     def _open_weights(self, name: str) -> Any:
-        """Return an opened safetensors file of the folder, which is kept open for the next call. Raise CheckpointError
-        if it claims an impossible length of its header.
+        """Open the safetensors file `name` of the folder and return it; the next calls for the same file return it
+        again, until 128 MiB of it have been read. Raise CheckpointError if it states an impossible size of its header.
         """
         if self._open_tensors is not None and self._open_tensors[0] == name and self._bytes_left > 0:
             return self._open_tensors[1]

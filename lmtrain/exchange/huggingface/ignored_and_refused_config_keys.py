@@ -73,22 +73,26 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
 
 
 def is_known_key(key: str, family: Family[Any]) -> bool:
-    """Return whether lmtrain knows what a key of a config.json does in models of a family."""
+    """Return whether lmtrain knows the effect of the key `key` of a config.json on models of this family: whether the
+    key is read, ignored for a reason, or refused by name. Keys that begin with _ count as known.
+    """
     return key.startswith("_") or any(
         key in table for table in (family.defaults, family.inert, family.aliases, IGNORED, NOT_COMPUTED)
     )
 
 
 def ignored_reason(key: str, family: Family[Any]) -> str:
-    """Return why a key that decides no setting of a model of a family may be left out."""
+    """Return the reason, as a clause for a message, why lmtrain ignores the config.json key `key` in models of this
+    family. Call it only for a known key that decides no setting.
+    """
     if key in family.inert:
         return family.inert[key]
     return IGNORED.get(key, "it changes nothing at this value" if key in NOT_COMPUTED else _KEPT)
 
 
 def uncomputed_keys(config: Mapping[str, Any], family: Family[Any]) -> dict[str, Any]:
-    """Return the keys of a config.json, with their values, that change what is computed and that lmtrain lacks in
-    models of a family.
+    """Return the entries of a config.json (key -> value) that ask for something that lmtrain does not compute in models
+    of this family. Entries that are null, or have a value that changes nothing, are left out.
     """
     return {
         key: config[key]

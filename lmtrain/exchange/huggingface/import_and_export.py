@@ -98,11 +98,11 @@ def export_hf(
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Export the checkpoint `source` as the Hugging Face folder `output`. `dtype` is fp32, bf16 or fp16; None stands
-    for the types of an imported folder whose weights have not been trained since, and for fp32 otherwise. With
-    `weights` "ema" the average of the weights is exported. With `check` the logits of both models are compared.
-    `report` is called with bytes done and in all. `shard_bytes` limits the size of a file with several tensors. Return
-    the facts that the command prints, such as the largest difference.
+    """Export the checkpoint `source` as the Hugging Face folder `output`, and return the facts to report, such as the
+    largest difference of logits. `dtype` is fp32, bf16 or fp16; None keeps the types of an imported model, and is fp32
+    for one that was trained since. If `weights` is "ema", the average of the weights is exported. If `check`, logits
+    and token ids are compared with the source's. `report` is called with bytes done and bytes in all. Files of several
+    tensors have at most `shard_bytes`.
     """
     reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = checked_model(reader)
@@ -154,8 +154,9 @@ def export_hf(
 
 
 def _types_of_import(reader: CheckpointReader) -> tuple[str, dict[str, str]]:
-    """Return the type of most weights of the folder that a checkpoint was imported from, such as "bf16", and the
-    safetensors names of the types of the other tensors, by Hugging Face's names. A checkpoint of a run has fp32.
+    """Return the number types of the Hugging Face folder that a checkpoint was imported from: (type of most elements,
+    such as "bf16", tensor name -> type for tensors of other types, such as "F32"). Return ("fp32", {}) if it was not
+    imported.
     """
     imported = reader.state.get("imported")
     if not isinstance(imported, dict) or imported.get("dtype") not in DTYPES:
@@ -168,8 +169,9 @@ def _types_of_import(reader: CheckpointReader) -> tuple[str, dict[str, str]]:
 def _write_weights(
     folder: Path, reader: CheckpointReader, targets: Sequence[HFTensor], shard_bytes: int, report: Report | None
 ) -> int:
-    """Write the tensors `targets` of a checkpoint into one safetensors file, or into several and an index if they
-    exceed `shard_bytes`. Return the number of files.
+    """Write the tensors `targets`, read from a checkpoint, into `folder`: as model.safetensors or, if they exceed
+    `shard_bytes`, as several files and an index. Return the number of safetensors files. `report` is called with bytes
+    done and bytes in all.
     """
     shards: list[list[HFTensor]] = [[]]
     for target in targets:
@@ -195,7 +197,9 @@ def _write_weights(
 
 
 def _read_parts(reader: CheckpointReader, target: HFTensor) -> Iterator[Tensor]:
-    """Yield the rows of an exported tensor in order, as parts of bounded size."""
+    """Yield the tensor `target` of an export, read from a checkpoint, as consecutive groups of rows, each of at most 64
+    MiB in fp32 (or a single row).
+    """
     name, shape = f"model.{target.mapping.name}", target.shape
     if target.mapping.transposed:
         for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
@@ -215,8 +219,8 @@ class HFWeights:
 
     @torch.no_grad()
     def load_into(self, pieces: list[Piece]) -> None:
-        """Fill the data of the pieces (`Piece.block`, tensors) with the folder's weights, converted to the pieces'
-        types.
+        """Copy the folder's weights into `pieces`, slices of the model's parameters: fill each `Piece.block` in place,
+        converted to its type.
         """
         for piece in pieces:
             mapping = self._mappings[piece.name]
@@ -229,8 +233,9 @@ class HFWeights:
 
 
 def _row_places(mapping: WeightMapping, rows: range) -> list[tuple[int, int, range]]:
-    """Return where `rows` of an lmtrain weight lie in Hugging Face tensors, in parts of bounded size: (first row of the
-    part in the weight, index of the tensor in `mapping.hf_tensors`, rows within that tensor).
+    """Return where the rows with the numbers `rows` of a weight of lmtrain's lie in Hugging Face's tensors, in parts of
+    bounded size. A part is (the weight's first row in it, index of the tensor in `mapping.hf_tensors`, row numbers in
+    that tensor).
     """
     return [
         (place.first + part.start, place.tensor, range(place.rows.start + part.start, place.rows.start + part.stop))
@@ -240,7 +245,9 @@ def _row_places(mapping: WeightMapping, rows: range) -> list[tuple[int, int, ran
 
 
 def check_settings(overrides: Mapping[str, object]) -> None:
-    """Raise UsageError if `overrides` sets anything but dropout, since config.json has all other settings."""
+    """Raise UsageError if `overrides`, the settings that a user gives to an import by --set, has any key but dropout.
+    All other settings are in config.json.
+    """
     unknown_overrides = overrides.keys() - {"dropout"}
     if unknown_overrides:
         raise UsageError(
@@ -257,9 +264,9 @@ def import_hf(
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Import the Hugging Face folder `folder` as the checkpoint step_00000000 in `output`. `tokenizer` is a path, by
-    default that of the folder. `overrides` are settings; only dropout can be set. `report` is called with bytes done
-    and in all. Return the facts that the command prints.
+    """Import the Hugging Face folder `folder` as the checkpoint step_00000000 in `output`, and return the facts to
+    report, such as the checkpoint's path. `tokenizer` is the path of a tokenizer, by default the folder's. `overrides`
+    are settings by key; only dropout may be set. `report` is called with bytes done and bytes in all.
     """
     check_settings(overrides or {})
     source = HFFolder(folder, (overrides or {}).get("dropout"))

@@ -37,8 +37,9 @@ def model_card(
     original: Mapping[str, bytes], tokenizer_class: str = "AutoTokenizer", weights: WeightSet = "model",
 ) -> str:  # fmt: skip
     """Return the text of a README.md for the exported folder `name`. `checkpoint` and `state` are the source's path and
-    the state in its manifest, `config` the exported config.json, `original` the kept files of an imported folder,
-    `tokenizer_class` the class of transformers that loads the tokenizer, `weights` says which weights were exported.
+    the state in its manifest, `config` is the exported config.json, `original` has the files kept from an imported
+    folder ({} for a model of lmtrain's own), `tokenizer_class` is the transformers class that loads the tokenizer, and
+    `weights` tells whether the weights or their average were exported.
     """
     architecture, causal = config["architectures"][0], settings.shape.causal
     tags = "\n".join(f"- {tag}" for tag in ("lmtrain", config["model_type"]))
@@ -88,7 +89,8 @@ def _model_rows(settings: ModelSettings, architecture: str, dtype: str) -> list[
 
 
 def _training(state: Mapping[str, Any], original: Mapping[str, bytes], weights: WeightSet) -> Iterator[str]:
-    """Yield the paragraphs about the training of a checkpoint with the manifest's `state`, whose `weights` were
+    """Yield the paragraphs of a model card about the training. `state` is the state in the checkpoint's manifest,
+    `original` has the files kept from an imported folder, and `weights` tells whether the weights or their average were
     exported.
     """
     recorded = state.get("settings")
@@ -137,7 +139,8 @@ def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any], weight
 
 
 def _evaluation(checkpoint: Path, state: Mapping[str, Any], weights: WeightSet) -> str:
-    """Return a table of the evaluations of a checkpoint's `weights` that were found beside it, or that there is none.
+    """Return a Markdown table of the evaluations of a checkpoint's `weights` ("model" or "ema") that are found in its
+    run's folders, or a sentence that says that there are none. `state` is the state in its manifest.
     """
     step = int(state["step"])
     # because: the run of a merged checkpoint's newest parent has measured that parent
@@ -149,8 +152,8 @@ def _evaluation(checkpoint: Path, state: Mapping[str, Any], weights: WeightSet) 
 
 
 def _rows_of_run(checkpoint: Path, step: int, weights: WeightSet) -> Iterator[tuple[str, str]]:
-    """Yield (what was measured, result) for each validation and evaluation of `weights` at `step` that the run of
-    `checkpoint` has recorded.
+    """Yield (what was measured, result as text) for each validation and evaluation at `step` that the run of
+    `checkpoint` has recorded for these `weights` ("model" or "ema"). Yield nothing if there is no readable record.
     """
     folder = checkpoint.resolve().parent
     metrics = (folder.parent if folder.name == CHECKPOINTS else folder) / METRICS
@@ -169,8 +172,8 @@ def _rows_of_run(checkpoint: Path, step: int, weights: WeightSet) -> Iterator[tu
 
 
 def _rows_of_result_files(checkpoint: Path, step: int, weights: WeightSet) -> Iterator[tuple[str, str]]:
-    """Yield (task, measures) of results of `lmtrain eval --output` in the checkpoint's folders that are about these
-    `weights` of this checkpoint.
+    """Yield (task and data, measures as text) for each result of `lmtrain eval --output` about these `weights` of this
+    checkpoint at `step`. The JSON files beside the checkpoint and in its run's folder are searched; others are skipped.
     """
     path = checkpoint.resolve()
     folders = [path.parent, *([path.parent.parent] if path.parent.name == CHECKPOINTS else [])]
@@ -195,8 +198,9 @@ def _figures(measures: Mapping[str, float], headline: str) -> str:
 
 
 def _use(name: str, architecture: str, tokenizer_class: str, *, causal: bool, is_own: bool) -> str:
-    """Return the code that loads the model. `is_own` is False for a model that another program has trained, perhaps
-    with the special tokens that its tokenizer puts around a text.
+    """Return the paragraph of a model card with the Python code that loads the exported folder `name` by transformers.
+    `is_own` is True for a model that lmtrain trained, which expects no special tokens around a text, and False for one
+    of another program.
     """
     auto_class = next(auto for ending, auto in _AUTO_CLASSES.items() if architecture.endswith(ending))
     example = (

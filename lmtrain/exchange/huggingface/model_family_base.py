@@ -88,7 +88,7 @@ class Family(ABC, Generic[S]):
 
 @cache
 def families() -> dict[str, Family[Any]]:
-    """Return the families by model_type, ordered by rank."""
+    """Return an object of each known family of Hugging Face models, by its model_type, in ascending order of rank."""
     found = {
         value.model_type: value()
         for module in load_modules(PACKAGE)

@@ -28,8 +28,8 @@ _MAX_TEMPLATES = 100
 
 
 def path_in_folder(folder: Path, name: str) -> Path:
-    """Return the path of the file `name` in a Hugging Face folder. Raise DataError for a link that leads out of the
-    folder, unless it leads to the blobs of the hub's cache.
+    """Return the path of the file `name` in a Hugging Face folder, whether or not it exists. Raise DataError if it is a
+    symbolic link out of the folder, unless into the blobs of the hub's cache.
     """
     path = folder / name
     if path.is_symlink():
@@ -41,9 +41,10 @@ def path_in_folder(folder: Path, name: str) -> Path:
 
 
 def read_original_files(folder: Path, tokenizer: Tokenizer, tokenizer_path: Path | None) -> dict[str, bytes]:
-    """Read the files of the Hugging Face folder `folder` that its checkpoint keeps, as name in the checkpoint ->
-    content. Files about the tokenizer come from the folder `tokenizer_path`, if it is one, and are left out if they
-    belong to another tokenizer than `tokenizer`. Raise DataError for a file that is no JSON object where it has to be.
+    """Read the small files of the Hugging Face folder `folder` that an imported checkpoint keeps for a later export;
+    return name in the checkpoint -> content. Tokenizer files come from `tokenizer_path` if that is a folder, and are
+    left out if they belong to another tokenizer than `tokenizer`; a tokenizer.json is always there. Raise DataError for
+    a .json file that holds no JSON object.
     """
     home = tokenizer_path if tokenizer_path is not None and tokenizer_path.is_dir() else folder
     files = _read_files(folder, MODEL_FILES)
@@ -63,7 +64,9 @@ def _is_tokenizer_of(tokenizer: Tokenizer, folder: Path) -> bool:
 
 
 def _read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Read those of the named files that are in a folder. Raise DataError for a .json file without an object."""
+    """Return name -> content of those of the files `names` that are in `folder`; missing ones are skipped. Raise
+    DataError for a .json file that holds no JSON object.
+    """
     files = {}
     for name in names:
         if (folder / name).is_file():
@@ -75,8 +78,8 @@ def _read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def _tokenizer_json(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the tokenizer.json of a checkpoint: the file that `tokenizer` was loaded from, byte for byte, if it was
-    one.
+    """Return {"tokenizer.json": content} for a checkpoint with this tokenizer: the tokenizer.json that it was loaded
+    from, byte for byte, or else the tokenizer converted into that format.
     """
     path = Path(tokenizer.source)
     is_own_format = path.suffix != ".json" or path.name.endswith("vocab.json")

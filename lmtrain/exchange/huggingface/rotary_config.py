@@ -54,9 +54,9 @@ _MUST = {
 
 
 def rotary_entries(s: GPTSettings, *, default_share: float | None = None) -> Config:
-    """Return the entries of config.json for the rotary angles of a decoder whose layers all have the same.
-    `default_share` is what the family takes for the share of a head's numbers that are turned where its key for that is
-    left out; None if it has no such key.
+    """Return the entries of config.json for the rotary angles of a decoder whose layers all have the same, in the forms
+    of transformers 4 and 5. `default_share` is the share of a head's numbers that the family rotates where the key
+    partial_rotary_factor is left out; None if it has no such key.
     """
     # because: transformers 4 reads the base and the share alone, 5 the group
     share = {"partial_rotary_factor": s.rotary_share} if default_share not in (None, s.rotary_share) else {}
@@ -70,7 +70,9 @@ def rotary_entries(s: GPTSettings, *, default_share: float | None = None) -> Con
 
 
 def rope_scaling(s: GPTSettings) -> Config:
-    """Return the group rope_scaling of config.json: the type of scaling and its numbers, all of them spelled out."""
+    """Return the entry rope_scaling of config.json: the type of scaling of `s` and all its numbers, defaults included.
+    Without scaling that is {"rope_type": "default"}.
+    """
     kind = "default" if s.rotary_scaling == "none" else s.rotary_scaling
     values = {key: getattr(s, setting) for key, setting in _KEYS[kind].items()}
     if "attention_factor" in values:
@@ -82,10 +84,10 @@ def rope_scaling(s: GPTSettings) -> Config:
 def rotary_settings(
     c: Config, problems: list[str], *, default_base: float = DEFAULT_BASE, default_share: float | None = None
 ) -> Config:
-    """Return our settings of the rotary angles in the config.json `c`, completed with ROTARY_DEFAULTS. Add a message to
-    `problems` for angles that lmtrain does not compute, and for those that transformers 4 and 5 read differently.
-    `default_base` is the base of a file that has none, and `default_share` the share of a head's numbers that are
-    turned; without a key for that share, for which it is None, a family must turn whole heads.
+    """Return lmtrain's settings of the rotary angles in the config.json `c`, completed with ROTARY_DEFAULTS. Append a
+    message to `problems` for angles that lmtrain does not compute or that transformers 4 and 5 read differently.
+    `default_base` is the base of a file that states none. `default_share` is the same for the share of a head's numbers
+    that are rotated; None if the family must rotate whole heads.
     """
     # because: transformers 5 takes rope_parameters only if there is no rope_scaling, and 4 never takes it
     key = "rope_scaling" if c["rope_scaling"] else "rope_parameters"
@@ -112,9 +114,10 @@ def rotary_settings(
 def value_of_both_forms(
     name: str, outside: object, inside: object, key: str, default: object, problems: list[str], *, has_old_form: bool
 ) -> Any:
-    """Return a base or share of angles: the value `inside` the group that messages call `key`, or else the value
-    `outside` of it, by its key `name`, or else `default`. Add a message to `problems` if the two differ. With
-    `has_old_form` transformers 4 reads the angles' scaling.
+    """Return a rotary base or share from a config.json: `inside`, the value in the group `key`, or else `outside`, the
+    value of the key `name` beside the group, or else `default`. Append a message to `problems` if both are given and
+    differ. If `has_old_form`, the group is rope_scaling, and a missing `outside` counts as `default`, as in
+    transformers 4.
     """
     if outside is None and has_old_form:
         outside = default  # because: transformers 4 takes neither a base nor a share from a group
@@ -125,8 +128,9 @@ def value_of_both_forms(
 
 
 def scaling_settings(rope: Config, key: str, c: Config, problems: list[str]) -> Config:
-    """Return our settings for the scaling of rotary angles in the group `rope`, which the config.json `c` has as `key`.
-    Add a message to `problems` as `rotary_settings` does.
+    """Return lmtrain's settings for the scaling of rotary angles in `rope`, the group at `key` (rope_scaling or
+    rope_parameters) of the config.json `c`. Append a message to `problems` for a scaling that lmtrain does not compute
+    or that transformers 4 and 5 read differently. Return {} if its type is unknown.
     """
     kind = angle_type(rope)
     if rope.get("type", kind) != kind:
@@ -168,8 +172,9 @@ def angle_type(group: Config) -> Any:
 
 
 def check_numbers_of_group(group: Config, kind: object, key: str, c: Config, problems: list[str]) -> None:
-    """Add a message to `problems` for numbers of the angles of some layers that transformers 5 takes otherwise than 4
-    does. The group of these layers, which is called `key` in messages, has angles of the type `kind`.
+    """Append a message to `problems` if transformers 5 would take other numbers than 4 from a group of rotary entries:
+    an original length that is beside the group only, or a `truncate` that is false. `group` has angles of the type
+    `kind` and is called `key` in messages; `c` is the config.json around it.
     """
     original = c[ORIGINAL_LENGTH]
     is_lost = group.get(ORIGINAL_LENGTH) is None and original not in (None, c["max_position_embeddings"])
@@ -182,8 +187,9 @@ def check_numbers_of_group(group: Config, kind: object, key: str, c: Config, pro
 
 
 def _original_length(rope: Config, kind: str, key: str, c: Config, problems: list[str]) -> Config:
-    """Return our settings for the length of the original training, and the factor that follows from it. Add a message
-    to `problems` where transformers 4 and 5 would take others.
+    """Return the setting rotary_original_len, the length in tokens of the original training's texts, and rotary_factor,
+    the model's longest text divided by it, if the group `rope` at `key` of the config.json `c` states no factor. Append
+    a message to `problems` where transformers 4 and 5 would take other values.
     """
     name, longest = ORIGINAL_LENGTH, c["max_position_embeddings"]
     inside, outside = rope.get(name), c.get(name)
@@ -210,7 +216,10 @@ def _original_length(rope: Config, kind: str, key: str, c: Config, problems: lis
 
 
 def _mscale_factor(rope: Config, values: Config) -> Config:
-    """Return the factor of cosines and sines of YaRN angles that have mscale and mscale_all_dim in place of one."""
+    """Return {"rotary_attention_factor": factor of cosines and sines} of YaRN angles that state mscale and
+    mscale_all_dim in its place. Return {} if they state the factor, or not both of these. `rope` is the group in
+    config.json, and `values` are the settings read from it so far.
+    """
     scales: tuple[Any, Any] = (rope.get("mscale"), rope.get("mscale_all_dim"))
     factor: Any = values.get("rotary_factor")
     if values.get("rotary_attention_factor") is not None or not all(map(is_number, (*scales, factor))):
@@ -222,7 +231,9 @@ def _mscale_factor(rope: Config, values: Config) -> Config:
 
 
 def _without_usual_attention_factor(values: Config) -> Config:
-    """Return our settings of a scaling without a factor of cosines and sines that is the one of the formula."""
+    """Return `values`, the settings of a scaling of rotary angles, without rotary_attention_factor if that is the value
+    which lmtrain computes where it is left out; unchanged otherwise.
+    """
     keys = ("rotary_attention_factor", "rotary_factor", "rotary_original_len")
     if not all(is_number(values.get(key)) for key in keys) or values["rotary_original_len"] < 2:
         return values

@@ -62,10 +62,10 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 def tokenizer_files(
     data: bytes, seq_len: int, family: str, *, causal: bool, original: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """Return the tokenizer files of an exported folder, as name -> content. `data` is the checkpoint's tokenizer.json,
-    `seq_len` the longest text in tokens, `family` the model_type. `original` are the files of an imported folder; its
-    tokenizer files, if it has any, are returned as they came, unless transformers would take them for another
-    tokenizer.
+    """Return the tokenizer files of an exported folder, name -> content. `data` is the checkpoint's tokenizer.json,
+    `seq_len` the longest text in tokens, `family` the model_type. `original` has the files kept from an imported folder
+    ({} if there was none); its tokenizer files are returned unchanged, except for a tokenizer_config.json from which
+    transformers would give other ids.
     """
     tokenizer = Tokenizer.from_bytes(data)
     special = _special_tokens(tokenizer, causal=causal)
@@ -88,8 +88,9 @@ def tokenizer_files(
 
 
 def tokenizer_class_to_load(family: str, tokenizer: Tokenizer) -> str:
-    """Return the class of transformers whose from_pretrained gives the ids of an exported `tokenizer`: AutoTokenizer,
-    unless transformers 5 builds a tokenizer by rules of its own in every folder of the model_type `family`.
+    """Return the name of the transformers class whose from_pretrained gives the right ids for an exported `tokenizer`:
+    "AutoTokenizer", or "PreTrainedTokenizerFast" if in folders of the model_type `family` transformers 5 builds a
+    tokenizer by rules of its own that gives others.
     """
     kind = families()[family]
     if not kind.has_own_tokenizer or _takes_tokenizer_json(kind.tokenizer_class, {}, tokenizer.tree):
@@ -100,8 +101,9 @@ def tokenizer_class_to_load(family: str, tokenizer: Tokenizer) -> str:
 def _restored_config(
     original: Mapping[str, bytes], family: str, tree: Mapping[str, Any], plain: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """Return the tokenizer_config.json of an imported folder by its name, as it came if transformers takes it for the
-    tokenizer.json `tree`. If not, its class becomes that of `plain`, and entries of `plain` that it lacks are added.
+    """Return {"tokenizer_config.json": content} for the export of an imported folder with the files `original`. It is
+    unchanged if transformers then gives the ids of `tree`, the parsed tokenizer.json; otherwise its class becomes that
+    of `plain`, and the entries of `plain` that it lacks are added.
     """
     came = parse_original(original, TOKENIZER_CONFIG)
     config = dict(came)
@@ -114,8 +116,9 @@ def _restored_config(
 
 
 def check_one_tokenizer(folder: Path, tokenizer: Tokenizer, original: Mapping[str, bytes], family: str) -> None:
-    """Raise CheckpointError if transformers would read another tokenizer from a folder than `tokenizer`, because its
-    tokenizer_config.json contradicts its tokenizer.json. `original` are its small files, `family` its model_type.
+    """Raise CheckpointError if the folder's tokenizer_config.json contradicts its tokenizer.json, so that transformers
+    would read another tokenizer from it than `tokenizer`. `original` has the folder's small files, name -> content, and
+    `family` is its model_type.
     """
     config = parse_original(original, TOKENIZER_CONFIG)
     problems = _contradictions(_class_name(config, original, family), config, tokenizer.tree)
@@ -135,8 +138,9 @@ def _class_name(config: Mapping[str, Any], original: Mapping[str, bytes], family
 
 
 def _contradictions(class_name: str, config: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
-    """Return what a tokenizer_config.json says otherwise than the tokenizer.json `tree`, in settings that transformers
-    takes from the first.
+    """Return a message for each setting, such as lower-casing, that has one value in `config`, a tokenizer_config.json,
+    and another in `tree`, the parsed tokenizer.json. Only settings that the transformers class `class_name` takes from
+    the first are compared.
     """
     normalizer, splitter = tree["normalizer"] or {}, tree["pre_tokenizer"] or {}
     triples = [(key, default, normalizer.get(inner, default)) for key, inner, default in _BERT_SETTINGS]
@@ -151,8 +155,9 @@ def _contradictions(class_name: str, config: Mapping[str, Any], tree: Mapping[st
 
 
 def _takes_tokenizer_json(class_name: str, config: Mapping[str, Any], tree: Mapping[str, Any]) -> bool:
-    """Return whether a class of transformers gives the ids of the tokenizer.json `tree`. transformers 4 reads the file;
-    most classes of transformers 5 build a tokenizer anew from its vocabulary, by the rules of their first model.
+    """Return whether the transformers class `class_name` gives the ids of `tree`, a parsed tokenizer.json. Version 4
+    reads that file, but most classes of version 5 build a tokenizer anew from its vocabulary, by fixed rules. `config`
+    is the tokenizer_config.json. Unknown classes give False.
     """
     normalizer, splitter = tree["normalizer"] or {}, tree["pre_tokenizer"] or {}
     if _contradictions(class_name, config, tree) or not _has_tokens(class_name, config, tree):
@@ -187,7 +192,9 @@ def _has_tokens(class_name: str, config: Mapping[str, Any], tree: Mapping[str, A
 
 
 def _is_qwen_tokenizer(tree: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is of the kind of Qwen 2 to 3: NFC, their pattern, plain byte-level BPE."""
+    """Return whether `tree`, a parsed tokenizer.json, works as the tokenizer of Qwen 2 to 3 does: NFC normalization,
+    their pattern for splitting text, and byte-level BPE without further options.
+    """
     switches = ("ignore_merges", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
     model = tree["model"]
     is_plain = model["type"] == "BPE" and not any(model.get(switch) for switch in switches)
@@ -212,8 +219,9 @@ def _special_tokens(tokenizer: Tokenizer, *, causal: bool) -> dict[str, str]:
 
 
 def _with_encoder_template(data: bytes, tokenizer: Tokenizer, special: Mapping[str, str]) -> bytes:
-    """Return an encoder's tokenizer.json with the template [CLS] text [SEP], or [CLS] first [SEP] second [SEP], unless
-    it has one or has no such tokens.
+    """Return `data`, an encoder's tokenizer.json, with a post-processor added that makes [CLS] text [SEP], or [CLS]
+    first [SEP] second [SEP]. Return it unchanged if it has a post-processor, or if `special` (role -> token) lacks one
+    of the two.
     """
     tree = parse_json(data, Path("tokenizer.json"))
     if not {"cls_token", "sep_token"} <= special.keys() or tree.get("post_processor") is not None:

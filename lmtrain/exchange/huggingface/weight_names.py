@@ -50,7 +50,9 @@ class WeightMapping:
         return self.shape[::-1] if self.transposed else (num_rows, *self.shape[1:])
 
     def places(self, rows: range) -> list[RowPlace]:
-        """Return where `rows` of our weight lie in Hugging Face's tensors, in the order of our rows."""
+        """Return where the rows with the numbers `rows` of lmtrain's weight lie in Hugging Face's tensors: consecutive
+        runs, in the order of lmtrain's rows.
+        """
         found = []
         for index, tensor in enumerate(self.hf_tensors):
             at = 0  # row of the tensor
@@ -76,7 +78,9 @@ class FamilyNames:
 
 
 def list_mappings(settings: ModelSettings, names: FamilyNames) -> Iterator[WeightMapping]:
-    """Yield the mapping of each weight of a model, whose names in Hugging Face's files are `names`."""
+    """Yield for each weight of lmtrain's model which Hugging Face tensors hold its rows. `names` are the names of the
+    family's tensors.
+    """
     cuts = settings.cuts()
     for name, shape in unpadded_shapes(settings).items():
         part, _, leaf = name.rpartition(".")
@@ -99,8 +103,8 @@ def list_mappings(settings: ModelSettings, names: FamilyNames) -> Iterator[Weigh
 
 
 def qkv_rows_by_head(shape: ModelShape) -> tuple[range, ...]:
-    """Return the rows of our query-key-value weight in the order of GPT-NeoX: for each group of heads with a key of
-    their own its queries, its key and its value.
+    """Return the order in which GPT-NeoX stores the rows of lmtrain's fused query-key-value weight, as ranges of its
+    rows: for each key head the rows of its queries, of its key and of its value.
     """
     head, num_keys = shape.head_width, shape.num_kv_heads
     queries = shape.num_heads // num_keys * head

@@ -53,7 +53,7 @@ _FULL, _LOCAL = "full_attention", "sliding_attention"  # the groups of rope_para
 
 
 def rounded(value: float, dtype: str) -> float:
-    """Return `value` rounded to the type that torch calls `dtype`, one of _TYPES."""
+    """Return `value` rounded to a number type: "float16", "bfloat16" or "float32", as torch calls them."""
     if dtype == "float16":
         return float(struct.unpack("e", struct.pack("e", value))[0])
     if dtype == "bfloat16":
@@ -229,7 +229,9 @@ class Gemma3(_AnyGemma):
 
 
 def _embedding_scale(c: Config, problems: list[str]) -> float:
-    """Return the factor of embeddings: the square root of the width, rounded to the type of the stored weights."""
+    """Return the factor by which Gemma multiplies embeddings: the square root of hidden_size, rounded to the dtype that
+    the config.json `c` states for the stored weights. If it states none, append a message to `problems` and return 1.
+    """
     dtype, width = c["dtype"] if c["dtype"] is not None else c["torch_dtype"], c["hidden_size"]
     if not isinstance(dtype, str) or dtype not in _TYPES:
         problems.append(
@@ -242,7 +244,10 @@ def _embedding_scale(c: Config, problems: list[str]) -> float:
 
 
 def _layer_rules(s: GPTSettings) -> list[Rule]:
-    """Return the rules about the layers of Gemma 2 and 3 and their scores."""
+    """Return the rules that settings must meet to be a Gemma 2 or 3, besides those of all Gemmas: rotary angles in all
+    layers, an attention scale of 1 / sqrt(whole number), heads that divide the width. A rule is (whether it holds, the
+    message if it does not).
+    """
     key = "positions" if s.layer_pattern is None else "layer_pattern"
     factor = _query_factor(s)
     return [
@@ -256,7 +261,9 @@ def _layer_rules(s: GPTSettings) -> list[Rule]:
 
 
 def _query_factor(s: GPTSettings) -> int | None:
-    """Return the whole number by whose square root scores are divided, None if there is none."""
+    """Return the whole number n, query_pre_attn_scalar in config.json, with which the attention scale of `s` is 1 /
+    sqrt(n) in fp32; None if there is none.
+    """
     scale = s.head**-0.5 if s.attention_scale is None else s.attention_scale
     factor = round(scale**-2)
     same = factor > 0 and rounded(factor**-0.5, "float32") == rounded(scale, "float32")
@@ -264,7 +271,9 @@ def _query_factor(s: GPTSettings) -> int | None:
 
 
 def _layer_entries(s: GPTSettings) -> Config:
-    """Return the entries of config.json for the layers of Gemma 2 and 3 and their scores."""
+    """Return the entries of a Gemma 2 or 3's config.json for activation, attention scale, layer types, window and logit
+    cap.
+    """
     return {
         "hidden_activation": _GELU_NAMES[s.activation], "query_pre_attn_scalar": _query_factor(s),
         "layer_types": layer_types(s),
@@ -274,8 +283,9 @@ def _layer_entries(s: GPTSettings) -> Config:
 
 
 def _layer_settings(c: Config, problems: list[str], *, period: Any) -> Config:
-    """Return our settings for the layers of Gemma 2 and 3 and their scores. Without `layer_types` each layer but the
-    last of every `period` has a window.
+    """Return lmtrain's settings of activation, attention scale, layer pattern, window and logit cap for the config.json
+    `c` of a Gemma 2 or 3. If layer_types is null, all layers have a window but the last of every `period`. Append a
+    message to `problems` for each invalid entry.
     """
     num_layers, factor = c["num_hidden_layers"], c["query_pre_attn_scalar"]
     has_window = layer_kinds(c["layer_types"], num_layers, problems)
@@ -295,9 +305,9 @@ def _layer_settings(c: Config, problems: list[str], *, period: Any) -> Config:
 
 
 def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
-    """Return our settings for the rotary angles of layers without and with a window. transformers 4 reads rope_theta,
-    rope_local_base_freq and rope_scaling; 5 reads the two groups of rope_parameters, rope_scaling on top of the first,
-    and the bases only where a group has none.
+    """Return lmtrain's settings of rotary angles for the config.json `c` of a Gemma 3: base and scaling of the layers
+    without a window, and the base of those with one. transformers 4 reads rope_theta, rope_local_base_freq and
+    rope_scaling; 5 reads rope_parameters first. Append a message to `problems` where the two would read other angles.
     """
     groups = c["rope_parameters"] or {}
     if not isinstance(groups, dict) or groups.keys() - {_FULL, _LOCAL} or not all(
@@ -333,7 +343,9 @@ def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
 
 
 def _angles(group: Config, c: Config) -> object:
-    """Return what the angles of a group with scaling depend on, for a comparison."""
+    """Return a value by which to compare groups of rotary entries: it is equal if their scaled angles are. `group` is
+    such a group and `c` the config.json around it. Return None if the group has values of wrong types.
+    """
     try:
         settings = RotarySettings(**scaling_settings(group, "rope_scaling", c, []))
         return replace(settings, rotary_attention_factor=settings.angle_factor)

@@ -55,8 +55,8 @@ class Mistral(RotaryDecoder):
 
 
 def _window(c: Config, problems: list[str]) -> Any:
-    """Return the window of the Mistral with the config.json `c`, None for none. Add a message to `problems` if its
-    layers differ: transformers loads a Mistral with `layer_types` as a Ministral, which may have a window in some.
+    """Return the sliding window, in tokens, of the Mistral with the config.json `c`; None if it has none. Append a
+    message to `problems` if layer_types gives some layers a window and others not, as in a Ministral.
     """
     kinds = c["layer_types"]
     if kinds is None:

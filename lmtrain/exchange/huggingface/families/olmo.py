@@ -163,7 +163,9 @@ class OLMo3(OLMo2):
 
 
 def _entries_of_all(s: GPTSettings) -> Config:
-    """Return the entries of config.json that all OLMos share."""
+    """Return the entries of config.json that OLMo models of all versions share: sizes, heads, activation and no
+    dropout.
+    """
     head = {"head_dim": s.head} if s.head * s.num_heads != s.width else {}
     return size_entries(s) | head | {
         "num_key_value_heads": s.kv_heads, "hidden_act": "silu", "attention_bias": False,
@@ -172,7 +174,9 @@ def _entries_of_all(s: GPTSettings) -> Config:
 
 
 def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Config:
-    """Return our settings of the rotary angles of the OLMo 3 with the config.json `c`, whose layers have these windows.
+    """Return lmtrain's settings of rotary angles for the config.json `c` of an OLMo 3; `windows` tells for each layer
+    whether it has a window. Append a message to `problems` for angles that lmtrain does not compute or that
+    transformers 4 and 5 read differently. Return {} if the entries are no groups of rotary angles.
     """
     groups, old = c["rope_parameters"] or {}, c["rope_scaling"] or {}
     is_group = isinstance(groups, dict) and all(isinstance(group, dict | None) for group in groups.values())

@@ -66,7 +66,10 @@ class SmolLM3(RotaryDecoder):
 
 
 def _layers_that_turn(c: Config, problems: list[str]) -> list[bool]:
-    """Return for each layer whether it turns queries and keys, which is a 1 in no_rope_layers."""
+    """Return for each layer of a SmolLM3 whether it has rotary angles. The config.json `c` says so by a 1 in
+    no_rope_layers; if that is null, all layers have them but the last of every no_rope_layer_interval. Append a message
+    to `problems` if an entry is invalid.
+    """
     flags, period = c["no_rope_layers"], c["no_rope_layer_interval"]
     count = c["num_hidden_layers"] if type(c["num_hidden_layers"]) is int else 0
     if flags is None:
@@ -81,7 +84,10 @@ def _layers_that_turn(c: Config, problems: list[str]) -> list[bool]:
 
 
 def _layers_with_window(c: Config, turns: list[bool], problems: list[str]) -> list[bool]:
-    """Return for each layer whether it has a window: those of layer_types, or by default those that turn nothing."""
+    """Return for each layer of a SmolLM3 whether it has a window, from layer_types of the config.json `c`. If that is
+    null, the layers without rotary angles (False in `turns`) have one, provided that use_sliding_window is true. Append
+    a message to `problems` if the entries contradict each other.
+    """
     uses = flag_setting(c, "use_sliding_window", problems)
     windows = layer_kinds(c["layer_types"], len(turns), problems)
     if windows is None:
