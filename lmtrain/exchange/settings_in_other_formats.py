@@ -26,8 +26,8 @@ _SIZES = {
 
 
 def build_imported_settings(values: Mapping[str, Any], where: object, way_out: str) -> ModelSettings:
-    """Build the settings of an imported model from `values`, which are by setting key. Raise CheckpointError if no
-    model has such settings; its message begins with `where`, the imported file, and ends with `way_out`.
+    """Build the settings of an imported model from `values` (setting key -> value). Raise CheckpointError if they are
+    invalid; its message begins with `where`, the imported file, and ends with `way_out`, what the user can do.
     """
     try:
         # because: mypy asks for a concrete class where build_settings takes the base of a choice
@@ -37,8 +37,8 @@ def build_imported_settings(values: Mapping[str, Any], where: object, way_out: s
 
 
 def drop_default_sizes(settings: ModelSettings) -> ModelSettings:
-    """Return settings of the same model with None for ffn_width and head_width if these equal their defaults, as users
-    leave them out.
+    """Return settings of the same model in which ffn_width and head_width are None if they equal the sizes that None
+    stands for.
     """
     assert isinstance(settings, (GPTSettings, BertSettings))
     without_ffn = replace(settings, ffn_width=None)
@@ -49,9 +49,9 @@ def drop_default_sizes(settings: ModelSettings) -> ModelSettings:
 
 
 def word_rules(s: GPTSettings, free: Collection[str] = (), **required: object) -> list[tuple[bool, str]]:
-    """Return a rule for each setting that changes what a decoder computes and is not in `free`: that it has the value
-    in `required`, one of them if that is a tuple, or else its default. A rule is (whether it holds, the message if it
-    does not).
+    """Return a rule, (whether it holds, the message if it does not), for each setting of `s` that changes what a
+    decoder computes, except sizes and the keys in `free`. The setting must have the value given for its key in
+    `required`, where a tuple lists several allowed values; without one it must have its default.
     """
     rules = []
     for field in dataclasses.fields(s):
@@ -69,7 +69,9 @@ def word_rules(s: GPTSettings, free: Collection[str] = (), **required: object) -
 
 
 def shortest_pattern(letters: str) -> str:
-    """Return the shortest text that, repeated and cut to the same length, is `letters`: one letter a layer."""
+    """Return the shortest beginning of `letters`, which has one letter a layer, that yields all of `letters` when it is
+    repeated (the last time perhaps in part); an empty text for an empty one.
+    """
     num = len(letters)
     lengths = range(1, num + 1)
     return next((letters[:n] for n in lengths if (letters[:n] * (num // n + 1))[:num] == letters), "")

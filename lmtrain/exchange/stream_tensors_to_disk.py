@@ -38,8 +38,8 @@ def parse_dtype(word: str) -> tuple[torch.dtype, str]:
 
 
 def row_ranges(num_rows: int, row_bytes: int) -> Iterator[range]:
-    """Yield ranges of row numbers that together are the `num_rows` rows of a tensor, in order. A range has as many rows
-    of `row_bytes` bytes as fit into PART_BYTES.
+    """Yield consecutive ranges of row numbers that cover the `num_rows` rows of a tensor. Each range has as many rows
+    of `row_bytes` bytes as fit into PART_BYTES, but at least one.
     """
     step = max(1, PART_BYTES // max(1, row_bytes))
     for start in range(0, num_rows, step):
@@ -55,7 +55,8 @@ def tensor_spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:
 
 
 def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview]) -> None:
-    """Write a new safetensors file. `specs` describe its tensors, and `parts` are the tensors' bytes in the same order.
+    """Write a new safetensors file; an existing one is an error. `specs` describe its tensors, and `parts` are the
+    bytes of all tensors in the order of `specs`, divided anyhow.
     """
     with open(path, "xb") as file:
         file.write(encode_header(specs))
@@ -65,8 +66,8 @@ def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview
 def report_progress(
     parts: Iterable[memoryview], total: int, report: Report | None, done: int = 0
 ) -> Iterator[memoryview]:
-    """Yield the parts unchanged. After each part call `report` with the number of bytes that were yielded, in addition
-    to `done`, and with `total`.
+    """Yield `parts` unchanged. After each one call `report`, if given, with (`done` plus the bytes yielded so far,
+    `total`).
     """
     for part in parts:
         fault_point("exchange.part")
@@ -84,7 +85,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def left_out_of_exports(reader: CheckpointReader) -> dict[str, str]:
-    """Return what a checkpoint holds besides weights and tokenizer, with the reason why an export leaves it out."""
+    """Return content -> reason for what a checkpoint holds and an export leaves out, such as the optimizer's state."""
     names, left_out = reader.stored_manifest.tensors, dict[str, str]()
     if num_slots := sum(name.startswith(OPTIMIZER_PREFIX) for name in names):
         left_out[f"{num_slots} tensors of the optimizer"] = (
@@ -110,11 +111,10 @@ def save_imported(
     files: Mapping[str, bytes] = MappingProxyType({}),
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Save an imported model as a checkpoint in the folder `output`. `read_parts` returns a weight in parts of some
-    rows, by its name in settings.weights(). `origin` says where the weights come from, and `source` is the folder that
-    holds them, if any. `files` are extra files by name; a tokenizer.json among them replaces that of `tokenizer`.
-    Return the facts that the command prints: the checkpoint's path, step, numbers of parameters and bytes, `origin`,
-    the number of the tokenizer's tokens, that of the vocabulary's rows without one, and the model's settings.
+    """Save an imported model as the checkpoint of `step` in the folder `output`, and return the facts to report, such
+    as its path. `read_parts` takes a name of settings.weights() and returns that weight as consecutive groups of rows.
+    `origin` records where the weights come from, and `source` is the folder that holds them, if any. `files` are extra
+    files (name -> content); a tokenizer.json among them replaces that of `tokenizer`.
     """
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:

@@ -58,8 +58,9 @@ class WeightFacts:
 
 
 def argument_getter(args: CallRecord) -> GetArgument:
-    """Return a function that returns a Megatron-LM argument by its name, or a default. Its results are numbers,
-    booleans, short texts, None and tuples of up to 1,000 of these; any other value becomes a text such as "<dict>".
+    """Return a function (name, default=None) that reads one of Megatron-LM's arguments from `args`, the
+    argparse.Namespace as the pickle records it. Its results are numbers, booleans, short texts, None and tuples of up
+    to 1,000 of these; any other value becomes a text such as "<dict>".
 
     because: what a pickle nests may take forever to compare or to write into a message
     """
@@ -83,10 +84,10 @@ def settings_from_arguments(
     argument: GetArgument, facts: WeightFacts, vocab_size: int, overrides: Mapping[str, object], where: object, *,
     has_arguments: bool = True,
 ) -> ModelSettings:  # fmt: skip
-    """Return lmtrain's settings of a Megatron-LM model. `argument` returns its arguments by name; a checkpoint of 2019
-    has none, for which `has_arguments` is False. `facts` come from its weights, `overrides` are settings that the user
-    gives, `where` is the folder. Raise CheckpointError for a model that lmtrain does not compute, and SettingsError for
-    an override without an effect.
+    """Return lmtrain's settings of a Megatron-LM model. `argument` reads an argument by its name; `has_arguments` is
+    False for an old checkpoint that stores none. `facts` are read from its weights, `overrides` are settings that the
+    user gives, `where` is the folder, for messages. Raise CheckpointError for a model that lmtrain does not compute or
+    that is not fully described, and SettingsError for an override without an effect.
     """
     problems = [
         f"--{name.replace('_', '-')} {shorten(show(value))} would have to be {show(allowed[0])}"
@@ -162,8 +163,8 @@ def settings_from_arguments(
 
 
 def _positions_problems(argument: GetArgument, facts: WeightFacts) -> list[str]:
-    """Return a message if Megatron-LM gives the model other positions than lmtrain would: the learned table that the
-    weights hold, or rotary angles of a GPT without one.
+    """Return a list of one message if --position-embedding-type does not fit the weights, otherwise []. A model with a
+    learned table of positions, and any encoder, must have learned_absolute; another must have rope or none.
     """
     kind, has_table = _kind_of_positions(argument), facts.num_positions is not None
     allowed = ("learned_absolute",) if has_table or facts.is_encoder else ("rope", "none")
@@ -185,8 +186,9 @@ def padded_rows(vocab_size: int, tp: int) -> int:
 
 
 def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, Any]:
-    """Return the arguments, by name, that Megatron-LM reads from a checkpoint, for a model at `tp` x `pp` ranks with
-    weights of the type `dtype` (fp32, bf16 or fp16). Raise CheckpointError if Megatron-LM does not compute the model.
+    """Return the arguments, name -> value, to store in an exported checkpoint for Megatron-LM to read: those of a model
+    with these settings at `tp` x `pp` ranks, with weights of the type `dtype` (fp32, bf16 or fp16). Raise
+    CheckpointError if Megatron-LM does not compute the model, or not at this tp and pp.
     """
     assert isinstance(settings, (GPTSettings, BertSettings))
     _check_exportable(settings, tp, pp)

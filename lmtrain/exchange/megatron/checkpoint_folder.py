@@ -81,8 +81,9 @@ class MegatronCheckpoint:
 
 
 def open_megatron(path: Path) -> MegatronCheckpoint:
-    """Open the Megatron-LM checkpoint at `path`, or the newest if `path` is a folder of checkpoints. Raise
-    MissingInputError or CheckpointError if it is incomplete or of another format.
+    """Open the Megatron-LM checkpoint at `path`, or the newest if `path` is a folder of checkpoints: read its arguments
+    and list its weights, without reading them. Raise MissingInputError or CheckpointError if it is incomplete or of
+    another format.
     """
     folder = _checkpoint_folder(path)
     if (folder / METADATA).is_file():
@@ -192,8 +193,8 @@ def _iteration(state: dict[str, Any], folder: Path) -> int:
 
 
 def _flatten(file: TorchFile, key: str) -> dict[str, StoredTensor]:
-    """Return the tensors under `key`, such as "model", in a rank's file by their path, with dots between names. The
-    first layouts nest a dict for each module.
+    """Return path -> tensor for all tensors in the nested dicts under `key`, such as "model", of a rank's file; {} if
+    it lacks the key. A path joins the keys of the dicts by dots.
     """
     result: dict[str, StoredTensor] = {}
     pending, count = [("", _state_dict(file).get(key, {}), 0)], 0
@@ -215,9 +216,9 @@ def _flatten(file: TorchFile, key: str) -> dict[str, StoredTensor]:
 def _add_chunk(
     chunk: list[dict[str, StoredTensor]], first_layer: int, weights: dict[str, list[WeightPart]], folder: Path
 ) -> int:
-    """Add the weights of a pipeline stage (or a chunk of a virtual stage) to `weights`, by lmtrain's names. `chunk`
-    holds the tensors of each tensor-parallel rank; its layer 0 is layer `first_layer` of the model. Return the number
-    of its layers.
+    """Add the weights of a pipeline stage, or of one model chunk of an interleaved stage, to `weights`: lmtrain's name
+    -> a part for each tensor-parallel rank. `chunk` has each of these ranks' tensors by Megatron-LM's names, in which
+    layers count from 0; layer 0 is the model's layer `first_layer`. Return the number of its layers.
     """
     layers, names = set[int](), set[str]()
     for megatron_name in chunk[0]:
@@ -335,8 +336,9 @@ def _open_distributed(folder: Path) -> MegatronCheckpoint:
 
 
 def _read_common_state(folder: Path, common_object: StoredObject | None) -> dict[str, Any]:
-    """Return what a distributed checkpoint stores once for all ranks, such as the arguments. Raise CheckpointError if
-    there are no arguments: without them, another model of the same shapes would be taken for this one.
+    """Return the dict that a distributed checkpoint stores once for all ranks, with arguments and iteration: from
+    common.pt or, if there is none, from `common_object`. Raise CheckpointError if it holds no arguments, since another
+    model of the same shapes could then be taken for this one.
     """
     if (folder / _COMMON_FILE).is_file():
         state = TorchFile(folder / _COMMON_FILE).value
@@ -353,8 +355,8 @@ def _read_common_state(folder: Path, common_object: StoredObject | None) -> dict
 
 
 def _order_parts(parts_by_half: Mapping[str, PartsByHalf]) -> dict[str, list[WeightPart]]:
-    """Return weight name -> its parts as a list: the only part, or the gate and then the up projection. `parts_by_half`
-    has them by 0 (gate), 1 (up) or None.
+    """Return weight name -> list of its parts: the whole weight alone, or its gate and then its up projection if the
+    two are stored separately. `parts_by_half` has the same parts by 0 (gate), 1 (up) or None (whole).
     """
     return {
         name: [parts[None]] if None in parts else [parts[half] for half in (0, 1) if half in parts]
@@ -363,8 +365,9 @@ def _order_parts(parts_by_half: Mapping[str, PartsByHalf]) -> dict[str, list[Wei
 
 
 def _split_layers(name: str, tensor: DistributedTensor) -> Iterator[tuple[str, WeightPart]]:
-    """Yield (name, part) of each layer if the tensor stacks all layers along its first axis, else (name, part) of the
-    whole tensor. `name` has a placeholder for the layer's number in the first case.
+    """Yield (weight name, part of the weight): once for each layer if `name` contains LAYER_PLACEHOLDER, since `tensor`
+    then stacks all layers along its first axis; otherwise once, for the whole tensor. The placeholder is replaced by
+    the layer's number.
     """
     if LAYER_PLACEHOLDER not in name:
         box = Box((0,) * len(tensor.shape), tensor.shape)
@@ -378,9 +381,9 @@ def _split_layers(name: str, tensor: DistributedTensor) -> Iterator[tuple[str, W
 
 
 def _read_metadata(folder: Path) -> tuple[dict[str, DistributedTensor], StoredObject | None]:
-    """Read .metadata, torch's pickled list of what a distributed checkpoint holds, as data. Return tensor name -> where
-    its chunks lie, and where the object with the arguments lies, if there is one. Raise CheckpointError if the list is
-    malformed.
+    """Read .metadata, the pickled list of contents of a distributed checkpoint, without running the pickle. Return
+    (tensor name -> where its chunks are stored, where the object with Megatron-LM's arguments is stored, or None).
+    Raise CheckpointError if the list is malformed.
     """
     path = folder / METADATA
     value = read_pickle(io.BytesIO(read_bytes(path, MAX_PICKLE_BYTES)), path)
@@ -425,7 +428,9 @@ def _parse_tensor(name: str, entry: CallRecord, places: Mapping[Any, CallRecord]
 
 
 def _parse_place(name: str, info: CallRecord, folder: Path) -> StoredObject:
-    """Return where the entry `name` of the list is stored. Raise ValueError if that is no plain part of a file."""
+    """Return the file and the byte range in which `name`, an entry of .metadata, is stored; `info` is the record that
+    says so. Raise ValueError if the bytes are transformed (compressed, say), or if file name or range are invalid.
+    """
     file, start, num_bytes = info.get("relative_path"), info.get("offset"), info.get("length")
     if not is_safe_name(file) or info.get("transform_descriptors"):
         raise ValueError(f"{name} is in a file that is transformed or has an unsafe name")

@@ -37,9 +37,10 @@ _VALUES_TO_REPEAT = (
 def words_from_arguments(
     argument: GetArgument, num_layers: int, problems: list[str], *, positions: str, norm: str
 ) -> dict[str, Any]:
-    """Return the words of a decoder that Megatron-LM's arguments stand for. Add a message to `problems` for each
-    argument that no word stands for. `argument` returns an argument by its name; `positions` is the value of
-    --position-embedding-type, and `norm` the kind of norm.
+    """Return the settings of GPTSettings, key -> value, that say how a decoder's layers, norms and rotary angles differ
+    from the default, as Megatron-LM's arguments ask. `argument` reads an argument by its name; `positions` is the value
+    of --position-embedding-type, and `norm` is layernorm or rmsnorm. Append a message to `problems` for each argument
+    that lmtrain has no setting for.
     """
     values = _layers_from_arguments(argument, num_layers, problems, positions)
     if argument("apply_layernorm_1p", False) or argument("layernorm_zero_centered_gamma", False):
@@ -52,7 +53,9 @@ def words_from_arguments(
 
 
 def _angles_from_arguments(argument: GetArgument, problems: list[str]) -> dict[str, Any]:
-    """Return the values of the settings of rotary angles."""
+    """Return lmtrain's settings of rotary angles, key -> value, for Megatron-LM's arguments, of which `argument` reads
+    one by its name. Append a message to `problems` if two ways of scaling are asked for at once.
+    """
     values = {"rotary_base": argument("rotary_base", 10000), "rotary_share": argument("rotary_percent", 1.0)}
     factor = argument("rotary_seq_len_interpolation_factor")
     divides = factor not in (None, 1)
@@ -69,7 +72,10 @@ def _angles_from_arguments(argument: GetArgument, problems: list[str]) -> dict[s
 def _layers_from_arguments(
     argument: GetArgument, num_layers: int, problems: list[str], positions: str
 ) -> dict[str, Any]:
-    """Return the values of `window` and `layer_pattern`."""
+    """Return lmtrain's settings {window, layer_pattern}, each of which may be None, for Megatron-LM's arguments about
+    windows and about layers without rotary angles. `positions` is the value of --position-embedding-type. Append a
+    message to `problems` for an invalid argument.
+    """
     window, no_layers = argument("window_size"), (False,) * num_layers
     is_pair = isinstance(window, tuple) and len(window) == 2 and all(type(n) is int for n in window)
     if window is not None and not (is_pair and window[1] in (0, -1)):
@@ -96,8 +102,9 @@ def _layers_from_arguments(
 def _flags_of_layers(
     argument: GetArgument, name: str, num_layers: int, problems: list[str], *, last: bool
 ) -> tuple[bool, ...]:
-    """Return what the argument `name` says of each layer: a list of 0 and 1, or a period, of which the last layer has
-    the flag `last` and all others the opposite. Without the argument no layer is such a last one.
+    """Return a flag for each layer from the argument `name`. A list of 0 and 1 has the flags themselves. A number n
+    gives every n-th layer the flag `last`, and all others the opposite. Without the argument, or with 0, all layers
+    have the opposite of `last`. The same holds for an invalid value, for which a message is appended to `problems`.
     """
     value = argument(name)
     if value in (None, 0):
@@ -113,7 +120,9 @@ def _flags_of_layers(
 
 
 def decoder_arguments(s: GPTSettings) -> dict[str, Any]:
-    """Return Megatron-LM's arguments, by name, for the words of a decoder that it computes."""
+    """Return Megatron-LM's arguments, name -> value, for the settings of a decoder other than its sizes: positions,
+    windows, biases, activation and norms. `decoder_rules` must hold for the settings.
+    """
     kinds, from_zero = s.layer_kinds, s.norm_weight == "from_zero"
     windows = [int(kind.window) for kind in kinds]
     without_angles = [int(not kind.rotary) for kind in kinds]
@@ -137,8 +146,8 @@ def decoder_arguments(s: GPTSettings) -> dict[str, Any]:
 
 
 def decoder_rules(s: GPTSettings) -> list[tuple[bool, str]]:
-    """Return the conditions under which Megatron-LM computes a decoder, each as (whether it holds, the message if it
-    does not).
+    """Return the conditions that a decoder's settings must meet so that Megatron-LM computes the same model, each as
+    (whether it is met, the message if it is not).
     """
     linear, llama3 = s.rotary_scaling == "linear", s.rotary_scaling == "llama3"
     ungated = ("gelu", "gelu_tanh", "relu2")
@@ -168,8 +177,9 @@ def decoder_rules(s: GPTSettings) -> list[tuple[bool, str]]:
 
 
 def flags_to_repeat(settings: ModelSettings) -> str:
-    """Return the flags that Megatron-LM needs beside --use-checkpoint-args, which takes none of these arguments from a
-    checkpoint; empty if it needs none.
+    """Return the command-line flags, joined by blanks, that a user must give Megatron-LM together with
+    --use-checkpoint-args to load an exported model, because it does not read these arguments from a checkpoint. Return
+    an empty text if none are needed.
     """
     assert isinstance(settings, (GPTSettings, BertSettings))
     is_decoder = isinstance(settings, GPTSettings)

@@ -67,10 +67,10 @@ def export_megatron(
     transformer_engine: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks. `dtype` is fp32, bf16 or
-    fp16. With `weights` "ema" the average of the weights is exported. Weights have the names that Megatron-LM gives
-    them with Transformer Engine, or without it if `transformer_engine` is False. `report` is called with bytes done and
-    in all. Return the facts that the command prints.
+    """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks, and return the facts to
+    report. `dtype` is fp32, bf16 or fp16. If `weights` is "ema", the average of the weights is exported.
+    `transformer_engine` chooses between the names that Megatron-LM gives weights with Transformer Engine and without
+    it. `report` is called with bytes done and bytes in all.
     """
     if min(tp, pp) < 1:
         raise UsageError(f"tp={tp} and pp={pp} must both be at least 1. Leave them out for one file.")
@@ -147,8 +147,9 @@ class _Export:
         return TensorToWrite(self.code, place.part_shape, parts)
 
     def _read_part(self, place: Placement) -> Tensor:
-        """Return a tensor-parallel rank's part of a weight, with the rows in Megatron-LM's order. `place` says which
-        weight it is and which rows and columns the rank holds.
+        """Return one tensor-parallel rank's part of a weight, read from the checkpoint, with rows in Megatron-LM's
+        order; rows that pad the vocabulary are 0. `place` says which weight it is and which rows and columns the rank
+        holds.
         """
         part = torch.zeros(place.part_shape, dtype=self.dtype)
         for region in place.regions:
@@ -167,9 +168,10 @@ def import_megatron(
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Import the Megatron-LM folder `folder` as a checkpoint of the same step in `output`. `tokenizer` is a path, by
-    default the folder's tokenizer.json. `overrides` are settings that the folder does not contain. `report` is called
-    with bytes done and in all. Return the facts that the command prints.
+    """Import the Megatron-LM folder `folder` as a checkpoint of the same step in `output`, and return the facts to
+    report. `tokenizer` is the path of a tokenizer, by default tokenizer.json in the folder. `overrides` are settings
+    that the user gives, such as those which the folder does not hold. `report` is called with bytes done and bytes in
+    all.
     """
     if tokenizer is None and not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} holds no tokenizer.json. Give the model's tokenizer with --tokenizer PATH.")
@@ -202,9 +204,9 @@ def _read_original_files(folder: Path) -> dict[str, bytes]:
 
 
 def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
-    """Return a whole weight, joined from its parts, with the rows in lmtrain's order. The parts are those of the ranks,
-    or with `by_half` the gate and the up projection. `version` is the checkpoint's version, which decides the order of
-    its rows.
+    """Return the whole weight `name`, with rows in lmtrain's order, joined from `parts`: those of the tensor-parallel
+    ranks or, if `by_half`, its gate and its up projection. `version` is the checkpoint_version, which decides in which
+    order Megatron-LM stores the rows of queries, keys and values.
     """
     placement, shape = settings.cuts()[name], settings.shape
     if placement.split is Split.NONE:

@@ -43,7 +43,8 @@ class MegatronModel:
     arguments_read: frozenset[str]  # names of Megatron-LM's arguments that decide a setting
 
     def left_out(self) -> dict[str, str]:
-        """Return what the checkpoint holds and the import does not take, each with the reason."""
+        """Return content -> reason for what the checkpoint holds and the import does not take, such as the optimizer.
+        """
         rows = (part.shape[0] for part in self.weights["embedding.token.weight"])
         padding = sum(rows) - self.settings.shape.vocab_size
         return (
@@ -53,7 +54,9 @@ class MegatronModel:
         )
 
     def weights_from(self) -> str:
-        """Return which of the checkpoint's weights the import takes: the optimizer's in fp32, or else the model's."""
+        """Return a phrase for the report: whether the import takes the fp32 master weights of the optimizer or the
+        weights of the model, and the number types of the latter.
+        """
         if self.masters:
             return "the optimizer, in float32"
         types = sorted({DTYPES[part.code] for parts in self.weights.values() for part in parts})
@@ -61,7 +64,9 @@ class MegatronModel:
         return f"the model, in {' and '.join(types)}" + ("" if is_exact else f": {_NO_MASTERS}")
 
     def ignored_arguments(self) -> dict[str, str]:
-        """Return the checkpoint's arguments that decide no setting of lmtrain's model, each with the reason."""
+        """Return name -> reason for those of the checkpoint's arguments that no setting of lmtrain's model is read
+        from.
+        """
         state = self.source.args.state if self.source.args is not None else None
         names = {name for name in state if isinstance(name, str)} if isinstance(state, dict) else set()
         return dict.fromkeys(
@@ -73,9 +78,10 @@ class MegatronModel:
 def read_megatron_model(
     folder: Path, tokenizer_vocab_size: int | None, overrides: Mapping[str, object]
 ) -> MegatronModel:
-    """Read which model the Megatron-LM folder `folder` holds. `tokenizer_vocab_size` is the vocabulary size where the
-    checkpoint does not give one; `overrides` are settings that the folder does not contain. Raise CheckpointError if
-    lmtrain does not compute the model, or if the weights are not those of its settings.
+    """Read which model the Megatron-LM folder `folder` holds: its settings, and where its weights are.
+    `tokenizer_vocab_size` is used if the checkpoint gives no vocabulary size; `overrides` are settings that the user
+    gives. Raise CheckpointError if lmtrain does not compute the model, if the weights do not fit its settings, or if no
+    vocabulary size is known.
     """
     source = open_megatron(folder)
     facts = _weight_facts(source)
@@ -135,8 +141,8 @@ def _matrix_parts(source: MegatronCheckpoint, name: str) -> list[WeightPart]:
 def _check_weights(
     source: MegatronCheckpoint, settings: ModelSettings, weights: Mapping[str, list[WeightPart]]
 ) -> None:
-    """Raise CheckpointError unless `weights`, by lmtrain's names, are all weights of the model and no others, in parts
-    whose shapes join to the shapes in its settings.
+    """Raise CheckpointError unless `weights` (lmtrain's name -> parts) has exactly the weights of a model with these
+    settings, each in parts that join to its shape.
     """
     problems, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
     for name, shape in shapes.items():
@@ -172,8 +178,8 @@ def _has_joined_shape(parts: list[WeightPart], shape: Shape, placement: Cut, *, 
 def _holds_whole_sections(
     name: str, parts: list[WeightPart], settings: ModelSettings, source: MegatronCheckpoint
 ) -> bool:
-    """Return whether every rank's rows of the fused weight `name` can be split into queries, keys and values, or into
-    gate and up projection.
+    """Return whether the rows that each tensor-parallel rank holds of the fused weight `name` can be divided into
+    queries, keys and values, or into gate and up projection, in the row order of the checkpoint's version.
     """
     rows, shape = parts[0].shape[0], settings.shape
     if ".attention.qkv." not in name:
@@ -182,7 +188,7 @@ def _holds_whole_sections(
 
 
 def _complete_masters(source: MegatronCheckpoint, settings: ModelSettings) -> dict[str, list[WeightPart]]:
-    """Return the fp32 weights that the checkpoint's optimizer holds, by name, or an empty dict unless all weights of
+    """Return weight name -> parts for the fp32 master weights in the checkpoint's optimizer; {} unless all weights of
     the model are among them.
     """
     shapes, cuts = unpadded_shapes(settings), settings.cuts()

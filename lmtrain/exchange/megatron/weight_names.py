@@ -82,9 +82,9 @@ LAYER_PLACEHOLDER = "*"  # stands for a layer's number in names of stacked tenso
 
 
 def lmtrain_name(name: str) -> tuple[str, int | None] | None:
-    """Return (lmtrain's name of the Megatron-LM weight `name`, half), where half is 0 or 1 for a tensor that is only
-    the gate or the up projection of that weight, else None. Return None for a tensor that is not a weight; raise
-    KeyError for a weight that lmtrain's models do not have.
+    """Return (lmtrain's name of the Megatron-LM tensor `name`, half). The half is 0 or 1 for a tensor that is only the
+    gate or only the up projection of that weight, otherwise None. Return None alone for a tensor that is no weight;
+    raise KeyError for a weight that lmtrain's models do not have.
     """
     if _UNUSED.fullmatch(name):
         return None
@@ -104,8 +104,9 @@ def lmtrain_name(name: str) -> tuple[str, int | None] | None:
 
 
 def megatron_core_name(name: str, first_layer: int, *, causal: bool, engine: bool) -> str:
-    """Return Megatron Core's name of the lmtrain weight `name` on a pipeline stage that begins at layer `first_layer`.
-    `causal` is True for a GPT and False for a BERT; `engine` chooses the names with Transformer Engine.
+    """Return Megatron Core's name of the lmtrain weight `name` on the pipeline stage whose first layer is the model's
+    layer `first_layer`, which the stage numbers 0. `causal` is True for a GPT and False for a BERT; `engine` chooses
+    the names with Transformer Engine.
     """
     stack = "decoder" if causal else "encoder"
     if name.startswith("norm."):
@@ -119,8 +120,9 @@ def megatron_core_name(name: str, first_layer: int, *, causal: bool, engine: boo
 
 
 def split_qkv(rows: Tensor, version: float, queries_per_group: int, head_width: int) -> tuple[Tensor, ...]:
-    """Split the fused rows of a rank into the rows of its queries, keys and values. `version` is the checkpoint's
-    version, which decides their order; `queries_per_group` query heads share a key head; a head has `head_width` rows.
+    """Split a tensor-parallel rank's rows of a fused weight into (queries, keys, values). `version` is Megatron-LM's
+    checkpoint_version, which decides the order of the rows; `queries_per_group` query heads share a key head; a head
+    has `head_width` rows.
     """
     rest = rows.shape[1:]
     if version < 1:
@@ -133,8 +135,8 @@ def split_qkv(rows: Tensor, version: float, queries_per_group: int, head_width: 
 
 
 def fuse_qkv(sections: Sequence[Tensor], queries_per_group: int, head_width: int) -> Tensor:
-    """Fuse the rows of queries, keys and values (`sections`) in the order of the newest checkpoint version.
-    `queries_per_group` query heads share a key head; a head has `head_width` rows.
+    """Return the rows of a fused weight in the order of Megatron-LM's newest checkpoint_version, from `sections`: the
+    rows of queries, keys and values. `queries_per_group` query heads share a key head; a head has `head_width` rows.
     """
     import torch  # because: a folder is looked at without it
 

@@ -52,8 +52,8 @@ class BoundedFile:
 
 
 def require_text(value: Any, role: str) -> str:
-    """Return `value` if it is a text. Raise ValueError for any other value, which the message calls `role` and does not
-    show: to write out nested data may never end.
+    """Return `value` if it is a str. Raise ValueError otherwise; the message names it by `role`, such as "a name", and
+    its type, but does not show it, since nested data can be endless.
     """
     if not isinstance(value, str):
         raise ValueError(f"{role} is a {type(value).__name__}, but must be a text")
@@ -88,8 +88,8 @@ class CallRecord:
         return self.callee.path if isinstance(self.callee, Global) else ""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the attribute `name` of the recorded object from its state, or `default`. A state is a dict, or a
-        tuple of dicts for a class with slots.
+        """Return the attribute `name` of the object that the recorded call would make, as its pickled state has it, or
+        `default`. The state is a dict, or a tuple of dicts for a class with slots.
         """
         states = self.state if isinstance(self.state, tuple) else (self.state,)
         values = [state[name] for state in states if isinstance(state, dict) and name in state]
@@ -131,9 +131,9 @@ _CONTAINER_CALLS = {
 
 
 def read_pickle(file: Any, where: object) -> Any:
-    """Read the next pickle of `file`, without running it, and return its value. Calls in it become a CallRecord, and
-    names of classes and functions a Global; the rest is plain data. Raise DataError, which names `where`, if it is
-    damaged.
+    """Read the next pickle of `file` without running it, and return its value. Calls in it become a CallRecord, and
+    names of classes and functions a Global; the rest is plain data. Raise DataError if it is damaged; `where` is the
+    file's name for the message.
 
     The next read begins behind it. The file gives no more than is there and fits into memory, as `BoundedFile` does.
     """
@@ -200,8 +200,8 @@ class _Machine:
         return value
 
     def _run_data_instruction(self, name: str, argument: Any) -> None:
-        """Carry out a pickle instruction that only moves data between stack and memo, or makes or fills a container.
-        Pass any other instruction to `_record_code_instruction`.
+        """Carry out a pickle instruction that moves data between stack and memo, or makes or fills a container; pass
+        any other to `_record_code_instruction`. `name` is pickletools' name of the opcode, and `argument` its argument.
         """
         push = self._stack.append
         match name:
@@ -244,8 +244,9 @@ class _Machine:
                 self._record_code_instruction(name, argument)
 
     def _record_code_instruction(self, name: str, argument: Any) -> None:
-        """Push a record of what a pickle instruction would import or call; nothing is imported or called. Raise
-        ValueError for an instruction that data do not need.
+        """Carry out a pickle instruction that would import or call something by pushing a record of that in its place;
+        nothing is imported or called. Raise ValueError for any other instruction. `name` is pickletools' name of the
+        opcode.
         """
         push = self._stack.append
         match name:
@@ -280,14 +281,16 @@ class _Machine:
                 )
 
     def _fill_dict(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
-        """Add alternating keys and values to the dict `result` and return it."""
+        """Add `values`, alternating keys and values, to the dict `result` and return it. Raise ValueError for an
+        invalid key.
+        """
         self._charge(_MEMO_ENTRY * len(values))
         result.update((_check_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
         return result
 
     def _record_call(self, callee: Any, args: Any) -> Any:
-        """Return a record of the call of `callee` with `args`; for OrderedDict, set and a few other containers that
-        pickles make by a call, return the plain dict, list or tuple instead.
+        """Return a CallRecord of `callee` with `args`. If the callee is OrderedDict, set or another container of
+        _CONTAINER_CALLS, return the dict, list or tuple that the call would fill instead.
         """
         path = callee.path if isinstance(callee, Global) else ""
         if path not in _CONTAINER_CALLS:
@@ -307,8 +310,8 @@ def _parse_global(argument: Any) -> Global:
 
 
 def _check_key(value: Any) -> Any:
-    """Return a dict key unchanged. Raise ValueError for a key that may take forever to hash, such as deeply shared
-    tuples.
+    """Return `value`, a dict key, unchanged. Raise ValueError if it could take forever to hash: a key must be a text, a
+    number or the like, or a tuple of at most MAX_KEY_PARTS of these.
     """
     parts = value if type(value) is tuple else (value,)
     if len(parts) > MAX_KEY_PARTS:

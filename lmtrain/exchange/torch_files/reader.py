@@ -130,8 +130,8 @@ class TorchFile:
         return torch.from_numpy(np.array(view, order="C")).view(getattr(torch, DTYPES[tensor.code]))
 
     def _check_crc(self, key: str, parts: Iterable[bytes], crc: int) -> None:
-        """Raise CheckpointError unless the CRC-32 of a storage's bytes, which come in parts, is `crc`; `key` is the
-        storage's name. It is then not checked again: several tensors may lie in the same storage.
+        """Raise CheckpointError unless `crc` is the CRC-32 of a storage's bytes, which are given in consecutive parts.
+        Otherwise remember the storage's name `key`, so that further tensors in it are read without another check.
         """
         actual = 0
         for part in parts:
@@ -144,9 +144,9 @@ class TorchFile:
         self._checked_keys.add(key)
 
     def _resolve(self, value: Any, resolved: dict[int, Any], depth: int = 0) -> Any:
-        """Return a value of the pickle with StoredTensor for each recorded tensor, and without torch's parameter
-        wrappers. `resolved` holds results by the id of the value, since pickles share values; `depth` is how deep the
-        value is nested.
+        """Return `value`, read from a pickle, with each recorded tensor in it, however deep, replaced by a
+        StoredTensor, and each torch parameter by its tensor. `resolved` has the results so far by id(value), since
+        pickles share values; `depth` is how deep the value is nested.
         """
         if id(value) in resolved:
             return resolved[id(value)]
@@ -207,8 +207,8 @@ def _read_parts(fd: int, start: int, size: int) -> Iterator[bytes]:
 
 
 def _parse_storage(value: Any) -> Storage:
-    """Return the storage that a persistent id refers to. torch writes ('storage', class, key, device, number of items)
-    in a tensor's place. Raise ValueError if it is malformed.
+    """Return the storage that `value` stands for: a persistent id of a torch pickle, with the key ('storage', class,
+    key, device, number of elements). Raise ValueError, TypeError or AttributeError if it is malformed.
     """
     kind, storage_class, key, _, num_items, *views = value.key
     name = require_text(storage_class.name, "a class").removesuffix("Storage")
@@ -220,8 +220,8 @@ def _parse_storage(value: Any) -> Storage:
 
 
 def _read_archive(file: _BoundedReader, path: Path) -> tuple[dict[str, _StoragePlace], Any]:
-    """Read the zip archive that torch.save writes since torch 1.6. Return the place of each storage by its key, and the
-    value of the pickle.
+    """Read `file`, a zip archive as torch.save writes it since torch 1.6, without running its pickle. Return (storage
+    key -> place of its bytes, the pickle's value). Raise CheckpointError if it is malformed; `path` is for messages.
     """
     try:
         file.max_read_bytes = _MAX_DIRECTORY_BYTES
@@ -256,8 +256,8 @@ def _read_entry(file: _BoundedReader, place: _StoragePlace, name: str) -> bytes:
 
 
 def _data_start(file: _BoundedReader, info: zipfile.ZipInfo) -> int:
-    """Return where the bytes of an archive's entry begin in the file: behind the entry's own header, whose lengths can
-    differ from those in the archive's directory. Raise ValueError if the file ends before they do.
+    """Return the byte offset in `file` at which the content of the archive's entry `info` begins, behind the entry's
+    own header. Raise ValueError if the header is none or the content goes beyond the file's end.
     """
     file.seek(info.header_offset)
     mark, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
@@ -268,8 +268,9 @@ def _data_start(file: _BoundedReader, info: zipfile.ZipInfo) -> int:
 
 
 def _read_legacy(file: _BoundedReader, path: Path) -> tuple[dict[str, _StoragePlace], Any]:
-    """Read the format of torch before 1.6: pickles of magic number, version, machine, value and keys, then each storage
-    behind its length. Return the place of each storage by its key, and the value.
+    """Read `file`, written by torch.save before torch 1.6, without running its pickles: magic number, version, machine,
+    value and keys, then each storage behind its length. Return (storage key -> place of its bytes, the value). Raise
+    CheckpointError if it is malformed; `path` is for messages.
     """
     if (file.size > 1 and file.peek(1)[:1] != b"\x80") or read_pickle(BoundedFile(file), path) != _MAGIC:
         raise CheckpointError(f"{path} is not a file that torch.save wrote. Check the path.")
@@ -329,8 +330,8 @@ class _BoundedReader(io.BufferedReader):
         super().__init__(_RawPart(fd, start, size))
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return up to `size` bytes, by default all that are left. Raise ValueError for more than `max_read_bytes`: an
-        archive itself claims how long its parts are.
+        """Return up to `size` bytes, by default all that are left. Raise ValueError if that is more than
+        `max_read_bytes`, since an archive may claim any size.
         """
         size = self.size - self.tell() if size is None or size < 0 else size
         if size > self.max_read_bytes:

@@ -45,8 +45,8 @@ class Namespace:
 
 
 def write_torch_file(path: Path, value: Any) -> None:
-    """Write a new file that torch.load reads. `value` consists of dicts, lists, tuples, texts, numbers, None,
-    `Namespace` and `TensorToWrite`; tensors are written one at a time.
+    """Write `value` to a new file that torch.load reads; an existing file is an error. `value` consists of dicts,
+    lists, tuples, texts, numbers, None, `Namespace` and `TensorToWrite`; one tensor at a time is in memory.
     """
     tensors: list[TensorToWrite] = []
     pickle = b"\x80\x02" + _encode_value(value, tensors) + b"."
@@ -60,8 +60,8 @@ def write_torch_file(path: Path, value: Any) -> None:
 
 
 def _encode_value(value: Any, tensors: list[TensorToWrite]) -> bytes:
-    """Return the instructions of pickle protocol 2 that put a value on the stack; the tensors in it are appended to
-    `tensors`.
+    """Return the bytes of pickle instructions (protocol 2) that push `value` on the stack, and append each tensor in it
+    to `tensors`. Raise TypeError for a value of another type than `write_torch_file` takes.
     """
     match value:
         case None:
