@@ -33,9 +33,10 @@ class BranchPoint:
     step: int
 
     def rewrite(self, tree: Tree, typed: Mapping[str, str]) -> dict[str, str]:
-        """Turn `tree`, the settings composed of the run's and those `typed`, into the stages of a branch if the run and
-        the branch differ in what only a stage can change, or if new stages are typed. Return the typed settings under
-        the keys where they now stand.
+        """Change `tree`, the composed settings of the branch as nested dicts, in place: if stages were typed, put the
+        run's stages up to the checkpoint before them; else, if settings were typed that only a stage can change, add a
+        stage that holds them. Return `typed`, key -> text, with the keys under which the settings now stand. Raise
+        SettingsError if they do not fit the run.
         """
         parent = build_settings(RunConfig, self.base)
         past, current = self._past(parent)
@@ -66,8 +67,9 @@ class BranchPoint:
     def _cut_before_new_stages(
         self, tree: Tree, typed: Mapping[str, str], parent: RunConfig, past: Tree, differing: Sequence[str]
     ) -> None:
-        """Let the new stages in `tree` begin at the checkpoint, behind the stages `past`, unless a stage of the run
-        that is not done is typed. Raise SettingsError if settings of the whole run are typed beside them: `differing`.
+        """Set the stages in `tree` to `past` (those up to the checkpoint), then the newly typed ones. Leave them as
+        they are if no stage is new, or if settings of one that the run has not finished were typed too. Raise
+        SettingsError if `differing`, keys of settings typed for the whole run and not for a stage, is not empty.
         """
         new_names = [name for name in _stages(tree) if name not in _stages(self.base)]
         if differing:
@@ -82,8 +84,8 @@ class BranchPoint:
             tree["stages"] = past | {name: tree["stages"][name] for name in new_names}
 
     def _past(self, parent: RunConfig) -> tuple[Tree, Mapping[str, Any]]:
-        """Return the stages up to the checkpoint, the last of them cut there, and the settings that the stage gives in
-        which the checkpoint was made; none if the run has no stages.
+        """Return (the run's stages up to the checkpoint by name, the last one shortened to end there; the settings of
+        that last stage). If the run has no stages, return one stage with all steps so far, and {}.
         """
         if not parent.stages:
             return {TRUNK: {"steps": self.step}}, {}
@@ -97,7 +99,9 @@ class BranchPoint:
         return past, current
 
     def _changed_stage(self, tree: Tree, typed: Mapping[str, str], current: Mapping[str, Any]) -> Tree:
-        """Return the settings of a stage that is the stage `current` with what was typed, but for its schedule."""
+        """Return the settings of a new stage: those of the stage `current`, changed by the values in `tree` that were
+        typed or differ from the run's. No schedule is taken from `tree`.
+        """
         given: Tree = {group: dict(values) for group, values in current.items()}
         for group, keys in STAGE_KEYS.items():
             before, after = self._group(group), tree.get(group)
@@ -124,8 +128,9 @@ class BranchPoint:
     def _differing(
         self, current: Mapping[str, Any], given: Mapping[str, Any], keys: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        """Return the dotted keys, of those in `keys` (no keys: the whole group), in which the stages `current` and
-        `given` differ.
+        """Return the dotted keys, such as "optim.lr", whose values differ between the stages `current` and `given`;
+        what a stage does not set is taken from the run. `keys` lists the keys to compare by settings group, () for all
+        of the group.
         """
         before, after = (
             {group: {**self._group(group), **stage.get(group, {})} for group in keys} for stage in (current, given)
@@ -138,8 +143,9 @@ class BranchPoint:
         ]
 
     def _length(self, parent: RunConfig, train: Mapping[str, Any], typed: Mapping[str, str]) -> Tree:
-        """Return the length of the branch's stage: up to the end of the run that is left, or to the length of the whole
-        run that was typed.
+        """Return the length of the branch's stage, as {"steps": N} or {"tokens": N}: the typed train.steps or
+        train.tokens, which count from the start of the run, less what is done at the checkpoint; if neither is typed,
+        the run's remaining steps. Raise SettingsError if nothing is left.
         """
         for key in ("tokens", "steps"):
             if f"train.{key}" in typed and train.get(key) is not None:
@@ -161,7 +167,7 @@ class BranchPoint:
         return {"steps": left}
 
     def _tokens(self, parent: RunConfig) -> int:
-        """Return the number of tokens, padding included, that the run has read at the checkpoint."""
+        """Return the number of tokens, padding included, that the run has trained on up to the checkpoint."""
         total = 0
         for stage in parent.stage_configs:
             first, end = (
@@ -171,7 +177,9 @@ class BranchPoint:
         return total
 
     def _restore(self, tree: Tree) -> None:
-        """Give the run's own settings back to `tree` where a stage now holds what was typed."""
+        """Put the run's own values back into `tree`, in place, for all settings that a stage can set; the new stage now
+        holds the typed values.
+        """
         for group, keys in STAGE_KEYS.items():
             base, current = self.base.get(group), tree.get(group)
             if not isinstance(base, dict) or not isinstance(current, dict):
@@ -187,8 +195,9 @@ class BranchPoint:
 
 
 def inherited_settings(stage: Mapping[str, Any]) -> Tree:
-    """Return the settings that a stage gives and that go on in a stage behind it: all but its schedule, its ramp-up and
-    the restarts of its data, which belong to its first step.
+    """Return a copy of a stage's settings (nested dicts, as under stages.NAME) for a stage that follows it. Left out
+    are the settings that act at the first step of a stage: its schedule, its batch ramp-up and the `restart` of its
+    data.
     """
     given: Tree = {group: dict(values) for group, values in stage.items() if group != "schedule"}
     given.get("train", {}).pop("rampup", None)

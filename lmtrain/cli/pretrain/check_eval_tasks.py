@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 def prepare_inputs(
     config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
 ) -> tuple[Inputs, list[list[PlannedEvaluation]]]:
-    """Check a run's machine, data and checkpoints, and prepare its evaluations. Return the run's inputs, and a list of
-    evaluations for each stage that the run will train.
+    """Check that a run can start on this machine with its data and checkpoints, and read the data of `eval.tasks`.
+    Return the run's inputs (data, tokenizer, start checkpoint), and for each stage still to be trained its list of
+    evaluations.
 
     If checkpoint.init_from names a folder of Hugging Face or Megatron-LM, import it last of all, unless nothing is to
     be trained (`starts_run=False`).
@@ -42,8 +43,8 @@ def prepare_inputs(
 
 
 def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[PlannedEvaluation]]:
-    """Read the data of each entry of `eval.tasks` and turn it into the sequences that the model will score during
-    training.
+    """Read the data of each entry of `eval.tasks` and tokenize it into the sequences that the model will score during
+    training. Without entries, return `inputs` unchanged and an empty list.
 
     Return the run's inputs, extended by the facts and warnings about these data, and the prepared evaluations.
     """
@@ -82,7 +83,9 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
 
 
 def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[PlannedEvaluation]) -> Evaluation | None:
-    """Return the evaluator that the training loop calls for these evaluations, or None if there are none."""
+    """Return the evaluator that the training loop calls to score the model on these evaluations; None if the list is
+    empty.
+    """
     if not evaluations:
         return None
     from lmtrain.eval.evaluate_during_training import TrainingEvaluator
@@ -93,7 +96,7 @@ def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[Planne
 
 
 def _find_tasks(config: RunConfig) -> list[Task]:
-    """Return the evaluation task that each entry of `eval.tasks` names.
+    """Return the evaluation task that each entry of `eval.tasks` names, in their order.
 
     Raise one error for all unknown or unfit tasks, else one for all data files that do not exist.
     """
@@ -127,7 +130,9 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 
 
 def _data_exists(task: Task, data: str) -> bool:
-    """Return True if `data` is a file, or a dataset prefix or folder of texts and the task accepts these."""
+    """Return True if the path `data` is a file, or is something else that the task accepts: a dataset prefix (of
+    PREFIX.bin and PREFIX.idx) or a folder of text files.
+    """
     from lmtrain.eval.task import TextTask
     from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
 
@@ -137,8 +142,8 @@ def _data_exists(task: Task, data: str) -> bool:
 
 
 def _open_task_data(task: Task, data: str) -> Path | TextInput:
-    """Return the input of a task: the path, if `data` is a dataset or a file that the task reads itself; else the
-    documents read from the text files.
+    """Return the input of a task: the path `data` itself if it is a dataset prefix or if the task reads its own file
+    format, else all documents of the text file or folder `data`, read into memory.
     """
     from data_tools.read.find_input_files import find_sources
     from lmtrain.cli.eval.evaluate_command import read_texts
@@ -151,8 +156,8 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
 
 
 def _check_best_by(config: RunConfig, evaluations: list[PlannedEvaluation]) -> None:
-    """Raise a SettingsError if `checkpoint.best_by` names an evaluation measure (eval/NAME/MEASURE) that none of the
-    run's evaluations computes.
+    """Raise a SettingsError if `checkpoint.best_by` names an evaluation measure (eval/NAME/MEASURE) that none of
+    `evaluations` computes; do nothing if best checkpoints are not kept.
     """
     name = config.checkpoint.best_by
     prefixes = ["", AVERAGE_PREFIX] if config.checkpoint.ema.is_on else [""]

@@ -47,9 +47,10 @@ class SourceRun:
 
     @classmethod
     def find(cls, path: Path, branch: Path | None = None) -> SourceRun:
-        """Find the run that a path names, by its folder or a checkpoint, and read its settings. Raise if there is none.
-        If the run in the folder `branch` began from that checkpoint and has saved one of its own, the checkpoint need
-        not be there any more.
+        """Find the run that `path` names, which is its folder, one of its checkpoints, or a checkpoint merged from its;
+        read the settings from its config.json. Raise MissingInputError if there is no such run, DataError if the file
+        is damaged. A deleted checkpoint is accepted if the run in the folder `branch` began from it and has saved its
+        own.
         """
         is_left_behind = branch is not None and not path.is_dir() and _began_from(branch, path)
         if not path.is_dir() and not is_left_behind:
@@ -81,8 +82,8 @@ class SourceRun:
         return not self.path.resolve().is_relative_to(self.run.resolve())
 
     def base_settings(self, overrides: Sequence[str], *, is_branch: bool) -> dict[str, Any]:
-        """Return the earlier run's settings with `checkpoint.resume` changed for the new start. `is_branch` is True if
-        the new start has a run folder of its own.
+        """Return this run's settings as nested dicts, in which the checkpoint to start from and the data path are set
+        for the new start. `is_branch` is True if the new start gets a run folder of its own.
 
         A branch starts from the checkpoint that the user gave, or the run's newest; with another data.text, only its
         weights are used. A run that is continued resumes from its own newest checkpoint unless the user gave one.
@@ -104,8 +105,8 @@ class SourceRun:
         return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint, "data": data}
 
     def branch_step(self, settings: Mapping[str, Any]) -> int | None:
-        """Return the step of this run from whose checkpoint a branch with these `settings`, nested dicts, begins or has
-        begun; None if it begins from no checkpoint of this run, or only from its weights.
+        """Return the step of the checkpoint from which a branch with these `settings` (nested dicts) starts, or has
+        started already. Return None if it resumes from no checkpoint of this run, as when it takes only the weights.
         """
         run_dir, checkpoint = (settings.get(group) for group in ("run", "checkpoint"))
         chosen = checkpoint.get("resume") if isinstance(checkpoint, dict) else None
@@ -123,8 +124,8 @@ class SourceRun:
             return None
 
     def _data_settings(self, *, is_branch: bool) -> Any:
-        """Return the earlier run's data settings. If it made its dataset of a text, a branch reads that dataset, and
-        the run itself finds it in its folder.
+        """Return this run's `data` settings for a new start. If the run made its dataset from data.text, set data.path
+        to that dataset; for a branch, also drop data.text so that no new dataset is made.
         """
         data = self.settings.get("data")
         if not isinstance(data, dict) or not data.get("text"):
@@ -136,7 +137,9 @@ class SourceRun:
 
 
 def _began_from(branch: Path, checkpoint: Path) -> bool:
-    """Return True if the run in the folder `branch` began from this checkpoint and has saved one of its own."""
+    """Return True if the run in the folder `branch` was started from the checkpoint `checkpoint` and has since saved a
+    checkpoint of its own.
+    """
     parents = read_lineage(branch)
     return (
         bool(parents) and parents[-1].checkpoint == str(checkpoint.resolve())
@@ -145,8 +148,9 @@ def _began_from(branch: Path, checkpoint: Path) -> bool:
 
 
 def _run_of_merge(path: Path) -> Path | None:
-    """Return the folder of the run that saved the newest parent of the merged checkpoint at `path`; None if it is no
-    merged checkpoint. Raise MissingInputError if that run is not there any more.
+    """Return the folder of the run that a branch of the merged checkpoint at `path` takes its settings from: the run
+    that saved the newest of the checkpoints it was merged from. Return None if `path` is no merged checkpoint. Raise
+    MissingInputError if the run's folder is gone.
     """
     record = merge_record(load_manifest(path).state, path / MANIFEST) if (path / MANIFEST).is_file() else None
     if record is None:
@@ -167,8 +171,8 @@ def _names(overrides: Sequence[str], key: str) -> bool:
 
 
 def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
-    """Yield a clause for each reason why JSON data cannot be a run's settings: keys that choose config files, or lone
-    surrogate characters.
+    """Yield a message for each sign that the content of a config.json was not written by a run: the keys "defaults" or
+    "hydra", or lone surrogate characters. Yield nothing if it is sound.
     """
     for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
         yield from (f"it has the key {key}, which no run writes" for key in ("defaults", "hydra") if key in group)
@@ -177,8 +181,8 @@ def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
 
 
 def imported_checkpoint(path: Path) -> Path | None:
-    """Return the path if it names a checkpoint that was imported, or a folder with one, and is no part of a run; else
-    None. Raise UsageError for another program's folder.
+    """Return `path` if it is a checkpoint made by `lmtrain import`, or a folder of such checkpoints, outside of any
+    run's folder; else None. Raise UsageError if it is a model folder of another program, such as Hugging Face's.
     """
     kind = lmtrain_kind(path)
     if kind in ("checkpoint", "folder of checkpoints"):
@@ -200,8 +204,8 @@ _launcher_config: RunConfig | None = None
 
 
 def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
-    """Load what all ranks need into caches, once, in the server process from which the ranks are forked: command,
-    tokenizer, digests of the code. The launcher passes this function's name.
+    """Fill this process's caches with what every rank needs, before the ranks are forked from it: the pretrain command,
+    the tokenizer at the path `tokenizer`, and digests of the code. The launcher has a server process call this once.
 
     If `settings` is given (the launcher has composed them), `compose_run` returns these in every rank.
     """
@@ -221,8 +225,9 @@ def compose_run(
     overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
     report: Callable[[str], None] | None = None,
 ) -> RunConfig:  # fmt: skip
-    """Compose a run's settings from conf/NAME.yaml and the overrides. With `from_run`, an earlier run's settings
-    replace the config files.
+    """Return a run's settings, composed from conf/NAME.yaml (NAME is `name`) and the overrides. With `from_run`, the
+    path of an earlier run or of its checkpoint, the overrides change that run's complete settings instead; if it is the
+    path of an imported model, the run begins with that model.
 
     If the overrides lead to a run.dir other than the earlier run's, the new run is a branch of it. `report` receives
     messages about settings that were changed to fit others.
@@ -275,13 +280,16 @@ def _compose_over(
     source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None], *,
     is_branch: bool,
 ) -> RunConfig:  # fmt: skip
-    """Compose overrides on top of an earlier run's complete settings, for a branch of it or to continue it. In errors,
-    the temporary config files are replaced by that run's config.json.
+    """Return the settings of the run `source`, changed by the overrides, to continue it or, with `is_branch`, to begin
+    a branch in a new folder. `report` receives messages about adjusted settings. Raise SettingsError, which names the
+    run's config.json, if they are wrong.
     """
     settings = source.base_settings(overrides, is_branch=is_branch)
 
     def rewrite(tree: dict[str, Any], typed: Mapping[str, str]) -> dict[str, str]:
-        """Put the stages of the run that goes on, or that a branch leaves, before those that were typed."""
+        """Add the stages of `source` to `tree`, the settings to compose, before the newly typed stages. Return the
+        typed settings, key -> text, under the keys where they now stand.
+        """
         if not is_branch:
             put_before_stages(settings, tree)
         step = source.branch_step(tree) if is_branch else None
@@ -301,7 +309,8 @@ def _compose_over(
 
 @contextmanager
 def _config_folder(settings: dict[str, Any], config_dir: Path | None) -> Iterator[Path]:
-    """Context manager: yield a temporary folder of config files that, when composed, result in these settings.
+    """Context manager: yield a temporary folder of YAML config files from which `compose` builds exactly these
+    settings.
 
     The user's own configs are linked into it.
     """
@@ -323,7 +332,9 @@ def _config_folder(settings: dict[str, Any], config_dir: Path | None) -> Iterato
 
 
 def _write_config(path: Path, tree: dict[str, Any]) -> None:
-    """Write settings as JSON, which is YAML too; `${` is escaped so that values are not read as references."""
+    """Write settings to the file as JSON, which a YAML reader accepts. `${` in values is escaped, so that it is not
+    read as a reference to another setting.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # because: a link leads to a file of the user
     path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")

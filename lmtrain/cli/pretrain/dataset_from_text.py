@@ -38,9 +38,9 @@ _PREVIEW_BYTES = 4 << 20  # because: a tokenizer is trained on so much text in a
 def make_data_of_text(
     config: RunConfig, overrides: Sequence[str], env: ProcessEnv, *, elastic: bool = False
 ) -> None:
-    """Make the tokenizer and the dataset of data.text, unless an earlier start has made them, and print what was made;
-    do nothing without data.text. Of several processes, rank 0 makes them and the others wait for it. Raise if the text
-    is too large, or has changed since, or if the run could not start on this machine anyway.
+    """Make a tokenizer and a dataset from the text files of data.text, unless an earlier start has, and print what was
+    made; do nothing without data.text. Every process may call this: rank 0 makes them, the others wait. Raise an
+    LmtrainError if the text is too large or has changed since then, or if the run could not start on this machine.
 
     `overrides` are the settings of the command line, for the commands that a message suggests; `elastic` means that the
     layout is still to be adapted to the processes.
@@ -87,7 +87,9 @@ class TextPreview:
     share: float  # of the text that is in the temporary dataset
 
     def complete_facts(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the facts of a dry run, which were computed with the temporary dataset, for the whole text."""
+        """Return `facts`, those of a dry run with the temporary dataset, corrected for the whole text: paths are
+        replaced, and epochs and samples, if only a part of the text was read, are scaled up to all of it.
+        """
         about = "about " if self.share < 1 else ""
         way = "to be trained on it" if self.made.tokenizer_source is None else f"read from {self.made.tokenizer_source}"
         size, tokens = format_bytes(self.made.num_bytes / self.share), format_count(self.made.num_tokens / self.share)
@@ -116,7 +118,9 @@ class TextPreview:
         return text | facts
 
     def _with_final_path(self, value: Any) -> Any:
-        """Return a fact of the dry run, or facts nested in it, with the run's path in place of the temporary one."""
+        """Return `value`, a fact or nested dicts and lists of facts, with the path of the temporary dataset replaced by
+        data.path.
+        """
         if isinstance(value, dict):
             return {key: self._with_final_path(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -128,10 +132,10 @@ class TextPreview:
 def preview_data_of_text(
     config: RunConfig, overrides: Sequence[str], *, needed: bool = True
 ) -> Iterator[tuple[RunConfig, TextPreview | None]]:
-    """Context manager for a dry run: yield the settings to check, and what a start would make of data.text, None if it
-    would make nothing. Nothing is written but a dataset in a temporary folder, which the settings to check name, made
-    of the whole text or of its first 4 MiB. Raise if the text is too large, or has changed since the run's start.
-    Without `needed`, the dataset is made only if parallel=auto needs it.
+    """Context manager for a dry run: yield (settings to check, preview of the dataset that a real start would make from
+    data.text). The settings name a temporary dataset, made of the text's first 4 MiB at most. The preview is None, and
+    the settings unchanged, if no dataset is to be made, or with `needed=False` unless parallel=auto needs it. Raise if
+    the text is too large or has changed since the run's start.
     """
     data = config.data
     if not isinstance(data, DataSettings) or data.text is None or not (needed or config.parallel.auto):
@@ -164,7 +168,8 @@ def _text_folder(prefix: Path) -> TextFolder:
 
 
 def _sizes_below(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the size and modification time of each file in a folder, which tell whether another process works there.
+    """Return {path: (size in bytes, modification time in ns)} of all files below a folder; {} if it does not exist.
+    Comparing two results shows whether another process is still writing there.
     """
     sizes = {}
     for path in folder.rglob("*") if folder.is_dir() else ():
@@ -177,8 +182,8 @@ def _sizes_below(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
-    """Return the request for a dataset of data.text, with the tokenizer of data.tokenizer, or else of the checkpoint
-    that the run begins from.
+    """Return the description of the dataset to make from data.text. Its tokenizer is data.tokenizer, else that of the
+    checkpoint that the run begins from; with neither, one is to be trained on the text.
     """
     from data_tools.preprocess.tokenizer_and_dataset_from_text import TextRequest
     from data_tools.read.parse_documents import OptionNames
@@ -198,9 +203,9 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
 
 
 def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
-    """Return the tokenizer file of the checkpoint, or the folder of another program, that the run begins from, by
-    checkpoint.init_from or checkpoint.resume; that of the run's own checkpoint if it has one already, and None if it
-    begins with random weights.
+    """Return the path of the tokenizer to use with the run's first weights: in its own newest checkpoint, else in that
+    of checkpoint.init_from or checkpoint.resume; if this is another program's folder, the folder. Return None if the
+    run begins with random weights.
     """
     settings = config.checkpoint
     source = settings.init_from or (settings.resume if settings.resume not in ("auto", "none") else None)
@@ -218,7 +223,9 @@ def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
 
 @contextmanager
 def _explain_changed_text(data: DataSettings) -> Iterator[None]:
-    """Context manager that turns a TextChangedError into a DataError with the ways out."""
+    """Context manager that turns a TextChangedError (the text differs from the one the dataset was made from) into a
+    DataError whose message says how to go on.
+    """
     from data_tools.preprocess.tokenizer_and_dataset_from_text import TextChangedError
 
     try:
@@ -232,8 +239,8 @@ def _explain_changed_text(data: DataSettings) -> Iterator[None]:
 
 
 def _check_size(request: TextRequest, data: DataSettings, overrides: Sequence[str]) -> None:
-    """Raise SettingsError, with the commands that make the dataset beforehand, if the text is larger than
-    data.text_limit.
+    """Raise SettingsError if the text to make a dataset from is larger than data.text_limit bytes. Its message holds
+    the lmtrain commands that make the dataset beforehand; `overrides` are repeated in the last of them.
     """
     from data_tools.read.find_input_files import name_without_suffix
 
@@ -265,8 +272,8 @@ def _check_size(request: TextRequest, data: DataSettings, overrides: Sequence[st
 
 @contextmanager
 def _show_progress() -> Iterator[Report]:
-    """Context manager: show the progress of making the dataset; yield a function that receives the step's name, the
-    amount done and the total, in bytes.
+    """Context manager: show a progress display while the dataset is made. Yield a function `(step, done, total)` to
+    call with the name of the step under way and the bytes done and in all.
     """
     with progress("read", "bytes", interrupted="the same command goes on where this one was.") as shown:
 
@@ -279,7 +286,9 @@ def _show_progress() -> Iterator[Report]:
 
 
 def _describe(made: TextDataset, data: DataSettings, folder: TextFolder) -> Iterator[str]:
-    """Yield lines that say what was made: the files and documents, the tokenizer, and the dataset."""
+    """Yield the lines to print about a dataset made from data.text: the files and their size, the tokenizer, the
+    dataset's documents and tokens, and a hint if all text is one document.
+    """
     seconds = made.tokenizer_seconds
     when = "at an earlier start" if seconds is None else f"in {format_seconds(seconds)}"
     origin = (

@@ -45,8 +45,9 @@ def compose_settings(
 
 
 def defaults_of_init_from(overrides: Sequence[str], config_dir: Path | None, name: str) -> dict[str, Any]:
-    """Return {"model": settings of the model that checkpoint.init_from among the overrides names}, which replaces the
-    default model of the config NAME.yaml; {} if none is named or the user chooses a model.
+    """Return {"model": settings} of the model that an override checkpoint.init_from=PATH names, to use in place of the
+    default model of conf/NAME.yaml (NAME is `name`). Return {} if there is no such override or if the user chooses a
+    model.
     """
     path = _typed_value(overrides, "checkpoint.init_from")
     own_root = name != _ROOT or (config_dir is not None and (config_dir / f"{_ROOT}.yaml").is_file())
@@ -60,7 +61,9 @@ def defaults_of_init_from(overrides: Sequence[str], config_dir: Path | None, nam
 
 
 def _typed_value(overrides: Sequence[str], key: str) -> Any:
-    """Return the value of the last override of this key; None if there is none, or if it lists several values."""
+    """Return the value that the last override of `key` sets; None if no override sets it, or if it gives several values
+    for a sweep (KEY=A,B).
+    """
     words = [word for word in overrides if word.lstrip("+").startswith(f"{key}=")]
     if not words:
         return None
@@ -69,9 +72,9 @@ def _typed_value(overrides: Sequence[str], key: str) -> Any:
 
 
 def _model_settings(path: Path, run: Path, dropout: object) -> dict[str, Any]:
-    """Return the settings of the model at `path`, a checkpoint, a run or another program's folder. If nothing is there
-    any more, return those that the run in the folder `run` has recorded. `dropout` is the dropout that the user has
-    typed, for a folder that has several.
+    """Return, as a dict, the settings of the model at `path`: a checkpoint, a run's folder or another program's model
+    folder. For the latter, take those of its import in the run's folder `run` if there is one; if `path` is gone, those
+    recorded in `run`. `dropout`, if not None, replaces the dropout rates in another program's folder.
     """
     if is_best(path) or lmtrain_kind(path):
         model = checked_model(Contents(resolve_checkpoint(path)))
@@ -89,9 +92,9 @@ def _model_settings(path: Path, run: Path, dropout: object) -> dict[str, Any]:
 
 
 def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
-    """Return the facts about another program's folder that checkpoint.init_from names, for the checks of a new run; of
-    its import if an earlier start has made one. Return None if it names no such folder. Raise OutputError if the folder
-    is not what the earlier start has imported.
+    """Return the model settings and tokenizer of another program's folder (Hugging Face, Megatron-LM) that
+    checkpoint.init_from names; None if it names no such folder. If an earlier start has imported it already, return
+    those of the import. Raise OutputError if the folder has changed since then.
     """
     path, imported = Path(config.checkpoint.init_from or ""), latest_checkpoint(Path(config.run.dir) / IMPORTED)
     if config.checkpoint.init_from is None or is_best(path) or lmtrain_kind(path):
@@ -109,7 +112,9 @@ def read_foreign_weights(config: RunConfig) -> ForeignWeights | None:
 
 
 def _read_model(path: Path, program: Program, dropout: object) -> ModelSettings:
-    """Return the settings of the model in another program's folder; `dropout`, unless it is None, overrides its own."""
+    """Return the settings of the model in a folder written by `program`; `dropout`, unless it is None, replaces the
+    dropout rates in the folder.
+    """
     if program == "hf":
         from lmtrain.exchange.huggingface.config_json import read_hf_model
 
@@ -128,9 +133,9 @@ def _tokenizer_of(folder: Path) -> Tokenizer | None:
 
 
 def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
-    """Import the folder of another program that a new run starts from, into the run's folder, and return the inputs
-    with the checkpoint in its place; return them unchanged if there is no such folder. The processes of a run may call
-    this at once: one imports and the others wait.
+    """Convert the other program's model folder that a new run starts from into a checkpoint in the run's folder. Return
+    `inputs` with that checkpoint's path in `weights_from`; unchanged if the run starts from no such folder. All
+    processes of a run may call this: one converts and the others wait.
     """
     path, output = inputs.weights_from, Path(config.run.dir) / IMPORTED
     if path is None or lmtrain_kind(path):
@@ -149,7 +154,9 @@ def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
 
 @contextmanager
 def _named_setting() -> Iterator[None]:
-    """Context manager: add a note to errors, which says that checkpoint.init_from names the folder in question."""
+    """Context manager: add to each LmtrainError from its body a note that the folder is the one named by
+    checkpoint.init_from.
+    """
     try:
         yield
     except LmtrainError as error:

@@ -87,8 +87,9 @@ def pretrain(
 
 
 def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvaluation]], console: Console) -> Summary:
-    """Train the stages of a run that are left, one after another; a run without stages is one of them. Return the
-    summary of this start.
+    """Train the stages of a run that are not finished, one after another, in this process as one rank; all ranks must
+    call it. A run without stages counts as one stage. `evaluations` holds a list for each of these stages. Return a
+    summary of them together.
     """
     from lmtrain.cli.pretrain.check_eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh

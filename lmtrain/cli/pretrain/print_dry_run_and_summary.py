@@ -27,8 +27,8 @@ EXAMPLES = (
 
 
 def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextPreview | None = None) -> None:
-    """Print the settings as YAML or JSON, for --print-config; with those of the data that `text` gives instead of its
-    temporary dataset. Ranks other than 0 print nothing.
+    """Print the run's settings as YAML, or as JSON with `as_json`, on rank 0 only. If `text` is given, because `config`
+    names a temporary dataset of a dry run, the run's own data settings are printed instead.
     """
     if env.rank > 0:
         return None
@@ -41,8 +41,9 @@ def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool, text: Text
 
 
 def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextPreview | None = None) -> None:
-    """Check everything that a start would check. Then print, on rank 0, what the run would do and what each rank would
-    hold, for --dry-run. `text` is what a start would make of data.text before.
+    """Do the checks of a real start, which raise if it would fail. Then print, on rank 0, what the run would do and
+    what each rank would hold, for --dry-run. If `config` names a temporary dataset, `text` describes the one that a
+    start would make.
     """
     from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
     from lmtrain.cli.ranks.launch_ranks import place_on_hardware
@@ -64,8 +65,8 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
 
 
 def print_plan_facts(facts: dict[str, Any]) -> None:
-    """Print the facts of a dry run by name, and a table of the stages and one of the ranks if `facts` has the entries
-    "stages" and "ranks".
+    """Print the facts of a dry run as lines of name and value, then a table of the entry "stages" and one of the entry
+    "ranks", each if `facts` has it.
     """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs
     from lmtrain.train.layouts.ranks_and_memory_table import SINGLE_ROWS, layout_lines, merge_rows
@@ -92,7 +93,9 @@ def _format_fact(key: str, value: object) -> str:
 
 
 def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
-    """Print the result of a run that has ended (steps, tokens, time, losses) as one line, or as JSON."""
+    """Print the result of a run that has finished or was stopped (steps, tokens, time, losses), as one line, or as JSON
+    with `as_json`.
+    """
     if as_json:
         keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)

@@ -47,8 +47,8 @@ _STOP_MESSAGE_WAIT_S = 1.0
 
 @contextmanager
 def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
-    """Context manager around everything that `lmtrain pretrain` does for a run in this process. When the run stopped
-    early, raise StoppedEarly at the end.
+    """Context manager around one start of a run in this process: yield the Attempt, whose methods record how far it
+    came. At the end raise StoppedEarly if the run was stopped and has saved.
 
     If this process fails before it has joined its peers, it sends them the error. If it is asked to stop while it has
     nothing to save, it exits with code 75. A failure after the run has begun is written to stop.json.
@@ -76,8 +76,8 @@ class Attempt:
         self.config: RunConfig  # from then on, and set again once the layout is chosen
 
     def accept_settings(self, config: RunConfig) -> None:
-        """Store the composed settings. From now on, until `join_peers`, a stop request ends this process at once and is
-        recorded in stop.json.
+        """Store the run's settings in `config`. From now until `join_peers`, a stop request (a signal) ends this
+        process at once instead of after a training step, and is recorded in stop.json.
 
         Raise StoppedForGood if the run folder already holds the request file STOP, which is removed.
         """
@@ -96,8 +96,8 @@ class Attempt:
             )
 
     def count_start(self, inputs: Inputs, *, starts_ranks: bool = False) -> None:
-        """Count this start of the run in starts.json. Raise NoProgressError if too many earlier starts from the same
-        step were lost.
+        """Count this start of the run in its starts.json; the entry is removed again unless the start crashes. Raise
+        NoProgressError if too many earlier starts from the same checkpoint crashed.
 
         With `starts_ranks`, this process is a launcher: it only raises, and its ranks count the start themselves.
         """
@@ -114,8 +114,8 @@ class Attempt:
 
     @contextmanager
     def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
-        """Context manager that opens the device, the process group and the watchdog. Yield the device, and the host
-        name of each rank (on rank 0 only).
+        """Context manager that opens the device, the process group of all ranks and the hang watchdog; every rank must
+        enter it. Yield (device, host names of all ranks in order of rank); the host names are given on rank 0 only.
         """
         from lmtrain.observe.hang_watch.rank_watchdog_client import watch_run
         from lmtrain.observe.measure import current_phase
@@ -143,7 +143,8 @@ class Attempt:
                 yield device, peers.hosts
 
     def record_result(self, summary: Summary) -> None:
-        """Write stop.json for a run that finished, or that stopped and saved, and clear the run's count of lost starts.
+        """Write to stop.json that the run finished, or that it was stopped and has saved. Remove the counted starts
+        from starts.json, since this one has succeeded.
 
         Ranks other than 0 exit here. After a stop, `stop_error` holds the exception to raise at the end.
         """
@@ -163,8 +164,8 @@ class Attempt:
 
     @contextmanager
     def report_refusals(self) -> Iterator[None]:
-        """Context manager that sends an error to the other ranks if this process fails before it has joined them, so
-        that they do not wait for it.
+        """Context manager: if its body raises an LmtrainError before this process has joined the process group, send
+        the error to the other ranks, so that they do not wait for it.
 
         The error is raised in any case, also if it cannot be sent. The launcher of a node reports for all its ranks.
         """
@@ -183,8 +184,8 @@ class Attempt:
 
     @contextmanager
     def _record_failures(self) -> Iterator[None]:
-        """Context manager that writes the error of a failing run to stop.json. Errors raised before the peers were
-        joined are left to `report_refusals`.
+        """Context manager: if its body raises an LmtrainError, write it to stop.json. Among several processes, an error
+        before they have joined is left to `report_refusals`. All errors are raised again.
         """
         try:
             yield
@@ -203,8 +204,8 @@ class Attempt:
 
     @contextmanager
     def _report_stop_to_peers(self, send_stop: Callable[[str], None]) -> Iterator[None]:
-        """Context manager: if this process has to exit because of a stop request before the others do, send them the
-        cause by `send_stop`.
+        """Context manager: if a stop request (a signal) makes this process exit at once, before the others do, call
+        `send_stop` with the cause, which tells them.
 
         `send_stop` must not block. If a collective fails because a peer left after a stop request, raise Stopped
         instead of treating that peer as lost.
@@ -220,8 +221,9 @@ class Attempt:
                 raise
 
     def end_stopped(self, stopped: Stopped) -> None:
-        """End this process with exit code 75 after a stop request that came before the first step, or after a second
-        request. Where possible, write the cause to stop.json and send it to the peers.
+        """End this process with exit code 75 after a stop request before the first step, or a second request. Write the
+        cause to stop.json, if the run's folder is known already, and send it to the ranks that wait for this one. Never
+        return: a single process raises StoppedEarly.
         """
         env, cause = self.env, self.stop.cause
         what_is_saved = "the settings were not read yet. Run the same command again."
@@ -240,7 +242,9 @@ class Attempt:
         end_now(error.exit_code)  # because: a process group whose members have left can block a normal exit
 
     def _write_unsaved_stop(self, cause: str) -> None:
-        """Write to stop.json, on rank 0, that the run was asked to stop before this start had saved anything."""
+        """Write to stop.json, on rank 0 only, that `cause` stopped this start before it had saved a checkpoint. Do
+        nothing if another process has written stop.json in the meantime.
+        """
         # because: srun stops all tasks when one of them fails, and the launcher of that one has written the cause
         is_written = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._stamp_before)
         if self.env.rank == 0 and not is_written:
@@ -248,8 +252,8 @@ class Attempt:
 
 
 def _saved_state(config: RunConfig) -> str:
-    """Return a sentence for a stopped run: the path of its newest checkpoint, or that there is none, and how to
-    continue.
+    """Return a sentence for the message of a stopped run: the path of its newest checkpoint, or that nothing is saved,
+    and how to continue.
     """
     newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
     if newest is None:

@@ -58,8 +58,8 @@ def run_sweep(
     argv: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
     env: ProcessEnv, *, elastic: bool = False,
 ) -> None:  # fmt: skip
-    """Run every combination of the swept settings, one after another, each in its own process and run folder. If one
-    fails, the others still run.
+    """Run every combination of the settings with several values, one after another, each in its own `lmtrain pretrain`
+    process and run folder. If a run fails, the next ones still run; raise an LmtrainError at the end.
 
     `argv` is the command line, `overrides` its settings. Finished runs are skipped, so the same command continues a
     sweep that was stopped. If several processes run the sweep together, as under srun, only rank 0 prints.
@@ -81,8 +81,8 @@ def run_sweep(
 
 
 def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the options of a sweep's command line `argv` to pass on to each of its runs: all words but `pretrain`,
-    `-m` and the overrides.
+    """Return the options, such as --json, that each run of a sweep gets: the words of the sweep's command line `argv`
+    without `pretrain`, `-m` and the overrides.
     """
     rest = [word for word in argv if word not in ("-m", "--multirun", "--", *overrides)]
     rest.remove("pretrain")
@@ -90,8 +90,9 @@ def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]
 
 
 def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner, *, prints_output: bool) -> None:
-    """Run each job that is not finished yet. Then write sweep.json, print a table of results, and raise if a run failed
-    or was stopped. `flags` are the options to pass on to each run.
+    """Run `lmtrain pretrain` with the options `flags` for each job that is not finished yet, and store the job's state
+    in it. Then write sweep.json and print a table, both only with `prints_output`. Raise StoppedEarly if a run was
+    stopped, LmtrainError if any failed.
     """
     is_dry, as_json = bool(_DRY_OPTIONS.intersection(flags)), "--json" in flags
     compares_plans = is_dry and not as_json and "--print-config" not in flags
@@ -126,8 +127,8 @@ def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner
 
 
 def _check_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
-    """Raise a LayoutError, before the first run starts, if the layout of any run does not fit the processes that run
-    the sweep.
+    """Raise a LayoutError if the parallel layout of any run does not fit the number of processes in `env`. Runs with
+    parallel=auto are not checked.
     """
     problems = [
         problem
@@ -140,8 +141,9 @@ def _check_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
 
 
 def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
-    """Compose the settings of every combination and choose its run folder. Raise if any combination is wrong, before
-    the first run starts.
+    """Return the sweep's runs, one for each combination of the overrides with several values, each with its composed
+    settings and its own folder below run.dir. Raise an LmtrainError, such as SettingsError, if any combination is
+    wrong.
     """
     combinations = [list(words) for words in dict.fromkeys(map(tuple, expand_sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
@@ -168,8 +170,9 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
 
 
 def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]], RunConfig]) -> None:
-    """Set data.text_dir of the runs that make a dataset of data.text: the sweep's folder if all would make the same
-    dataset, so that it is made once, else the folder of each run.
+    """Set data.text_dir, the folder of the dataset, in place for each run that makes one from data.text: to a common
+    folder if all these runs would make the same dataset, so that it is made once, else to each run's own. `compose`
+    returns the settings of a list of overrides.
     """
     making = [
         (job, data)
@@ -189,8 +192,9 @@ def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]]
 
 
 def run_folder_name(changed: dict[str, str]) -> str:
-    """Return a folder name for the settings that a run changes, such as `optim.lr_1e-3__train.seed_2`. It needs no
-    quoting in a shell or an override.
+    """Return a folder name for a run of a sweep from its varied settings (key -> text), such as
+    `optim.lr_1e-3__train.seed_2`. It has no character that needs quoting in a shell or an override; a long name ends in
+    a hash.
     """
     plain = {key: re.sub(r"[^A-Za-z0-9.+-]+", "_", value).strip("_") or "empty" for key, value in changed.items()}
     name = "__".join(f"{key}_{value}" for key, value in plain.items())
@@ -199,7 +203,9 @@ def run_folder_name(changed: dict[str, str]) -> str:
 
 
 def is_finished(job: SweepRun) -> bool:
-    """Return True if the job's run folder holds a finished run with exactly the job's settings."""
+    """Return True if the job's folder holds a run that has finished, with the same settings as the job. Settings that
+    the run chooses itself, as under parallel=auto, do not count.
+    """
     if read_stop_or_empty(job.folder).get("cause") != DONE:
         return False
     try:  # because: an earlier version, which lacked some settings, may have written the folder
@@ -228,8 +234,8 @@ class _CommandRunner:
         return self._forwarded or self._stop.requested is not None
 
     def run(self, words: Sequence[str], captures_output: bool = False) -> tuple[int, str]:
-        """Run `lmtrain` with the arguments `words` in a child process. Return its exit code, and its stdout if
-        `captures_output` is set, else an empty text.
+        """Run the command `lmtrain WORDS` in a child process and wait for it. Return (exit code, stdout); stdout is
+        empty, and goes to the terminal, unless `captures_output` is set.
         """
         old_handlers = {number: signal.signal(number, self._forward) for number in STOPS}
         try:
@@ -246,8 +252,8 @@ class _CommandRunner:
         return code, output.decode()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        """Forward a signal to the child process. After Ctrl-C the child receives two signals, as the terminal sends one
-        too; it counts both as one.
+        """Forward the signal `number` to the child process; a signal handler. If the terminal has sent Ctrl-C to the
+        child as well, the child counts the two signals as one.
         """
         self._forwarded = True
         if self._child is not None:
@@ -255,8 +261,9 @@ class _CommandRunner:
 
 
 def _choose_folder(base: Path, changed: dict[str, str], old_name: str, used_folders: set[Path]) -> Path:
-    """Return the run folder of a combination below `base`. `old_name` is the name by which earlier versions called it:
-    if that folder exists it is used again. Names in `used_folders` get a number.
+    """Return the folder for a run of a sweep: below `base`, named after its `changed` settings, or `base` itself if
+    there are none. A number is added if the path is among `used_folders`. If the folder `base`/`old_name`, as earlier
+    versions named it, exists, return that.
     """
     old = base / (old_name or "only").replace("/", "_")
     if old.is_dir():
@@ -283,8 +290,8 @@ def _raise_if_failed(jobs: Sequence[SweepRun]) -> None:
 
 
 def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]:
-    """Return a run's row for sweep.json: its changed settings, its state, and from its metrics.jsonl the steps, losses
-    and median speed (None if not recorded).
+    """Return a run's row for sweep.json: the arguments, and from the run's metrics.jsonl the last step and loss, the
+    best validation loss and the median tokens per second. Numbers that were not recorded are None, the step 0.
     """
     try:
         rows = read_metrics(folder / METRICS)
@@ -304,8 +311,8 @@ def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str
 
 
 def print_plan_differences(output: str, first_facts: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Print the facts of one run's dry run. If `first_facts`, those of the first run, are given, print only the facts
-    that differ from them.
+    """Print the facts of one run's dry run: all of them if `first_facts` is None, else only those that differ from
+    `first_facts`, the facts of the sweep's first run.
 
     `output` is the run's stdout with a line of JSON. Return the first run's facts, for the next call.
     """
@@ -325,8 +332,8 @@ def print_plan_differences(output: str, first_facts: dict[str, Any] | None) -> d
 
 
 def print_sweep_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of the rows of `summarize_run`, in the order of the runs, and the folder of the run with the best
-    validation loss.
+    """Print a table with a line for each row, as `summarize_run` returns them. If two or more have a validation loss,
+    also print the folder of the one with the lowest.
     """
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
     echo()
