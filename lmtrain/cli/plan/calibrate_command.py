@@ -38,8 +38,8 @@ _GROUP = "hardware"
 
 
 def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool) -> None:
-    """Fit a machine's efficiency factors to the measured step times of runs. Print the result, and write it as a
-    hardware config to `out` if given.
+    """Fit the efficiency factors of a machine's hardware config to the measured step times of two or more runs on it.
+    Print the result, as JSON with `as_json`, and write the fitted config to the file `out` if given.
 
     `arguments` are folders of runs, and hardware=NAME if the runs' settings do not name the machine.
     """
@@ -78,8 +78,9 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
 
 
 def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
-    """Return the planned run with the median and relative spread of its measured step times. Of a run with stages, the
-    one with the most measured steps counts. Raise a DataError if the run has recorded fewer than three.
+    """Return the run in `folder` as the planner sees it, with the median of its measured step times in seconds and
+    their relative spread. If the run has stages, the stage with the most measured steps is taken. Raise a DataError if
+    there are fewer than three step times.
     """
     path = folder / METRICS
     try:
@@ -105,9 +106,9 @@ def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
-    """Yield the seconds per step between each two adjacent rows of metrics.jsonl in the stage of `config`. Pairs of
-    rows are left out if the run was started again between them, and so are the steps before the time settles and those
-    with a ramped batch size.
+    """Yield the mean seconds per step between each two successive step rows of metrics.jsonl (`rows`) in the stage of
+    `config`. Left out are pairs with a restart of the run between them, the first steps after each start, and steps
+    with a batch below its full size.
     """
     first_steps: dict[Any, int] = {}  # attempt -> its first step
     for row, next_row in pairwise(rows):
@@ -123,8 +124,9 @@ def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[f
 
 
 def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
-    """Return the machine to fit: the one that the arguments hardware=NAME and hardware.KEY=VALUE describe, else the one
-    that all runs' settings name. Raise a UsageError if that is not exactly one.
+    """Return the machine to fit: the one that the arguments hardware=NAME and hardware.KEY=VALUE describe, or without
+    such arguments the one that the settings of the runs name. Raise a UsageError if they name none or several, or on
+    any other argument.
     """
     hardware_overrides = [word for word in arguments if word.startswith(f"{_GROUP}.")]
     names = [word for word in arguments if word.startswith(f"{_GROUP}=")]
@@ -146,8 +148,8 @@ def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], confi
 
 
 def _calibration_facts(hardware: Hardware, runs: Sequence[MeasuredRun], calibration: Calibration) -> dict[str, Any]:
-    """Return the calibration as plain data: each run's prediction error before and after the fit, and the machine's
-    figures as (old, new).
+    """Return the calibration as JSON-ready data: for each run the relative error of its predicted step time before and
+    after the fit, and for each figure of the machine, such as its bandwidth, (old, new).
     """
     old_factors, new_factors = machine_cost_model(hardware).time, machine_cost_model(calibration.hardware).time
     return {
@@ -194,8 +196,8 @@ def _print(facts: dict[str, Any], out: Path | None) -> None:
 
 
 def _write_hardware(path: Path, hardware: Hardware, base_name: str, num_runs: int) -> None:
-    """Write the machine as a YAML config. Its first line is a comment with the machine that it was fitted from and the
-    number of runs.
+    """Write the machine as a YAML hardware config to `path`. A comment in its first line names `base_name`, the config
+    from which the fit started, and the number of runs.
     """
     comment = f"# {base_name}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n"
     path.parent.mkdir(parents=True, exist_ok=True)

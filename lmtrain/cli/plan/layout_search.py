@@ -90,9 +90,10 @@ class Question:
 
 
 def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
-    """Parse the arguments of `lmtrain plan` to the run, machine and number of GPUs to plan for. Required settings that
-    are not given are assumed, and the assumptions are recorded. `layout` is the value of --layout, `name` the root
-    config.
+    """Return what `lmtrain plan` was asked: the run, machine and number of GPUs that its arguments `overrides`
+    describe, and the sizes fixed by `layout`, the value of --layout. Batch, vocabulary size and precision are assumed
+    if they are not given. `name` is the config NAME.yaml to compose from. Raise UsageError or SettingsError on wrong
+    arguments.
     """
     plan_words, rest = _split_plan_words(overrides)
     # because: the code below looks for single words, so repeated keys are refused first
@@ -145,8 +146,9 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
 
 
 def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Separate the arguments that only a plan has (gpus=, hardware=, tokens=) from the overrides of the run. Return
-    both, the former as key -> value.
+    """Split the arguments of `lmtrain plan` into those that `pretrain` does not have (gpus=, hardware=, tokens=),
+    returned as key -> value, and the rest, which are overrides of run settings. Raise a UsageError if one of these
+    three is repeated or misspelled.
     """
     plan_words, rest = dict[str, str](), list[str]()
     for word in overrides:
@@ -164,8 +166,8 @@ def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[st
 
 
 def _parse_gpus(text: str | None) -> int:
-    """Parse the value of the argument gpus=COUNT. Raise a UsageError if it is None (not given), no number or out of
-    range.
+    """Return the number of GPUs from `text`, the value of the argument gpus=COUNT. Raise a UsageError if it is None
+    (not given), no number or out of range.
     """
     if text is None:
         raise UsageError("gpus is not given; a plan needs the number of GPUs. Add gpus=1024, or another number.")
@@ -181,8 +183,8 @@ def _parse_gpus(text: str | None) -> int:
 
 
 def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path | None) -> Hardware:
-    """Read a machine's config by name from conf/hardware or the user's config folder, and apply overrides such as
-    hardware.power_W=350.
+    """Return the machine NAME of conf/hardware or of `config_dir`/hardware, changed by overrides such as
+    hardware.power_W=350. Raise a UsageError if `name` is None or unknown, SettingsError if a value is wrong.
     """
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
@@ -206,8 +208,8 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
 
 
 def _experiment_choice(experiment: str | None, group: str, config_dir: Path | None) -> str | None:
-    """Return the choice that an experiment config makes in a config group, or None if it makes none, or if there is no
-    experiment.
+    """Return the config that the experiment config `experiment` chooses for a config group, such as "h100" for
+    "hardware". Return None if it chooses none or `experiment` is None.
     """
     path = config_file("experiment", experiment, config_dir) if experiment else None
     defaults: Any = read_yaml(path).data.get("defaults", []) if path else []
@@ -218,8 +220,9 @@ def _experiment_choice(experiment: str | None, group: str, config_dir: Path | No
 def _missing_overrides(
     typed: Mapping[str, str], hardware: Hardware, config_dir: Path | None, tokens: str | None
 ) -> Iterator[str]:
-    """Yield each override to add to the user's: train.tokens for tokens=, and a value for each required setting that is
-    not given, either assumed or without effect on a plan. `typed` is what the user's overrides set, as key -> text.
+    """Yield the overrides to add to those that the user has typed (`typed`, key -> text), so that the settings are
+    complete: train.tokens from the value `tokens` of tokens=, and a value for each required setting that is missing,
+    either assumed or without effect on a plan.
     """
     has_experiment = "experiment" in typed
     if tokens is not None:
@@ -255,8 +258,8 @@ def _missing_data_overrides(typed: Mapping[str, str], config_dir: Path | None) -
 
 
 def _assume_batch(config: RunConfig, multiple: int) -> tuple[RunConfig, Assumption]:
-    """Return the config with an assumed global batch of about 4M tokens, a multiple of `multiple` samples, and the
-    assumption with smaller and larger alternatives.
+    """Return `config` with a global batch of about 4M tokens, rounded to a multiple of `multiple` samples, and the
+    assumption: its text, and as alternatives the run with a quarter and with four times that batch.
     """
 
     def with_batch(samples: float) -> RunConfig:
@@ -282,8 +285,8 @@ def _run_with_vocab_size(config: RunConfig) -> PlannedRun:
 
 
 def _parse_layout_word(word: str) -> tuple[str, Any]:
-    """Parse a text such as "tp=8" to a key of the settings group `parallel` and its value. Raise on an unknown key or a
-    wrong value.
+    """Return (key, value) of a parallel setting written as text: "tp=8" -> ("tp", 8). Raise a UsageError on an unknown
+    key, SettingsError on a wrong value.
     """
     key, text = _split_pair(word)
     if key not in _LAYOUT_KEYS:
@@ -301,8 +304,9 @@ def _split_pair(word: str) -> tuple[str, str]:
 
 
 def _fix_layout(question: Question, layout: str) -> FixedSettings:
-    """Return the settings that fix the whole layout, from the value of --layout such as "tp=8,pp=4". Keys that are not
-    named get their defaults, and dp_shard is chosen so that all GPUs are used.
+    """Return the question's fixed settings with a whole layout added, from `layout`, the value of --layout such as
+    "tp=8,pp=4". Other sizes get their defaults, except dp_shard, which is chosen so that all GPUs are used. Raise
+    UsageError or SettingsError if the layout is not possible.
     """
     fixed = dict(question.fixed)
     for item in filter(None, layout.split(",")):
@@ -339,15 +343,17 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
 
 
 def with_gpus_per_node(question: Question, gpus: int) -> Question:
-    """Return the question for nodes with `gpus` devices each; network bandwidth per device stays the same."""
+    """Return the question with `gpus` GPUs in each node of its machine. The network bandwidth of a node is scaled, so
+    that it stays the same per GPU.
+    """
     hardware = question.hardware
     nic = hardware.nic_GBps * gpus / hardware.gpus_per_node
     return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
 
 
 def no_legal_layout_error(question: Question) -> LmtrainError:
-    """Return the error for a search that found no legal layout. It names the rules that the given sizes break, or
-    values of batch and GPUs that would work.
+    """Return the error to raise if a search has found no legal layout. Its message says which rules the sizes fixed by
+    the user break, or else which batch size or number of GPUs would work.
     """
     if problems := [problem.text() for problem in _problems_of_fixed_sizes(question)]:
         return settings_error(problems)
@@ -367,7 +373,9 @@ def no_legal_layout_error(question: Question) -> LmtrainError:
 
 
 def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
-    """Yield a problem for each layout rule that the sizes given by the user break, whatever the other sizes are."""
+    """Yield a problem for each layout rule that the sizes fixed by the user break on their own, so that no choice of
+    the other sizes can help.
+    """
     run, fixed = question.run, question.fixed
     given_sizes = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
     parallel = ParallelSettings(**given_sizes, sequence_parallel=fixed.get("sequence_parallel", False))
@@ -406,8 +414,8 @@ class PlanResult:
         return self.best[0] if self.best else None
 
     def token_rates(self, layout: LayoutResult) -> tuple[float, float]:
-        """Return the lowest and highest tokens per second that are expected of a layout. For the best layout, they also
-        cover the alternative values of all assumptions.
+        """Return the lowest and highest tokens per second expected of a layout: its 80% interval, which for the best
+        layout is widened to cover the other values of all assumptions.
         """
         rates = [layout.tokens_per_step / seconds for seconds in layout.interval_s]
         if layout is self.first:
@@ -415,7 +423,7 @@ class PlanResult:
         return min(rates), max(rates)
 
     def duration(self, layout: LayoutResult) -> tuple[float, float, float] | None:
-        """Return the seconds to train on all tokens, as (expected, best case, worst case); None if the number of tokens
+        """Return the seconds to train on all the run's tokens, as (expected, shortest, longest); None if their number
         is not given.
         """
         tokens = self.question.tokens
@@ -425,8 +433,8 @@ class PlanResult:
         return tokens / layout.tokens_per_s, tokens / fast, tokens / slow
 
     def dollars(self, layout: LayoutResult) -> tuple[float, ...] | None:
-        """Return the price of the run in dollars, as (expected, best case, worst case); None if the tokens or --price
-        are not given.
+        """Return the price of all the run's tokens in dollars, as (expected, lowest, highest); None if the number of
+        tokens or --price is not given.
         """
         duration = self.duration(layout)
         if duration is None or self.dollars_per_gpu_hour is None:
@@ -435,8 +443,9 @@ class PlanResult:
 
     @property
     def save_interval_s(self) -> tuple[float, float] | None:
-        """The seconds between saves that lose least time by Young's and Daly's formula: (for a save of one second, for
-        a save to a slow disk). None if the config does not give the time between failures.
+        """The interval between checkpoints, in seconds, that loses the least time to saves and failures (Young's and
+        Daly's formula): (if a save takes one second, if it goes to a slow disk). None if run.time_between_failures is
+        not set.
         """
         between, model = self.question.config.run.time_between_failures, self.question.run.model
         if between is None:
@@ -445,7 +454,7 @@ class PlanResult:
         return young_daly_s(_FASTEST_SAVE_S, between), young_daly_s(max(slow, _FASTEST_SAVE_S), between)
 
     def facts(self) -> dict[str, Any]:
-        """Return the whole result as plain data, for --json."""
+        """Return the whole result as a JSON-ready dict, for --json."""
         question, ranked = self.question, self.ranked
         return {
             "model": question.run.model.to_dict(), "hardware": question.hardware.name,
@@ -461,8 +470,8 @@ class PlanResult:
         }  # fmt: skip
 
     def _layout_facts(self, layout: LayoutResult) -> dict[str, Any]:
-        """Return one layout as plain data for --json: its prediction, the run's duration and price, and why it is
-        slower than the best layout.
+        """Return one of the best layouts as a JSON-ready dict: its settings and prediction, the run's duration and
+        price, and by how much and why it is slower than the best.
         """
         assert self.first is not None  # because: `layout` is one of `best`
         return layout.to_dict() | {
@@ -480,8 +489,9 @@ def find_layouts(
     question: Question, *, top: int, every_layout: bool, objective: str, doublings: int, grow_batch: bool,
     margin: float, gpus_per_switch: int, dollars_per_gpu_hour: float | None,
 ) -> PlanResult:  # fmt: skip
-    """Search the legal layouts. Return the `top` best by `objective` ("time" or "joules"), a few that are too large for
-    memory, and the best for more GPUs, up to 2**`doublings` times as many.
+    """Search all legal parallel layouts of the question's run on its GPUs. Return the `top` best by `objective`
+    ("time": step time, "joules": energy per token), some fast ones that need too much memory, and the best layout on 2,
+    4, ... up to 2**`doublings` times as many GPUs.
 
     Without `every_layout`, only the best layout of each pp, tp, zero and shard size counts. `margin` is the share of
     memory to keep free, `gpus_per_switch` the number of GPUs below a network switch (0: no limit). With `grow_batch`,
@@ -511,8 +521,8 @@ def find_layouts(
 
 
 def _describe_switch_limit(ranked: RankedLayouts) -> str:
-    """Return the error text for a search in which every legal layout shares weights among more GPUs than one network
-    switch connects.
+    """Return the error text for a search in which --nodes-per-switch excludes every legal layout: all share weights
+    among more GPUs than one network switch connects.
     """
     node, space = ranked.hardware.gpus_per_node, ranked.space
     min_group = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
@@ -526,8 +536,9 @@ def _describe_switch_limit(ranked: RankedLayouts) -> str:
 def _assumption_ranges(
     question: Question, cost_model: CostModel, best: list[LayoutResult]
 ) -> Iterator[tuple[str, Span | None]]:
-    """Yield (assumption, lowest and highest tokens per second of the best layout over its alternative values); the
-    range is None without alternatives. `best` holds the best layout, or nothing.
+    """Yield (text, range) for each assumption of the question. The range is the (lowest, highest) tokens per second of
+    the best layout over the assumption's other values; None if it has none or `best` is empty. `best` holds the best
+    layout or nothing.
     """
     for assumption in question.assumed:
         runs = [_in_layout_of(run, best[0].run) for run in assumption.alternatives] if best else []

@@ -36,7 +36,9 @@ and the parameters are those with GPT-2's or BERT's.
 
 
 def presets_page(names: Sequence[str] | None = None) -> str:
-    """Return the Markdown page about the model presets `names`, by default all, the smallest model first."""
+    """Return a Markdown page with a table of the model presets `names` (None: all), in order of their number of
+    parameters: the GPUs that each needs, and its best layout on them.
+    """
     plans = {name: plan_for_fewest_gpus(name) for name in names or group_choices(None)["model"]}
     titles = ["model=", "parameters", "GPUs", *(column.lstrip("<") for column in _PLAN_COLUMNS)]
     ordered = sorted(plans.items(), key=lambda named: (named[1].question.run.model.num_parameters, named[0]))
@@ -45,7 +47,9 @@ def presets_page(names: Sequence[str] | None = None) -> str:
 
 
 def plan_for_fewest_gpus(name: str) -> PlanResult:
-    """Return the plan of the model preset `name` for the smallest of 1, 8, 64 and 512 GPUs that it fits in."""
+    """Return the plan of the model preset `name` on 1, 8, 64 or 512 GPUs, the smallest number on which a layout fits in
+    memory. Raise AssertionError if none does.
+    """
     for gpus in _GPUS:
         question = read_question([f"model={name}", f"hardware={_HARDWARE}", f"gpus={gpus}"], None, None, "pretrain")
         plan = find_layouts(
@@ -58,7 +62,9 @@ def plan_for_fewest_gpus(name: str) -> PlanResult:
 
 
 def _table_row(name: str, plan: PlanResult) -> list[str]:
-    """Return the cells of the model preset `name` in the page's table."""
+    """Return the cells of the row for the model preset `name` in the Markdown table. `plan` is its plan for the fewest
+    GPUs.
+    """
     file, best = config_file("model", name, None), plan.first
     assert file is not None
     assert best is not None

@@ -48,7 +48,9 @@ _NAME_HEIGHT = 14.0  # of a line's name in a picture
 
 
 def print_plan(result: PlanResult) -> None:
-    """Print the result of a plan on a terminal."""
+    """Print the result of `lmtrain plan` on the terminal: the ranked layouts, the best one in detail, and the scaling
+    to more GPUs.
+    """
     console = PlainConsole()
     print_facts(plan_title(result), plan_lines(result))
     if result.first is None:
@@ -83,7 +85,9 @@ def plan_title(result: PlanResult) -> str:
 
 
 def plan_lines(result: PlanResult) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for the batch, the machine, the number of layouts searched, and each assumption."""
+    """Yield (label, text) for the head of a plan: the batch, the machine, the number of layouts searched, and each
+    assumption with its effect.
+    """
     question, ranked = result.question, result.ranked
     run, hardware = question.run, question.hardware
     batch = run.global_batch * run.shape.seq_len
@@ -100,8 +104,8 @@ def plan_lines(result: PlanResult) -> Iterator[tuple[str, str]]:
 
 
 def layout_row(result: PlanResult, position: int, layout: LayoutResult, all_columns: bool) -> Cells:
-    """Return a layout's row for the table of layouts, as column -> text. `position` is its number in the ranking from
-    1; without `all_columns`, the columns for wide terminals are left out.
+    """Return the row of `layout` in the table of ranked layouts, as column title -> text. `position` is its rank from
+    1; `all_columns=False` leaves out the columns for which only a wide terminal has room.
     """
     first, parallel, run = result.best[0], layout.run.parallel, layout.run
     cells = {
@@ -120,8 +124,8 @@ def layout_row(result: PlanResult, position: int, layout: LayoutResult, all_colu
 
 
 def describe_difference(result: PlanResult, position: int, layout: LayoutResult) -> str:
-    """Return a sentence that says by how much, and why, a layout is slower or takes more energy than the best.
-    `position` is its number in the ranking from 1.
+    """Return a sentence that says by how much, and why, `layout` is slower or takes more energy than the best. It
+    begins with `position`, the layout's rank from 1.
     """
     first = result.best[0]
     text = f"{position} {_EXCESS_TEXT[result.by].format(excess_share(layout, first, result.by))}"
@@ -141,8 +145,8 @@ def format_step_interval(layout: LayoutResult) -> str:
 
 
 def best_lines(result: PlanResult, best: LayoutResult) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for the best layout: step time, memory, duration of the run, energy, cost, and settings to
-    type.
+    """Yield (label, text) for the details of the best layout: step time, memory, duration of the run, energy, cost,
+    save interval, and the overrides that choose it.
     """
     low, high = best.interval_s
     yield "step", (
@@ -168,8 +172,8 @@ def best_lines(result: PlanResult, best: LayoutResult) -> Iterator[tuple[str, st
 
 
 def pretrain_overrides(layout: LayoutResult, *, includes_defaults: bool) -> Iterator[str]:
-    """Yield the overrides with which `lmtrain pretrain` trains in this layout. Values equal to the defaults are left
-    out unless `includes_defaults` is set.
+    """Yield the overrides, such as "parallel.tp=8", with which `lmtrain pretrain` trains in this layout. Parallel sizes
+    equal to their defaults are left out unless `includes_defaults` is set.
     """
     default, parallel = type(layout.run.parallel)(), layout.run.parallel
     for name in ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance"):
@@ -196,7 +200,8 @@ def format_days(seconds: float) -> str:
 
 
 def _print_too_large(console: Any, result: PlanResult) -> None:
-    """Print the layouts that do not fit, each with the bytes by which it exceeds the usable memory of a GPU."""
+    """Print the result's `too_large` layouts, each with the bytes by which its memory exceeds what is usable on a GPU.
+    """
     print_message(console, "faster, and too large:" if result.first else "nothing fits. What misses by least:")
     for layout in result.too_large:
         excess = format_bytes(result.excess_bytes(layout))
@@ -204,7 +209,9 @@ def _print_too_large(console: Any, result: PlanResult) -> None:
 
 
 def describe_layout(layout: LayoutResult) -> str:
-    """Return a layout's parallel sizes, schedule, micro-batch size and recompute setting as text."""
+    """Return a layout as one line of text: its parallel sizes, pipeline schedule, micro-batch size and recompute
+    setting.
+    """
     parallel = layout.run.parallel
     sizes = [f"{axis}={getattr(parallel, axis)}" for axis in ("pp", "tp", "dp_replicate", "dp_shard", "zero")]
     stages = f"{parallel.schedule} vp={parallel.vp}, " if parallel.pp > 1 else ""
@@ -212,8 +219,8 @@ def describe_layout(layout: LayoutResult) -> str:
 
 
 def scaling_row(point: CurvePoint, by: str) -> Cells:
-    """Return the table row of one number of GPUs on the scaling curve, as column -> text. `by` is the objective, "time"
-    or "joules".
+    """Return the table row for a point of the scaling curve, which is the best layout on some number of GPUs, as column
+    title -> text. If none fits, the row says so. `by` is the objective, "time" or "joules".
     """
     best, plain = point.best, point.zero3_only
     if best is None:
@@ -230,8 +237,8 @@ def scaling_row(point: CurvePoint, by: str) -> Cells:
 
 
 def takeover_lines(points: Sequence[CurvePoint], by: str) -> Iterator[str]:
-    """Yield a sentence for each doubling of the GPUs at which the best layout changes its pp or tp. `by` is the
-    objective, "time" or "joules".
+    """Yield a sentence for each two successive points of the scaling curve whose best layouts differ in pp or tp; it
+    says how much worse the former pp and tp would be. `by` is the objective, "time" or "joules".
     """
     for previous, point in pairwise(points):
         if point.best is None or previous.best is None:
@@ -248,8 +255,8 @@ def takeover_lines(points: Sequence[CurvePoint], by: str) -> Iterator[str]:
 
 
 def simulate_step(layout: LayoutResult) -> tuple[Timeline, str]:
-    """Simulate a training step of a layout, with at most 2 * pp micro-batches. Return its timeline, and a note for the
-    reader if the run has more micro-batches than that, else an empty text.
+    """Simulate one training step of the layout's pipeline, with at most 2 * pp micro-batches. Return its timeline, and
+    a note to print if the run has more micro-batches than were simulated, else "".
     """
     num_microbatches = layout.run.num_microbatches
     count = min(num_microbatches, 2 * layout.run.parallel.pp)
@@ -258,8 +265,8 @@ def simulate_step(layout: LayoutResult) -> tuple[Timeline, str]:
 
 
 def pipeline_text(layout: LayoutResult, width: int, *, ascii_only: bool) -> Iterator[str]:
-    """Yield the lines of a text drawing: for each pipeline rank, what it computes over the time of a step. `width` is
-    in characters; `ascii_only` avoids other characters.
+    """Yield the lines of a text drawing of one simulated step: a heading, a line for each pipeline rank with a letter
+    for what it computes at each time, and a legend. Lines are at most `width` characters wide.
     """
     timeline, note = simulate_step(layout)
     total, parallel = timeline.makespan, layout.run.parallel
@@ -279,8 +286,8 @@ def pipeline_text(layout: LayoutResult, width: int, *, ascii_only: bool) -> Iter
 def layout_map_svg(
     cells: dict[tuple[int, int], LayoutResult | float], best: LayoutResult | None, format_time: Callable[[float], str]
 ) -> str:
-    """Draw an SVG map with a cell for each pair of pp and tp. The closer its best layout is to the best of all, the
-    darker the cell.
+    """Return an SVG with a cell for each pair of pp and tp that shows the step time of the best layout with these. The
+    closer that is to the best of all, the darker the cell. `format_time` formats seconds.
 
     `cells` maps (pp, tp) to the best layout, or to the bytes that the smallest layout needs if none fits.
     """
@@ -315,8 +322,8 @@ def layout_map_svg(
 def memory_bars_svg(
     fitting: Sequence[LayoutResult], too_large: Sequence[LayoutResult], describe: Callable[[LayoutResult], str]
 ) -> str:
-    """Draw an SVG with a bar for each layout: the memory of its fullest rank, divided by kind, and the GPU's memory as
-    a line. `describe` returns the label of a bar.
+    """Return an SVG with a bar for each layout: the memory of its fullest rank, divided by use (weights, activations,
+    ...), with a line at the GPU's capacity. `describe` returns a layout's label.
     """
     layouts = [*fitting, *too_large]
     max_bytes = max(max(layout.total_bytes for layout in layouts), layouts[0].hardware.memory_bytes) * 1.02
@@ -345,7 +352,9 @@ def memory_bars_svg(
 
 
 def pipeline_svg(layout: LayoutResult) -> str:
-    """Draw an SVG of what each pipeline rank computes over the time of a simulated step."""
+    """Return an SVG of one simulated step: for each pipeline rank a row that shows what it computes over time. Of many
+    ranks, some evenly spaced ones are drawn.
+    """
     timeline, _ = simulate_step(layout)
     num_stages = layout.run.parallel.pp
     ranks = pick_evenly(num_stages, max(_MAX_SPANS * num_stages // max(len(timeline.spans), 1), 4))
@@ -370,8 +379,8 @@ def pipeline_svg(layout: LayoutResult) -> str:
 
 
 def scaling_svg(points: Sequence[CurvePoint]) -> str:
-    """Draw an SVG of tokens per second per GPU over the number of GPUs: the best layout with its 80% interval, and the
-    best layout that uses ZeRO 3 alone.
+    """Return an SVG of tokens per second per GPU over the number of GPUs: a curve of the best layouts with their 80%
+    intervals, and one of the best layouts with ZeRO 3 and no pp or tp.
     """
     fitting = [(point, point.best) for point in points if point.best is not None]
     left, right, top, bottom = 70.0, 150.0, 16.0, 250.0
@@ -412,8 +421,8 @@ def scaling_svg(points: Sequence[CurvePoint]) -> str:
 
 
 def _labelled_curve(points: Sequence[tuple[float, float]], css_class: str, name: str, name_y: float) -> Iterator[str]:
-    """Yield the SVG elements of a curve: a line, a dot at each point, and its name at the right end, at height
-    `name_y`. `points` are in pixels.
+    """Yield the SVG elements of a curve through `points` (x, y in pixels): a line, a dot at each point, and the text
+    `name` at its right end, at height `name_y` in pixels.
     """
     yield svg_polyline(points, css_class)
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{css_class}"/>' for x, y in points)
@@ -426,7 +435,7 @@ def plan_page(result: PlanResult) -> str:
 
 
 def _page_parts(result: PlanResult) -> Iterator[str]:
-    """Yield the HTML parts of the page that shows a plan, from top to bottom."""
+    """Yield the HTML of the page of a plan, from top to bottom, as one string per element."""
     first = result.first
     yield f"<h1>{escape(plan_title(result))}</h1>"
     yield fact_list(plan_lines(result))
