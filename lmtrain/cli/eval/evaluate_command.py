@@ -176,8 +176,8 @@ def evaluate(
 def _check_comparison(
     context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
 ) -> None:
-    """Raise a UsageError if an option was given that --compare or --steps ignores, or if --compare has a file and a
-    folder.
+    """Raise a UsageError if an option was typed that has no effect with --compare (of files or of checkpoints) or with
+    --steps, or if --compare has a file and a folder.
     """
     subject, unused = "", set[str]()
     if compare is not None:
@@ -198,7 +198,8 @@ def _check_comparison(
 
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
-    """Raise if the file of --output or --samples cannot be written, or if both are the same, before hours of scoring.
+    """Raise OutputError if the file of --output or --samples cannot be written, or UsageError if both are the same
+    file; called before scoring, which can take hours. None means not given.
     """
     for option, path in (("--output", output), ("--samples", samples)):
         if path is None:
@@ -214,8 +215,8 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
 def build_jobs(
     task_ids: list[str] | None, data_options: list[str] | None, baseline: Path | None, format_: str | None, key: str
 ) -> list[Job]:
-    """Return (task, function that reads its data) for each --task and its --data, whose values are `task_ids` and
-    `data_options`. Raise on wrong ones, before any model is loaded.
+    """Return a pair (task, function that reads its data) for each --task ID (`task_ids`) and the --data PATH at the
+    same position (`data_options`). Raise UsageError or MissingInputError if they do not fit or do not exist.
     """
     from lmtrain.eval.task import TextTask, all_tasks, find_task
     from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
@@ -259,7 +260,9 @@ def build_jobs(
 
 
 def check_tasks_fit(jobs: list[Job], sources: list[ModelSource], seq_len: int | None) -> None:
-    """Raise UsageError unless every task can score every model, in windows of `seq_len` tokens if that is given."""
+    """Raise UsageError if any task cannot score any of the models, because of the model's kind or because its context
+    is shorter than the window of `seq_len` tokens (None: the task's own).
+    """
     from lmtrain.eval.task import check_kind, choose_window
 
     for task, _ in jobs:
@@ -269,8 +272,8 @@ def check_tasks_fit(jobs: list[Job], sources: list[ModelSource], seq_len: int | 
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
-    """Read all documents of the sources into one input with a SHA-256: the file's hash if there is only one file, else
-    a hash of the documents.
+    """Read all documents of the input files `sources` into memory and return them with a SHA-256, which is that of the
+    file if there is only one, else of all documents.
 
     `key` is the key or column of the text; `report` receives the number of bytes read.
     """
@@ -294,7 +297,7 @@ def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -
 
 
 def _print_tasks(as_json: bool) -> None:
-    """Print all tasks with their recipes, as a table or as JSON."""
+    """Print the id, data and recipe of every task that `lmtrain eval` knows, as a table, or as JSON with `as_json`."""
     from lmtrain.eval.task import all_tasks
 
     tasks = all_tasks()

@@ -85,8 +85,8 @@ class Options:
 
 
 def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
-    """Return the parallel layout of an evaluation from overrides such as `parallel.tp=2`. Processes that the layout
-    leaves over become data-parallel replicas.
+    """Return the parallel layout in which to evaluate `model`, from overrides such as `parallel.tp=2`. Unless
+    dp_replicate is among them, it is set so that all processes in `env` are used.
 
     Each copy of the model (dp_replicate) scores batches of its own. Raise if the layout does not fit the model or the
     processes.
@@ -107,8 +107,8 @@ def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEn
 
 
 def _parse_layout(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the values of overrides of the group `parallel` by key ("tp" -> 2). Raise on keys that an evaluation does
-    not have.
+    """Return the parallel settings that the overrides set, as key -> value (`parallel.tp=2` -> {"tp": 2}). Raise
+    SettingsError on keys that an evaluation does not have.
     """
     tree: dict[str, Any] = {"parallel": {}}
     problems = []
@@ -154,8 +154,9 @@ class Session:
 
     @contextmanager
     def open_loader(self) -> Iterator[Callable[[ModelSource, int], LoadedModel]]:
-        """Context manager: open the process group and yield `load(source, number)`, which loads a model (each process
-        its shard of it) in the session's layout of that number.
+        """Context manager: open the process group and yield a function `load(source, number)`, which loads a model in
+        the layout at index `number` of the session's layouts, on each rank its shard. All ranks must enter it and call
+        `load` together.
 
         All processes leave the block together. The first layout defines the timeout and the device mesh, which models
         that are loaded in turn share.
@@ -187,8 +188,9 @@ class Session:
 
     @contextmanager
     def open_document(self, format_: str, entries: str, **rest: Any) -> Iterator[tuple[dict[str, Any], ExitStack]]:
-        """Context manager: yield a new results document with an empty list `entries`, and a stack that is closed when
-        the document is complete and written. With --json print the document, after a failure too if there are entries.
+        """Context manager: yield a new results document of the type `format_`, with an empty list under the key
+        `entries` to fill, and an ExitStack. At the end mark the document as complete, write it to --output, and close
+        the stack. With --json print the document, also after an error if the list has entries.
         """
         document = new_document(format_, **rest, **{entries: []})
         with ExitStack() as stack:
@@ -206,8 +208,8 @@ class Session:
             write_json(self.options.output, document)
 
     def write_samples(self, path: Path, encoded_rows: Sequence[bytes]) -> dict[str, str]:
-        """Write the encoded rows of all items to `path`, on rank 0 only. Return the entry for the results file: `file`,
-        the path relative to that file, and `sha256`.
+        """Write the rows of JSON, one for each item, to the file `path`, on rank 0. Return {"file": path relative to
+        the --output file, "sha256": hash} for the results document; {} on other ranks.
         """
         if self._env.rank > 0:
             return {}
@@ -222,8 +224,9 @@ class Session:
             print_document(document)
 
     def evaluate_tasks(self, loaded: LoadedModel, stack: ExitStack) -> Iterator[Outcome]:
-        """Run all tasks on a model; yield each task's outcome when the task ends. The process group must be open. The
-        journal beside the --output file, from which a killed evaluation continues, is open until `stack` is closed.
+        """Run all tasks of the session on a loaded model; yield each task's outcome when it ends. All ranks must call
+        it, within `open_loader`. Scores are kept in a journal beside the --output file, so that a killed evaluation can
+        continue; it stays open until `stack` is closed.
         """
         import torch
 
@@ -244,7 +247,9 @@ class Session:
             yield self._evaluate_task(task, self._read_input(number), loaded, shared_answers)
 
     def _read_input(self, number: int) -> Path | TextInput:
-        """Return the data of task `number`: read on first use, then cached for the next model."""
+        """Return the data of the task at index `number`, a path or texts. They are read at the first call and then
+        cached, as several models may be scored.
+        """
         if number not in self._inputs:
             task, read = self.jobs[number]
             with progress(self.console, f"{task.id}: read", "bytes", stop_note="nothing is written.") as reporter:
@@ -254,8 +259,8 @@ class Session:
     def _evaluate_task(
         self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, shared_answers: SharedAnswers | None
     ) -> Outcome:
-        """Run one task on a model. Scores that an earlier, killed call stored in the journal are not computed again;
-        nor are those that another task has added to `shared_answers`.
+        """Run one task on a model and return its outcome. Scores in the journal, which a killed evaluation has left,
+        and in `shared_answers`, to which earlier tasks added theirs, are not computed again.
         """
         from data_tools.corpora.corpus_definition import published_hashes
         from lmtrain.eval.run_task import run
@@ -270,8 +275,9 @@ class Session:
             )  # fmt: skip
 
     def add_baselines(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:
-        """Return the outcome with unigram and bigram baselines added, counted on the dataset of --baseline. Without
-        --baseline, for a task that does not score whole documents, and on ranks other than 0, return it unchanged.
+        """Return the outcome with the scores of unigram and bigram models added, counted on the dataset of --baseline.
+        Return it unchanged without --baseline, for a task that does not score whole documents, and on ranks other than
+        0.
         """
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
@@ -282,8 +288,9 @@ class Session:
 
 
 def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
-    """Evaluate one model, and return the document of its results. Each result is written and printed as soon as it is
-    there, so it is kept if a later task fails.
+    """Run all tasks on one model and return the results document, the content of the --output file. Each result is
+    printed and written to the files at once, so that it is kept if a later task fails; with --baseline, after the last
+    task.
     """
     options, lines = session.options, list[bytes]()
     with session.open_document("lmtrain evaluation", "results", model={}) as (document, stack):
@@ -313,8 +320,8 @@ def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
 
 
 def _shared_facts(parallel: ParallelSettings) -> dict[str, Fact]:
-    """Return the values that must be equal on all ranks before scoring starts, by name: parallel settings and code
-    versions.
+    """Return what must be the same on all ranks before scoring starts, as name -> Fact: the parallel settings and the
+    versions of the code.
     """
     return {
         f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
@@ -322,8 +329,8 @@ def _shared_facts(parallel: ParallelSettings) -> dict[str, Fact]:
 
 
 def _model_facts(source: ModelSource) -> dict[str, Fact]:
-    """Return what identifies a model's files, which must be equal on all ranks: a checkpoint's digest, or the names and
-    sizes of the files.
+    """Return what identifies the files of a model, to check that all ranks see the same ones: the digest of a
+    checkpoint, or for another folder the names and sizes of its files.
     """
     if (source.path / MANIFEST).is_file():
         return {"checkpoint": checkpoint_fact(source.path)}
@@ -341,8 +348,8 @@ def print_document(document: dict[str, Any]) -> None:
 
 
 def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
-    """Return the checkpoints of a run at the steps that `steps_option` lists ("all", or numbers with commas), oldest
-    first.
+    """Return the paths of the run's checkpoints at the steps in `steps_option` ("all", or numbers such as "100,200"),
+    in order of step. Raise UsageError if that is malformed, MissingInputError if a checkpoint does not exist.
     """
     by_step = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not by_step:
@@ -366,8 +373,8 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
 
 
 def evaluate_steps(sources: Sequence[ModelSource], session: Session) -> None:
-    """Evaluate several checkpoints of a run. Print a line for each result, and at the end the tables of the last
-    checkpoint and a sparkline of each headline measure over the steps.
+    """Run all tasks on several checkpoints of a run (`sources`), one after another. Print a line for each result; at
+    the end, for each task, the results of the last checkpoint and a sparkline of the headline measure over the steps.
     """
     results_by_step: list[tuple[int, list[Result]]] = []
     opened = session.open_document("lmtrain evaluation over steps", "steps", run=str(sources[0].path.parent))
@@ -388,7 +395,9 @@ def evaluate_steps(sources: Sequence[ModelSource], session: Session) -> None:
 
 
 def _print_step_result(screen: Console, step: int, result: Result) -> None:
-    """Print the headline measure of one result and the step of its checkpoint, as one line."""
+    """Print one line: the step of the checkpoint, the task, and the result's headline measure (its main score), with
+    its interval if it has one.
+    """
     name = result.headline
     low_high = [format_measure(name, edge) for edge in result.intervals.get(name, ())]
     interval = f"  ({' to '.join(low_high)})" if low_high else ""
@@ -397,8 +406,8 @@ def _print_step_result(screen: Console, step: int, result: Result) -> None:
 
 
 def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result]) -> None:
-    """Print a sparkline of one task's headline measure over the steps, and its best value. `results` holds one result
-    per step.
+    """Print one task's headline measure (its main score) over the checkpoints as a sparkline, and its best value with
+    the step. `results` holds one result for each of `steps`.
     """
     name = results[0].headline
     values = [result.measures[name] for result in results]
@@ -411,8 +420,8 @@ def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result
 
 
 def compare_files(file_a: Path, file_b: Path, options: Options) -> None:
-    """Compare the results files A and B, written with --output and --samples, item by item; write and print the
-    differences.
+    """Compare two results files of `lmtrain eval --output --samples`, A and B, by the values of each item. Print the
+    differences, B minus A, and write them to --output. Raise DataError if they have no task in common.
     """
     pairs, unpaired = _pair_results(_read_sides(file_a), _read_sides(file_b))
     if not pairs:
@@ -431,8 +440,8 @@ def compare_files(file_a: Path, file_b: Path, options: Options) -> None:
 
 
 def compare_models(sources: Sequence[ModelSource], session: Session) -> None:
-    """Evaluate two models, one after the other, and compare their results item by item; write and print the
-    differences.
+    """Run all tasks on two models, A and B, one after the other, and compare them by the values of each item. Print the
+    differences, B minus A, and write them to --output.
     """
     sides: list[list[Side]] = []
     models: list[dict[str, Any]] = []
@@ -454,7 +463,9 @@ def compare_models(sources: Sequence[ModelSource], session: Session) -> None:
 
 
 def _compare_pairs(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
-    """Compare results A and B of each task. Return the comparisons, and add them to `document`, the JSON output."""
+    """Compare the results A and B of each pair and return the comparisons in the same order. Add them to `document`,
+    the JSON output, in place, and mark it as complete.
+    """
     comparisons = [compare(task, a, b) for task, a, b in pairs]
     document |= {"complete": True, "comparisons": [comparison.to_dict() for comparison in comparisons]}
     return comparisons
@@ -463,8 +474,8 @@ def _compare_pairs(pairs: list[Pair], document: dict[str, Any]) -> list[Comparis
 def _print_comparison(
     screen: Console, pairs: list[Pair], comparisons: list[Comparison], unpaired: list[str], shows_all: bool
 ) -> None:
-    """Print the names of A and B, the comparison of each task, and the results that only one of them has (`unpaired`).
-    With `shows_all`, print every measure and not only the headline.
+    """Print the names of A and B, each task's comparison, and the texts `unpaired` about results that only one of them
+    has. `shows_all` prints every measure instead of only the headline measure.
     """
     for name, side in zip("AB", pairs[0][1:], strict=True):
         screen.print(f"{name}  {side.name}", soft_wrap=True)
@@ -475,8 +486,8 @@ def _print_comparison(
 
 
 def _pair_results(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
-    """Pair the results of A and B by task, and by text if a task has several results. Return (task, result of A, result
-    of B) for each pair, and a sentence for each result that only one of them has.
+    """Pair the results of A with those of B that have the same task, and preferably the same text. Return (task, result
+    of A, result of B) for each pair, and a sentence for each result that has no partner.
     """
     pairs, unmatched, unpaired = [], list(b), []
     for side in a:
@@ -492,8 +503,8 @@ def _pair_results(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
 
 
 def _read_sides(path: Path) -> list[Side]:
-    """Read the results of a file written by `lmtrain eval --output --samples`, each with the per-item values from its
-    samples file.
+    """Return the results in a file of `lmtrain eval --output --samples`, each with its values per item, read from the
+    samples file beside it. Raise UsageError if it was written without --samples, DataError if it is damaged.
     """
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":

@@ -91,8 +91,8 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
 
 
 def _measure_figures(records: Sequence[Record]) -> Iterator[Figure]:
-    """Yield the figures of losses and scores measured during training: validation loss by domain, and the headline
-    measure of each evaluation.
+    """Yield the figures of the validation and evaluation rows of the runs: one of the validation loss by domain, and
+    one for each evaluation with its headline measure, up to a limit.
     """
     rows = [row for record in records for row in record.rows.get("valid", [])]
     domains = [
@@ -116,7 +116,9 @@ def _measure_figures(records: Sequence[Record]) -> Iterator[Figure]:
 
 
 def headline_titles(records: Sequence[Record]) -> dict[str, str]:
-    """Return the headline measures of all evaluations in the records, as "eval/NAME/MEASURE" -> "NAME: MEASURE"."""
+    """Return a title for the headline measure (main score) of each evaluation in the records, as "eval/NAME/MEASURE" ->
+    "NAME: MEASURE".
+    """
     return {
         f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}"
         for record in records
@@ -194,7 +196,8 @@ def _start_events(record: Record) -> Iterator[Event]:
 
 
 def _stage_events(record: Record) -> Iterator[Event]:
-    """Yield an event for each stage that began while the run went on, or with a start."""
+    """Yield an event ("stage", step, text) for each training stage after the first, at the step after which it began.
+    """
     rows, before = [row for key in ("start", "stage") for row in record.rows.get(key, [])], None
     for row in sorted(rows, key=lambda row: row["step"]):
         if row["step"] and row.get("stage") not in (None, before):
@@ -203,8 +206,8 @@ def _stage_events(record: Record) -> Iterator[Event]:
 
 
 def _previous_failure(row: dict[str, Any]) -> Iterator[Event]:
-    """Yield an event with the reason why the previous start of the run ended, if it failed or was killed. `row` is the
-    start row of the start that followed it.
+    """Yield one event ("fault", step, text) if the start of the run before the start row `row` failed or was killed,
+    else nothing. The text is the reason.
     """
     previous = row.get("before")
     if isinstance(previous, dict) and previous.get("exit_code") not in _NORMAL_EXIT_CODES:
@@ -214,7 +217,9 @@ def _previous_failure(row: dict[str, Any]) -> Iterator[Event]:
 
 
 def _slow_rank_events(record: Record) -> Iterator[Event]:
-    """Yield an event for each step from which on another rank than before is recorded as the slow one."""
+    """Yield an event ("slow", step, text) for each step from which another rank than before is recorded as the
+    straggler.
+    """
     ranks = record.columns.get("straggler_rank", np.empty(0))
     for index in _thin_out(np.flatnonzero(np.isfinite(ranks) & (ranks != np.append(np.nan, ranks[:-1]))).tolist()):
         step = int(record.steps[index])
@@ -244,8 +249,9 @@ def _thin_out(rows: Sequence[Any]) -> Iterable[Any]:
 
 
 def source_table(records: Sequence[Record], names: Sequence[str]) -> list[dict[str, str]]:
-    """Return a table about the sources of the runs that trained on a blend, as rows of column -> text: the newest
-    training and validation loss of each source, its tokens and its epochs.
+    """Return table rows (column title -> text) about the data sources of the runs that train on a blend: a row for each
+    source with its newest training and validation loss, tokens and epochs. `names` are the runs' names; other runs have
+    no rows.
     """
     table = []
     for name, record in zip(names, records, strict=True):
@@ -267,8 +273,8 @@ def source_table(records: Sequence[Record], names: Sequence[str]) -> list[dict[s
 def evaluation_tables(
     records: Sequence[Record], names: Sequence[str]
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return two tables about the evaluations of runs, as rows of column -> text: the recipe of each evaluation, and
-    the measured numbers by step.
+    """Return the rows (column title -> text) of two tables about the evaluations during the runs: one of their recipes,
+    without repetitions, and one of the measures of each evaluation at each step. `names` are the runs' names.
     """
     recipes: dict[tuple[str, ...], dict[str, str]] = {}
     numbers = []

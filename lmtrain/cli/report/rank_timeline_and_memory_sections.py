@@ -85,8 +85,8 @@ def memory_parts(run: RunFolder, record: Record, title_suffix: str) -> Iterator[
 
 
 def newest_peaks(record: Record) -> tuple[int, list[int]]:
-    """Return the step of the newest memory row and the peak memory of each rank in bytes. Return (0, []) if the newest
-    start has no valid memory row.
+    """Return (step, peak memory in bytes of each rank) from the newest memory row of the run. Return (0, []) if its
+    newest start has no valid one.
     """
     rows, starts = record.rows.get("memory", []), record.rows.get("start", [])
     if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):
@@ -98,7 +98,9 @@ def newest_peaks(record: Record) -> tuple[int, list[int]]:
 
 
 def draw_memory(layout: Layout, peaks: Sequence[int]) -> str:
-    """Draw an SVG of the ranks in the layout, each coloured by its peak memory in bytes: the more, the darker."""
+    """Return an SVG of the layout with a square for each rank: the more peak memory, the darker. `peaks` are in bytes,
+    by rank.
+    """
     fullest = max(peaks)
     squares = []
     for rank, peak in enumerate(peaks):
@@ -139,8 +141,8 @@ def layout_parts(run: RunFolder, title_suffix: str) -> Iterator[Part]:
 
 
 def draw_layout(config: RunConfig, rows: Sequence[dict[str, Any]]) -> str:
-    """Draw an SVG of the layout: a row for each pipeline rank, a column for each replica, shard and tp rank. `rows`
-    describe the ranks.
+    """Return an SVG of the layout with a box for each rank: down the pipeline ranks with their layers, across the
+    replicas, shards and tp ranks. `rows` are those of `rank_rows`, one for each rank.
     """
     layout = config.parallel.layout
     columns = layout.dp_replicate * layout.dp_shard * layout.tp
@@ -300,8 +302,8 @@ def _rounded_or_none(value: float) -> float | None:
 
 
 def draw_own_work(heats: Sequence[Heat]) -> str:
-    """Draw an SVG of the ranks in the layout, each coloured by its own work: the slower compared with ranks of the same
-    pipeline stages, the darker.
+    """Return an SVG of the layout with a square for each rank: the longer it computes (waits not counted), compared
+    with the median of ranks with the same pipeline stages, the darker.
     """
     squares = []
     for heat in heats:
@@ -314,8 +316,8 @@ def draw_own_work(heats: Sequence[Heat]) -> str:
 
 
 def select_bars(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineRow]:
-    """Return the rows of the timeline to draw: at most 24 ranks, with a pipeline only those of its first replica, and
-    of all their bars the 4,000 longest.
+    """Return the rows of the timeline to draw: those of the first 24 ranks, with only the 4,000 longest of all their
+    bars, so that the page stays small. With a pipeline, the ranks are those of its first replica.
     """
     coordinates = {rank: segment.layout.coordinate(rank) for rank in sorted({row.rank for row in rows})}
     ranks = [*coordinates]
@@ -328,7 +330,8 @@ def select_bars(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineR
 
 
 def _describe_left_out(rows: Sequence[TimelineRow], all_rows: Sequence[TimelineRow]) -> str:
-    """Return a sentence about the ranks and bars of `all_rows` that are not among the drawn `rows`; empty if all are.
+    """Return a sentence such as "Shown: 24 of 64 ranks" if the drawn `rows` lack ranks or bars that `all_rows` have; ""
+    if they lack none.
     """
     shown, ranks = {row.rank for row in rows}, {row.rank for row in all_rows}
     num_shown = sum(len(row.bars) for row in rows)
@@ -404,7 +407,9 @@ def _kernel_parts(run: RunFolder, title_suffix: str) -> Iterator[Part]:
 
 
 def draw_kernel_classes(table: KernelTable) -> str:
-    """Draw an SVG bar that is divided by the time that each class of kernels took."""
+    """Return an SVG of one bar, divided by the share of time that each class of GPU kernels took (matrix products,
+    attention, collectives, ...).
+    """
     total = sum(table.classes.values()) or 1.0
     timed = [(name, seconds) for name, seconds in table.classes.items() if seconds > 0]
 

@@ -166,7 +166,8 @@ def _title_suffix(run: RunFolder, runs: Sequence[RunFolder]) -> str:
 
 
 def run_summary(run: RunFolder, record: Record) -> dict[str, str]:
-    """Return the main facts about a run as column -> text: state, step, losses, speed, time trained, number of starts.
+    """Return the main facts about a run as column title -> text: state, step, losses, speed, time trained, origin,
+    number of starts. Facts that are not recorded have no column.
     """
     facts = {"<run": run.name, "<state": f"{run.state}{f': {run.end_reason}' * bool(run.end_reason)}"[:400]}
     train, last_step = run.settings.get("train"), int(record.steps[-1]) if record.steps.size else 0
@@ -198,7 +199,9 @@ def run_summary(run: RunFolder, record: Record) -> dict[str, str]:
 
 
 def _lineage(run: RunFolder) -> list[Parent]:
-    """Return the runs from which a run descends, oldest first. A damaged record becomes one of the run's problems."""
+    """Return the runs from which this run was branched, directly or through others, oldest first; [] if there are none.
+    If the record of them cannot be read, add a message to `run.problems` and return [].
+    """
     try:
         return read_lineage(run.path)
     except (LmtrainError, OSError) as error:
@@ -207,7 +210,9 @@ def _lineage(run: RunFolder) -> list[Parent]:
 
 
 def _configuration_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for a run's model, data, layout, batch and learning rate, from its settings."""
+    """Yield (label, text) for a run's model, data, layout, batch and optimizer, from its settings; nothing if it has
+    none recorded.
+    """
     if not run.settings:
         return
     yield from ingredient_lines({**settings_facts(run.path, run.settings), "settings": run.settings})
@@ -217,7 +222,9 @@ def _configuration_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
 
 
 def _event_section(runs: Sequence[RunFolder], charts: Charts) -> Iterator[str]:
-    """Yield the HTML of the section with the last restarts, stops and faults of the runs, if there are any."""
+    """Yield the HTML of a section that lists the last restarts, stops and faults of the runs; nothing if there were
+    none.
+    """
     marks = [mark for mark in charts.marks if mark.kind != "save"]
     if marks:
         note = f"The last {_MAX_MARKS} of {len(marks):,}. " * (len(marks) > _MAX_MARKS)
@@ -229,7 +236,7 @@ def _event_section(runs: Sequence[RunFolder], charts: Charts) -> Iterator[str]:
 
 
 def _problem_box(runs: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
-    """Yield an HTML box that lists the parts of the runs that could not be read, if there are any."""
+    """Yield the HTML of a box that lists which files or rows of the runs could not be read; nothing if all could."""
     problems = [
         f"{run.name}: {problem}" if len(runs) > 1 else problem
         for run, record in zip(runs, records, strict=True)
@@ -289,8 +296,8 @@ def _environment_section(runs: Sequence[RunFolder]) -> Iterator[str]:
 
 
 def _rows_by_key(key_column: str, names: Sequence[str], values_by_key: Mapping[str, Sequence[Any]]) -> list[Cells]:
-    """Return a table row for each key, with its value in each run. `key_column` is the title of the first column,
-    `names` are the runs, and `values_by_key` holds a value per run.
+    """Return a table row (column title -> text) for each key of `values_by_key`, which maps it to its values, one for
+    each run. `key_column` is the title of the first column; the others are titled by `names`, the runs' names.
     """
     return [
         {key_column: key.removeprefix("packages.")}
