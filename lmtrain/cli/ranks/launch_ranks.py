@@ -98,8 +98,8 @@ class ProcessOptions:
 
 
 def detect_process(options: ProcessOptions) -> ProcessEnv:
-    """Return this process's rank, world size and launcher, from the environment. If the options ask this process to
-    start ranks itself, return the values for the first of them.
+    """Return this process's rank, world size and launcher (torchrun, Slurm, ...), read from the environment. If
+    `options` say that this process shall start ranks itself (--nproc), return the values of the first of these ranks.
 
     Also set thread counts and memory options, so call it before torch is imported. Raise UsageError on process options
     that conflict with each other or with the launcher.
@@ -134,8 +134,8 @@ def launch_evaluation(argv: Sequence[str], env: ProcessEnv) -> None:
 
 
 def training_imports(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of the modules that ranks of a training run with these settings need; a server process imports
-    them once and then forks the ranks.
+    """Return the names of the modules that the ranks of a run with these settings will import. The server process from
+    which the ranks are forked imports them once for all.
     """
     layout, compute = config.parallel.layout, config.compute
     kinds = [type(choice).__module__.removesuffix("_settings") for choice in (config.model, config.optim)]
@@ -150,8 +150,8 @@ def launch_training(
     argv: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
     composed_config: RunConfig | None,
 ) -> None:  # fmt: skip
-    """Start the ranks of a training run as child processes and wait for them. If one is lost, start all again from the
-    newest checkpoint, up to `max_restarts` times (None: never).
+    """Start this node's ranks of a training run as child processes and wait for them to end. If one crashes, start all
+    again from the newest checkpoint, at most `max_restarts` times (None: 0).
 
     Ranks use the settings `composed_config`; if it is None they compose their own, as plugins are only imported in the
     ranks. Under srun each node runs such a launcher, and that of rank 0 prints for all. Raise typer.Exit on a failure.
@@ -180,8 +180,8 @@ def launch_training(
         print_notice(f"{failure}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
     def record_end(outcome: Outcome) -> Outcome | None:
-        """Write the outcome to stop.json, unless the watchdog, or another node, has written the cause already. Return
-        the watchdog's outcome if there is one, else None.
+        """Write how the ranks ended to stop.json, unless the watchdog or another node has written the cause. Return the
+        watchdog's report if it wrote one, else None.
         """
         reported = outcome_from_watchdog(folder, outcome, stamp_before)
         # because: if a rank of another node failed first, its launcher or rank 0 has written the cause
@@ -226,8 +226,9 @@ def _exit_with_outcome(outcome: Outcome, env: ProcessEnv, *, is_reported: bool =
 
 
 def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
-    """Return the settings with a parallel layout for the number of processes that there are: chosen for
-    `parallel=auto`, adapted with `elastic`, else unchanged. Print a layout that was chosen.
+    """Return `config` with a parallel layout for the number of processes in `env`: with `parallel=auto` a layout is
+    chosen, with `elastic` the given one is changed to fit; else return it unchanged. Print a choice or change on rank
+    0.
 
     `overrides` are the settings of the command line, which stay as they are.
     """
@@ -258,8 +259,8 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
 
 def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
-    """Return the process environment that a dry run checks. If the run needs more GPUs than one node of the machine in
-    `config.hardware` has, it is `env` spread over such nodes, else `env` unchanged.
+    """Return the process environment for the checks of a dry run. If the run has more processes than one node of the
+    machine in `config.hardware` has GPUs, they are spread over several such nodes; else return `env` unchanged.
 
     Processes beyond the GPUs of one node are placed on other machines.
     """
@@ -273,7 +274,9 @@ def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
 
 
 def rank_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the command line of each rank: `argv` without the options that start processes, such as --nproc."""
+    """Return the command line for each rank: `argv` without the options --nproc, --nproc-per-node and --max-restarts
+    and their values.
+    """
     kept_words, remaining = [], iter(argv)
     for word in remaining:
         option, has_value, _ = word.partition("=")
@@ -285,8 +288,8 @@ def rank_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def report_refusal(env: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool = False) -> None:
-    """Send an error that keeps this process from starting to its peers, so that they do not wait for it. Without a
-    configured rendezvous do nothing.
+    """Send `error`, which keeps this process from starting, to the other ranks, so that they do not wait for it. Do
+    nothing if the environment names no address at which the ranks meet.
 
     `peers_fail_too` states that every process finds the same error itself.
     """
@@ -302,8 +305,9 @@ def report_refusal(env: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool
 def wait_for_rank_0(
     env: ProcessEnv, timeout_s: float, is_done: Callable[[], bool], task: str, progress: Callable[[], object]
 ) -> None:
-    """Wait until `is_done()` returns True, because rank 0 has done a task for all processes of the run. `task` names
-    its result, and `progress()` returns a value that changes while rank 0 works.
+    """Wait, on a rank other than 0, until `is_done()` returns True because rank 0 has finished a task for all ranks.
+    `task` names what rank 0 makes, for the error message; `progress()` returns any value that changes while rank 0
+    works.
 
     Raise the error of rank 0 if it reports one, and PeerLostError if there is no progress for `timeout_s`.
     """
@@ -326,7 +330,9 @@ def wait_for_rank_0(
 
 
 def _is_store_open(env: ProcessEnv) -> bool:
-    """Return True if rank 0 listens for its peers. If torchrun listens for it, always False."""
+    """Return True if rank 0 accepts connections at the address where the ranks meet. Return False if torchrun holds
+    that address, since it accepts them all the time.
+    """
     rendezvous = Rendezvous.detect(env)
     if rendezvous.held_by_launcher:
         return False

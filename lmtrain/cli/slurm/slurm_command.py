@@ -138,7 +138,9 @@ class SlurmOptions:
 
     @property
     def flags(self) -> list[str]:
-        """The options (not overrides) to pass on to `lmtrain pretrain`, such as --config-dir."""
+        """The options to pass on to `lmtrain pretrain`, such as --config-dir=DIR; overrides and Slurm options are not
+        among them.
+        """
         return [
             *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
             *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
@@ -147,8 +149,8 @@ class SlurmOptions:
         ]
 
     def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
-        """Return the number of nodes for so many processes, and of processes on each. Raise a LayoutError if the
-        processes do not divide evenly; `layout` names the layout in the message.
+        """Return (number of nodes, processes on each) for a run of `num_processes`. Raise a LayoutError if they do not
+        fill the nodes evenly; `layout` is the text of the layout for its message.
         """
         option = "--gpus-per-node" if self.gpus_per_node else "--tasks-per-node"
         per_node = self.gpus_per_node or self.tasks_per_node or 1
@@ -164,8 +166,8 @@ class SlurmOptions:
 
 
 def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb function that takes `options: SlurmOptions`: return a function for typer whose parameters are the
-    verb's own and the fields of SlurmOptions.
+    """Decorate a verb that takes `options: SlurmOptions`. Return a function for typer that has, instead of this
+    parameter, one for each field of SlurmOptions, and calls the verb.
     """
     hints = get_type_hints(SlurmOptions, include_extras=True) | get_type_hints(verb, include_extras=True)
     own = {name: parameter.default for name, parameter in signature(verb).parameters.items() if name != "options"}
@@ -231,8 +233,8 @@ def submit(
 
 
 def _check_extra_option(option: str, word: str) -> None:
-    """Raise a UsageError if `word`, a value of --sbatch or --srun (`option`), is no option of that program or one that
-    the sbatch file sets itself.
+    """Raise a UsageError if `word`, a value of `option` (--sbatch or --srun), does not look like an option of sbatch or
+    srun, or is one that the sbatch file sets itself, such as --nodes.
     """
     name = re.match(r"--[\w-]+|-[A-Za-z]", word)
     if name is None or not word.isprintable():
@@ -245,7 +247,9 @@ def _check_extra_option(option: str, word: str) -> None:
 
 
 def _build_job(options: SlurmOptions) -> SbatchJob:
-    """Check the options and the settings of all runs, and return the content of the sbatch file."""
+    """Check the command's options and the settings of its runs, and return the content of the sbatch file. Raise an
+    LmtrainError if a check fails.
+    """
     options.check()
     folder, runs = _compose_runs(options)
     return _job_of_runs(options, folder, runs, [options.flags] * len(runs))
@@ -254,9 +258,9 @@ def _build_job(options: SlurmOptions) -> SbatchJob:
 def branches_script(
     words: Sequence[str], folder: Path, runs: Sequence[tuple[RunConfig, list[str]]], flags: Sequence[list[str]]
 ) -> str:
-    """Return the text of an sbatch file for an array of jobs, one for each of the `runs`: pairs of settings and
-    overrides. `words` are options of `lmtrain slurm render`, `flags` those of `lmtrain pretrain` for each run, and
-    `folder` is for the logs. Raise if the options or the runs do not fit.
+    """Return the text of an sbatch file for an array of jobs, one for each entry (settings, overrides) of `runs`.
+    `words` are options of `lmtrain slurm render`, `flags` has the options of `lmtrain pretrain` for each run, and logs
+    go to `folder`. Raise an LmtrainError if the options or the runs do not fit.
     """
     from lmtrain.cli.subcommands import build_verb
 
@@ -277,8 +281,9 @@ def branches_script(
 def _job_of_runs(
     options: SlurmOptions, folder: Path, runs: Sequence[tuple[RunConfig, list[str]]], flags: Sequence[list[str]]
 ) -> SbatchJob:
-    """Check the runs, given as (settings, overrides), and return the content of the sbatch file that starts them.
-    `flags` are the options of `lmtrain pretrain` for each.
+    """Check the runs, given as (settings, overrides), and return the content of an sbatch file that starts them.
+    `flags` has the options of `lmtrain pretrain` for each run. Raise LayoutError if they take different numbers of
+    processes or leave the layout to parallel=auto.
     """
 
     sizes = {config.parallel.layout.world_size for config, _ in runs}
@@ -315,8 +320,8 @@ def _job_of_runs(
 
 
 def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
-    """Return the folder for the job's file and logs, and (settings, overrides) of each run: one, or with --array one
-    for each combination.
+    """Return the absolute folder for the sbatch file and its logs, and a list of (settings, overrides): one entry, or
+    with --array one for each combination of the overrides with several values.
     """
     from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan_runs
@@ -342,8 +347,8 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
 
 
 def _check_runs(runs: Iterable[tuple[RunConfig, list[str]]], ranks_per_node: int) -> None:
-    """Check each run, given as (settings, overrides), as `_check_run` does. Runs that share a dataset which is still to
-    be made of data.text are checked with one preview of it.
+    """Check the settings, data and folder of each run, given as (settings, overrides), and raise an LmtrainError if one
+    could not start. A dataset that several runs will make from the same data.text is made for the checks only once.
     """
     from lmtrain.cli.pretrain.dataset_from_text import preview_data_of_text
 
@@ -357,8 +362,9 @@ def _check_runs(runs: Iterable[tuple[RunConfig, list[str]]], ranks_per_node: int
 
 
 def _check_run(config: RunConfig, ranks_per_node: int) -> None:
-    """Check a run's settings, data and folder as `pretrain --dry-run` does, for processes on other machines. Print
-    warnings, and raise on errors.
+    """Check that a run with `ranks_per_node` ranks on each node could start, by its settings, data and folder, as
+    `pretrain --dry-run` does; this machine's own devices are not checked. Print warnings, and raise an LmtrainError on
+    errors.
     """
     from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
     from lmtrain.train.startup_checks.preflight import check_run_folder
@@ -387,8 +393,9 @@ class TaskOptions(NamedTuple):
 
 
 def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num_ranks: int) -> TaskOptions:
-    """Convert the user's sbatch and srun options, which are meant per rank, for a job in which each Slurm task starts
-    `num_ranks` ranks. Raise a UsageError on an option for which that is impossible.
+    """Return the user's sbatch and srun options for a job in which one Slurm task starts all `num_ranks` ranks of a
+    node. Numbers that the user gives per rank, such as --cpus-per-task, are multiplied. Raise a UsageError on options
+    that cannot be converted.
     """
     for option, words in (("--sbatch", sbatch_options), ("--srun", srun_options)):
         for word in words:
@@ -405,8 +412,8 @@ def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num
 
 
 def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
-    """Raise a UsageError if an sbatch or srun option (`word`, from --sbatch or --srun) applies to each Slurm task,
-    since one task starts all `num_ranks` ranks of a node.
+    """Raise a UsageError if `word`, a value of `option` (--sbatch or --srun), is a Slurm option that acts on each task,
+    such as a binding to GPUs: it cannot act on the `num_ranks` ranks that one task starts.
     """
     name = re.split(r"[=\s]", word, maxsplit=1)[0]
     if (name in _PER_TASK_OPTIONS and not _NO_BINDING.fullmatch(word)) or _BINDS_EACH_TASK.match(word):
@@ -417,8 +424,8 @@ def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
 
 
 def _parse_cpus(option: str, words: Sequence[str]) -> int | None:
-    """Return the value of the last --cpus-per-task (-c) among these sbatch or srun options; None if there is none.
-    Raise a UsageError if it is no number.
+    """Return the number in the last --cpus-per-task (-c) among `words`, the values of `option` (--sbatch or --srun);
+    None if there is none. Raise a UsageError if it is not a number.
     """
     cpus = None
     for word in words:
@@ -474,7 +481,7 @@ def job_script(job: SbatchJob) -> str:
 
 
 def _header_lines(job: SbatchJob) -> Iterator[str]:
-    """Yield the first part of an sbatch file: the #! line, comments, and #SBATCH options."""
+    """Yield the lines at the top of the sbatch file: #!/bin/bash, comments, and the #SBATCH options."""
     yield "#!/bin/bash"
     yield f"# {job.about}"
     yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
@@ -500,8 +507,9 @@ def _header_lines(job: SbatchJob) -> Iterator[str]:
 
 
 def _variable_lines(job: SbatchJob) -> Iterator[str]:
-    """Yield the second part of an sbatch file: the user's environment variables and set-up lines, and the shell
-    variables that slurm_body.sh reads.
+    """Yield the middle lines of the sbatch file: the user's environment variables and set-up commands, then the shell
+    variables that its last part, slurm_body.sh, reads. In an array of jobs, the run's folder and arguments are chosen
+    by the task id.
     """
     user = job.options
     variables = [variable.partition("=") for variable in user.env or ()]
@@ -527,8 +535,8 @@ def _variable_lines(job: SbatchJob) -> Iterator[str]:
 
 
 def _run_lines(folder: Path, words: Iterable[str], indent: str) -> Iterator[str]:
-    """Yield shell lines that set the variables of one run: its folder (`run`) and its arguments of `lmtrain pretrain`
-    (`words`).
+    """Yield shell lines that set the variable `run` to a run's folder and the array `words` to the arguments of its
+    `lmtrain pretrain`. `indent` is put before each line.
     """
     yield f"{indent}run={shell_quoted(str(folder))}"
     yield f"{indent}words=("

@@ -47,9 +47,10 @@ _MAX_WIDTH = 120
 
 
 def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tuple[Facts, list[TimelineRow]]:
-    """Return the trace's facts as plain data (step times by class and rank, critical path, clocks), and the timeline
-    rows of one step. `start` and `step` are the numbers to show; None chooses the newest start with a whole step, and
-    its median step.
+    """Return (facts, rows): the JSON-ready results of a trace, such as step times by class and rank, critical path and
+    clocks, and the bars of a timeline of one step. `start` is the start of the run to show, from 1 (None: the newest
+    with a whole step), `step` the step (None: the one of median time). Raise UsageError if there is no such start or
+    step.
     """
     segment = _choose_segment(timeline, start)
     facts: Facts = {
@@ -108,8 +109,8 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
 
 
 def _choose_segment(timeline: Timeline, start: int | None) -> Segment:
-    """Return the trace of start number `start`. If it is None, return the newest start with a completely recorded step,
-    else the newest.
+    """Return the part of the trace that start number `start` of the run recorded; for None, that of the newest start
+    with a completely recorded step, or if there is none, of the newest. Raise UsageError if that start has no trace.
     """
     if start is None:
         return next((segment for segment in reversed(timeline.segments) if segment.steps), timeline.segments[-1])
@@ -158,8 +159,8 @@ def _path_facts(step: int, hops: Sequence[Hop]) -> Facts:
 
 
 def _clock_facts(segment: Segment) -> list[Facts]:
-    """Return for each rank how far its clock differs from the first rank's: the largest difference and its uncertainty,
-    the drift, and whether the clocks could be linked by messages.
+    """Return a dict for each rank about its clock compared with the first rank's: the largest difference in seconds and
+    its uncertainty, the drift, and whether messages between ranks allowed the comparison.
     """
     rows = []
     for index, rank in enumerate(segment.ranks):
@@ -228,8 +229,8 @@ def _describe_start(facts: Facts) -> str:
 
 
 def _format_ranges(numbers: Sequence[int]) -> str:
-    """Format step numbers as ranges: 10, 11, 12, 20 -> "10-12, 20". Of six ranges or more, only the first three and the
-    last are shown.
+    """Return the ascending numbers as ranges: 10, 11, 12, 20 -> "10-12, 20". Of six ranges or more, only the first
+    three and the last are written, with "..." between.
     """
     groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     runs = ([number for _, number in group] for _, group in groups)
@@ -242,8 +243,9 @@ def _format_s(seconds: float | None) -> str:
 
 
 def _timeline_lines(rows: Sequence[TimelineRow], step: int, width: int, plain: bool) -> Iterator[str]:
-    """Yield a text drawing of a step, `width` characters wide: a line for each rank, in which each character stands for
-    the kind of work that took most of its share of the time. With `plain`, only ASCII characters are used.
+    """Yield the lines of a text drawing of one step: a line for each rank, in which each letter stands for the kind of
+    work that took most of that slice of time, and a legend. They are `width` characters wide; `plain` allows only
+    ASCII. Yield nothing if no row has bars.
     """
     ranks = sorted({row.rank for row in rows})
     end = max((bar.end_s for row in rows for bar in row.bars), default=0.0)
@@ -316,8 +318,9 @@ def _critical_path_lines(facts: Facts, width: int, wrap_width: int) -> Iterator[
 
 
 def _describe_stay(hops: Sequence[Facts], min_s: float, width: int) -> str:
-    """Return a line about consecutive hops of the critical path on one rank: start time, rank, stages, and the kinds of
-    work that took at least `min_s` seconds.
+    """Return a line about one stay of the critical path on a rank, given its successive entries there (`hops`): begin
+    time, rank, pipeline stages, and the kinds of work that took at least `min_s` seconds. The shortest are left out of
+    a line longer than `width`.
     """
     seconds_by_kind: dict[str, list[float]] = {}
     for hop in hops:
@@ -336,8 +339,9 @@ def _describe_stay(hops: Sequence[Facts], min_s: float, width: int) -> str:
 
 
 def _own_work_lines(facts: Facts, width: int) -> Iterator[str]:
-    """Yield a table of the ranks' own work in percent of the median of ranks with the same stages: a row for each pp
-    and dp, a column for each tp. If it does not fit, list the ten slowest ranks.
+    """Yield a table of how long each rank computes (waits not counted), in percent of the median of the ranks with the
+    same pipeline stages: a row for each pp and dp, a column for each tp. If it is too large, list the ten slowest ranks
+    instead; yield nothing if fewer than two ranks are known.
     """
     cells = {(entry["pp"], entry["dp"], entry["tp"]): entry for entry in facts["heat"]}
     known = [entry for entry in facts["heat"] if entry["ratio"] is not None]
