@@ -45,8 +45,8 @@ _MAX_CHECKPOINT_BYTES = 4 << 30  # larger checkpoints are not compared here; `in
 
 
 def diff_facts(a: Path, b: Path) -> dict[str, Any]:
-    """Compare two runs by their recorded rows, settings, environments and checkpoints. Return as plain data what
-    differs, the first step at which each number of the rows does, and the likely causes.
+    """Compare the runs in the folders A and B by their settings, programs, metrics.jsonl rows and checkpoints. Return
+    as a JSON-ready dict what differs, the first step at which each recorded number differs, and the likely causes.
     """
     runs = read_runs([a, b])
     records = [read_record(run.metrics) for run in runs]
@@ -80,8 +80,8 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
 
 
 def _counted_starts(run: RunFolder, record: Record) -> list[Row]:
-    """Return the start rows of a run, without starts that a later start from an earlier step replaced. Each row gets
-    the entries `settings` and `environment`.
+    """Return the start rows of a run's metrics.jsonl, oldest first, without starts whose steps were all trained again
+    by a later start. Each row gets the entries `settings` and `environment` of that start.
 
     Older versions recorded these only for the newest start; other rows then have empty ones.
     """
@@ -95,8 +95,8 @@ def _counted_starts(run: RunFolder, record: Record) -> list[Row]:
 
 
 def _resolved_model(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return {"model": settings} in which sizes that are null, such as the width of the MLP, have their final values.
-    Return {} if the model's settings cannot be read.
+    """Return {"model": the model's settings}, in which sizes left at null, such as the width of the MLP, have the
+    values that the model uses. Return {} if these settings cannot be read.
     """
     cls: Any = ModelSettings  # because: the kind of model chooses the class that is built
     try:
@@ -106,15 +106,17 @@ def _resolved_model(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unrecorded_starts(runs: Sequence[RunFolder], starts: Sequence[list[Row]]) -> Iterator[str]:
-    """Yield a sentence for each run in which a start before the last one has no recorded settings."""
+    """Yield a message for each run for which the settings of a start before the last one are not recorded. `starts` has
+    the start rows of each run.
+    """
     for run, rows in zip(runs, starts, strict=True):
         if not all(row["settings"] for row in rows[:-1]):
             yield f"{run.name}: config.json is from the last of {len(rows)} starts; earlier settings are not known"
 
 
 def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:
-    """Return True if every start of both runs has recorded settings, and by these rank 0 always reads the same part of
-    a batch. Only then can digests of batches be compared.
+    """Return True if rank 0 reads the same samples of each batch in every start of both runs, so that their digests of
+    batches can be compared. Return False too if settings of a start are not recorded.
     """
     shares = [
         {k: v for k, v in flatten(row["settings"]) if k.startswith(_BATCH_SHARE_KEYS) and not k.startswith(_HARMLESS)}
@@ -145,8 +147,8 @@ def _differing_conditions(starts: Sequence[list[Row]], last_shared: int | None) 
 
 
 def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]:
-    """Yield sentences that explain why the two runs differ, the most fundamental cause first. `facts` are those of
-    `diff_facts` so far, `starts` the start rows of each run.
+    """Yield sentences about why the runs A and B differ, the most likely cause first; nothing if they do not. `facts`
+    is the result of `diff_facts` without its causes, `starts` has the start rows of each run.
     """
     first, begun, weights = facts["first"], facts["begun"], facts["weights"]
     differs_at = facts["first_step"] or (weights and weights["step"])
@@ -201,8 +203,8 @@ def _differing_before(facts: dict[str, Any], name: str, step: int) -> Iterator[t
 
 
 def _describe_other_text(facts: dict[str, Any], first_starts: Sequence[Row]) -> str:
-    """Return a clause that says why samples with the same ids hold different text: the datasets differ, or one run read
-    damaged data.
+    """Return a sentence for two runs that read samples with the same ids but other text: either their datasets differ,
+    or one run has read damaged data.
     """
     first = facts["first"]
     at = f", first seen at step {first['batch_digest']:,}" if "batch_digest" in first else ""
@@ -219,8 +221,8 @@ def _after_step(facts: dict[str, Any], key: str) -> str:
 
 
 def _is_harmless(key: str, starts: Sequence[dict[str, Any]]) -> bool:
-    """Return True if the setting `key` cannot change any number of the training, such as a path or a display setting.
-    `starts` are the first start rows of both runs.
+    """Return True if the setting `key`, such as a path or a display setting, has no effect on any number that the
+    training computes. `starts` holds the first start row of A and of B.
 
     A path does not matter if a digest of its content was recorded, as that is compared instead.
     """
@@ -230,8 +232,8 @@ def _is_harmless(key: str, starts: Sequence[dict[str, Any]]) -> bool:
 
 
 def _held_out_settings(pair: Sequence[Row]) -> Iterator[str]:
-    """Yield prefixes of settings because of which one of the two runs may keep some training data for validation and
-    the other not. `pair` are the start rows of both runs.
+    """Yield the setting "train.valid_interval_steps" or the prefix "data.valid_" if A and B differ in it, as then one
+    of them may hold back training data for validation. `pair` holds a start row of A and one of B.
     """
     elsewhere, validates = [], []
     for row in pair:
@@ -246,8 +248,8 @@ def _held_out_settings(pair: Sequence[Row]) -> Iterator[str]:
 
 
 def _first_differing_weights(runs: Sequence[RunFolder], record_difference: RecordDifference) -> dict[str, Any] | None:
-    """Return how the weights differ at the earliest step from which on all common checkpoints differ, although the rows
-    are still equal; None if there is no such checkpoint.
+    """Find the first checkpoint from which on the weights of A and B differ in all checkpoints of the same step, though
+    their metrics rows do not differ yet. Return what `_weight_differences` returns for it; None if there is none.
 
     If checkpoints cannot be read, the returned dict has `step` None and the reason.
     """
@@ -267,8 +269,8 @@ def _first_differing_weights(runs: Sequence[RunFolder], record_difference: Recor
 
 
 def _weight_differences(a: Path, b: Path) -> dict[str, Any] | None:
-    """Return the step, the names of the differing weights and a sentence about two checkpoints of the same step. Return
-    None if all weights are equal, or if the checkpoints are too large to compare.
+    """Compare two checkpoints of the same step. Return {"step": step, "tensors": names of the differing weights,
+    "said": a sentence}; None if all weights are equal or the checkpoints are too large to compare.
     """
     if sum(file.stat().st_size for file in a.iterdir()) > _MAX_CHECKPOINT_BYTES:
         return None
@@ -286,7 +288,9 @@ def _weight_differences(a: Path, b: Path) -> dict[str, Any] | None:
 
 
 def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for the facts that `diff_facts` returned, for printing."""
+    """Yield (label, text) to print for the result of `diff_facts`: rows, first differences, settings, causes, and what
+    could not be compared.
+    """
     yield "a, b", f"{facts['a']}, {facts['b']}"
     yield "rows", _describe_rows(facts)
     for key, step in sorted(facts["first"].items(), key=lambda item: item[1]):
@@ -307,7 +311,8 @@ def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _describe_rows(facts: dict[str, Any]) -> str:
-    """Return as text the number of steps for which both runs have rows, and the first step at which these differ."""
+    """Return a text that says for how many steps both runs have rows, and which is the first whose rows differ, if any.
+    """
     rows = facts["rows"]
     if not rows["shared"]:
         return "no step of which both have a row"

@@ -24,10 +24,10 @@ MERGE, CHECKPOINT = "merged", "checkpoint"  # states of folders that are no runs
 
 
 def family_rows(rows: Sequence[Row], describe: Callable[[RunFolder], Row], *, with_merges: bool = False) -> list[Row]:
-    """Return the rows of runs, and of the runs and merged checkpoints from which they descend, in the order of a tree.
-    Each has `depth`, 0 for a run that began from no other, `parent`, the folder of the run from which it began, and
-    `branch_step`, the step of the checkpoint. `describe` returns the row of a run that is not among `rows`.
-    `with_merges` adds the merged checkpoints that lie beside the runs.
+    """Return `rows`, one for each run of a list, in the order of a family tree: each run is followed by those that
+    began from its checkpoints. Ancestors that are not listed are added (for a run, by `describe`), and with
+    `with_merges` the merged checkpoints beside the runs. Each row gets `depth` (0: no parent), `parent` (a folder or
+    None) and `branch_step`.
     """
     nodes = {Path(row["run"]).resolve(): row for row in rows}
     lineages = {folder: read_lineage(folder) for folder in nodes}
@@ -46,8 +46,8 @@ def family_rows(rows: Sequence[Row], describe: Callable[[RunFolder], Row], *, wi
 
 
 def _merges_in(places: Iterable[Path]) -> Iterator[tuple[Path, list[Parent]]]:
-    """Yield (folder, lineage) for each merged checkpoint whose folder lies in one of the folders `places`. Those that
-    cannot be read are skipped, since the user has not named them.
+    """Yield (folder, its ancestors, oldest first) for each merged checkpoint directly in one of the folders `places`.
+    Skip folders that cannot be read.
     """
     for place in sorted(places):
         with suppress(OSError):
@@ -58,8 +58,8 @@ def _merges_in(places: Iterable[Path]) -> Iterator[tuple[Path, list[Parent]]]:
 
 
 def _row_of_parent(parent: Parent, describe: Callable[[RunFolder], Row], note: str) -> Row:
-    """Return the row of a run or merged checkpoint that is not listed but known as a parent. If its folder is gone, the
-    row says so; `note` is what is known of it then.
+    """Return a table row for an ancestor that is not among the listed runs: of a run by `describe`, else of a merged
+    checkpoint. If its folder is gone, the row says so, with `note` as the reason.
     """
     if is_run(parent.folder):
         return describe(read_run(parent.folder, parent.run))
@@ -67,8 +67,8 @@ def _row_of_parent(parent: Parent, describe: Callable[[RunFolder], Row], note: s
 
 
 def _row_of_checkpoint(folder: Path, name: str, note: str) -> Row:
-    """Return the row of a folder that is no run: of a merged checkpoint with how it was made, or of one that is gone,
-    with `note`.
+    """Return a table row, titled `name`, for a folder that is not a run: a merged checkpoint with how it was made,
+    another checkpoint, or a folder that is gone, with the text `note`.
     """
     empty = dict.fromkeys(("step", "steps", "stage", "loss", "valid_loss", "tokens_per_s", "tokens", "last_row"))
     row: Row = {"run": str(folder), "name": name, "state": GONE, **empty, "why": note, "missing": []}
@@ -79,7 +79,9 @@ def _row_of_checkpoint(folder: Path, name: str, note: str) -> Row:
 
 
 def _in_order(nodes: dict[Path, Row], parents: dict[Path, Parent | None]) -> Iterator[Row]:
-    """Yield the row of each node with its place in the tree: a run, then its branches by their first step."""
+    """Yield a copy of each row in the order of the tree, each run before those that began from it, which are sorted by
+    the step of the checkpoint. Add its depth, parent folder and branch step.
+    """
     shown: set[Path] = set()
 
     def below(folder: Path, depth: int) -> Iterator[Row]:

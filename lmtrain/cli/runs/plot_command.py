@@ -26,8 +26,9 @@ Curve = tuple[str, Numbers, Numbers]
 
 
 def plot_runs(paths: Sequence[Path], key: str, axis: str, log: bool, height: int) -> None:
-    """Plot one number of the step rows, such as "loss" (`key`), for each run in the terminal, in `height` lines. The x
-    axis is `axis`: step, tokens or seconds.
+    """Plot a number of the step rows, such as "loss" (`key`), as a curve for each run in the terminal, `height` lines
+    high. The x axis is `axis`: "step", "tokens" or "seconds"; `log` makes the y axis logarithmic. Raise UsageError or
+    DataError if there is nothing to plot.
     """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
@@ -43,8 +44,8 @@ def plot_runs(paths: Sequence[Path], key: str, axis: str, log: bool, height: int
 
 
 def _read_curves(paths: Sequence[Path], key: str, axis: str, log: bool) -> list[Curve]:
-    """Return (name, x positions, values of `key`) for each run that has recorded finite values. Raise if none has. With
-    `log`, values up to 0 are left out.
+    """Return (name, x positions, values of `key`) for each run that has recorded such values. Not finite ones are left
+    out, and with `log` those up to 0. Raise UsageError if no run has recorded `key`, DataError if no value is left.
     """
     curves, known_keys = [], set()
     for run in read_runs(expand_runs(paths)):
@@ -67,8 +68,9 @@ def _read_curves(paths: Sequence[Path], key: str, axis: str, log: bool) -> list[
 def draw_curves(
     curves: Sequence[Curve], key: str, axis: str, log: bool, width: int, height: int, *, use_braille: bool
 ) -> Iterator[object]:
-    """Yield the lines of a plot as rich Texts, `width` characters wide and `height` lines high, with axes and legend.
-    Points are braille dots, or a letter per run if `use_braille` is False.
+    """Yield the lines of a plot as rich Texts: title, `height` lines of drawing with a y axis, x axis and legend, at
+    most `width` characters wide. Curves are drawn in braille dots, or with `use_braille=False` as a letter for each
+    run.
     """
     from rich.text import Text
 
@@ -115,8 +117,9 @@ def _braille_dots(
     x: Numbers, y: Numbers, x_range: tuple[float, float], y_range: tuple[float, float], log: bool, height: int,
     columns: int,
 ) -> Iterator[tuple[int, int, int]]:  # fmt: skip
-    """Yield (row, column, dot bit) for each braille dot of a curve on a grid of `height` rows and `columns` columns.
-    The dots between two points are filled in. `x_range` and `y_range` are the values at the edges.
+    """Yield (row, column, bit of the dot in the braille character) for each dot of a curve on a grid of `height` rows
+    and `columns` columns of characters; neighboring points are joined. `x_range` and `y_range` are the values at the
+    edges of the grid.
     """
     indices = extreme_indices(y, columns * 8)
     x, y = x[indices], y[indices]

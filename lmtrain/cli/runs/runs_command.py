@@ -119,8 +119,9 @@ def plot(
 
 
 def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row, as `_run_row` builds it, for each run below the folders that is in one of the `states` (empty: any)
-    and has all settings KEY=VALUE of `where`.
+    """Return a dict of facts, by `_run_row`, for each run below the folders that is in one of `states` (empty: any) and
+    has every setting "KEY=VALUE" of `where`. Without folders, search `runs` or the current folder. Raise UsageError on
+    an unknown state or key, MissingInputError if a folder holds no runs.
     """
     if wrong := [state for state in states if state not in _STATES]:
         raise UsageError(f"--state={wrong[0]} is not a state of a run. {spelling_hint(wrong[0], _STATES)}")
@@ -148,7 +149,9 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
 
 
 def _has_setting(run: RunFolder, key: str, value: str) -> bool:
-    """Return True if a run's setting `key` has this value. Numbers are compared as numbers, so 1e-3 equals 0.001."""
+    """Return True if the run's setting `key`, such as "optim.lr", has this value. Numbers are compared as numbers, so
+    "1e-3" equals 0.001; other values as text.
+    """
     setting = dict(flatten(run.settings)).get(key)
     if type(setting) in (int, float):
         try:
@@ -159,7 +162,8 @@ def _has_setting(run: RunFolder, key: str, value: str) -> bool:
 
 
 def _run_row(run: RunFolder) -> dict[str, Any]:
-    """Return a run's facts for the list of runs: state, step, losses, speed, time of the last row, and why it stopped.
+    """Return a dict with the facts about a run for `lmtrain runs`: folder, state, step, losses, speed, time of its last
+    metrics row, and why it stopped. Numbers that are not recorded are None, the step 0.
     """
     rows = read_last_rows(run.metrics)
     steps = [row for row in rows if row["event"] == "step"]
@@ -183,7 +187,9 @@ def _loss_or_text(row: dict[str, Any]) -> float | str | None:
 
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a line for each run. On a terminal that is too narrow, the least important columns are left out."""
+    """Print a table with a line for each run, from the rows of `select_rows` or `family_rows`. A narrow terminal does
+    not get the least important columns. If there are no rows, say so.
+    """
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -220,8 +226,8 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _shorten_to_end(name: str, width: int) -> str:
-    """Cut a name to its end so that it fits into `width` columns, with an ellipsis before it; a name that fits is
-    unchanged.
+    """Return the end of `name` that fits into `width` terminal columns, with "…" before it; a name that fits is
+    returned unchanged.
     """
     from rich.cells import cell_len
 
@@ -232,7 +238,9 @@ def _shorten_to_end(name: str, width: int) -> str:
 
 
 def _table_cells(row: dict[str, Any]) -> dict[str, str]:
-    """Return a run's row, as `_run_row` built it, as column title -> text."""
+    """Return the texts of a run's line in the table, as column title -> text, from its row by `_run_row` or
+    `family_rows`.
+    """
     return {
         "run": "  " * row.get("depth", 0) + row["name"], "from step": _describe_branch_point(row),
         "state": row["state"], "stage": row["stage"] or "", "step": "" if row["step"] is None else f"{row['step']:,}",
@@ -250,7 +258,8 @@ def _describe_branch_point(row: dict[str, Any]) -> str:
 
 
 def _ago_or_empty(time: str | None) -> str:
-    """Format the time since an ISO time, such as "5m03s ago"; empty if there is no valid time."""
+    """Return the time that has passed since `time`, an ISO timestamp, as in "5m03s ago"; "" if it is None or malformed.
+    """
     try:
         return ago(time or "")
     except (TypeError, ValueError):

@@ -55,8 +55,8 @@ def watch(
 
 
 def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: bool) -> None:
-    """Return when the folder holds a run. Until then check every `interval_s` seconds if `may_wait` is set, else raise
-    MissingInputError.
+    """Return once the folder holds a run, that is a config.json. If there is none yet, look again every `interval_s`
+    seconds with `may_wait`, else raise MissingInputError. Raise UsageError if the folder only contains folders of runs.
     """
     if (run / CONFIG).is_file():
         return
@@ -76,8 +76,8 @@ def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: b
 
 
 def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
-    """Show the run's panel on a terminal and update it every `interval_s` seconds until the run ends; once with
-    `only_once`.
+    """Show a panel about the run's progress on the terminal, and redraw it every `interval_s` seconds until the run
+    ends. With `only_once` draw it once and return.
     """
     follower, redrawer, panel = RowFollower(run / METRICS), Redrawer(console), _build_panel(run)
     while True:
@@ -97,8 +97,8 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
 
 
 def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
-    """Print every `interval_s` seconds the newest step row and all new validation, evaluation and save rows, until the
-    run ends; once with `only_once`.
+    """Print a line for the newest training step, and for each new validation, evaluation, save and stage, every
+    `interval_s` seconds until the run ends. With `only_once` print the newest and return.
     """
     from lmtrain.observe.screen.training_view import print_line
     from lmtrain.observe.stragglers.find_slow_ranks import slow_link_line, slow_rank_line
@@ -130,7 +130,9 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
 
 
 def _build_panel(run: Path) -> RunPanel:
-    """Build a panel from the settings of the run's last start; a layout that this version cannot read is left out."""
+    """Return a panel for the terminal that is titled with the run's folder, model and layout, from the settings of its
+    last start. A layout that this version of lmtrain cannot read is left out.
+    """
     settings = read_settings(run)
     facts, saves = settings_facts(run, settings), settings.get("checkpoint", {})
     words = describe_model(settings.get("model", {}), facts["parameters"])
@@ -167,8 +169,8 @@ class Redrawer:
 
 
 def redraw_text(before: list[str], after: list[str]) -> str:
-    """Return the text to write to a terminal, with escape codes, so that the lines `before` on its screen become the
-    lines `after`; equal lines are not sent again.
+    """Return the text with escape codes that changes a terminal which shows the lines `before` so that it shows the
+    lines `after`. Only changed lines are sent; "" if none has changed.
 
     The cursor is below the lines before and after.
     """
