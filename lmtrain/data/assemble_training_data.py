@@ -74,8 +74,9 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
 
 
 def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements: DataRequirements) -> TrainingData:
-    """Build the training samples, their order and the validation samples from opened datasets, as the data settings and
-    the run's requirements say.
+    """Build TrainingData from opened datasets: the samples to train on, the order in which they are read, and the
+    samples to validate on. `settings` choose datasets, split and packing; `requirements` are what the run needs, such
+    as the number of samples.
 
     Raise SettingsError or DataError if the data is too small or the settings do not fit it.
     """
@@ -170,8 +171,9 @@ def _build_blend(
 
 
 def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
-    """Return an integer per dataset in proportion to the samples it gives to a blend. A weight counts as it is; tokens
-    and epochs are converted to samples. `parts` are the settings of the datasets, `sets` their samples.
+    """Return one positive integer per dataset of a blend, in proportion to the number of samples that it contributes. A
+    `weight` in the settings is used as it is, `tokens` are divided by seq_len, and `epochs` are multiplied by the
+    number of samples of the dataset. `parts` are the settings of the datasets, `sets` their samples.
     """
     return integer_shares([
         part.weight if part.weight is not None
@@ -184,7 +186,11 @@ def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len
 def _continue_history(
     builder: DatasetBuilder, parts: Sequence[TrainingPart], tail: _HeldOutTail | None, valid: Sequence[IndexedDataset]
 ) -> DataHistory:
-    """Return the run's history with this stage begun: its streams, and what it holds out for validation."""
+    """Return the run's DataHistory at the beginning of this stage, with the datasets in `parts` that it trains on and
+    the documents or tokens that it holds out for validation. `tail` is the result of `_hold_out_tail`, `valid` are the
+    opened datasets for validation only. Raise SettingsError if two datasets have equal content and one has
+    restart=true.
+    """
     settings, requirements = builder.settings, builder.requirements
     keys: list[str] = []
     for part in parts:
@@ -215,7 +221,9 @@ def _continue_history(
 
 
 def _restarts(settings: DataChoice) -> list[bool]:
-    """Return, for each training dataset, whether the settings say that it begins at its first sample again."""
+    """Return, for each training dataset, True if its setting `restart` is true: then the stage reads it from its first
+    sample again, instead of going on after the samples that earlier stages of the run have read.
+    """
     if isinstance(settings, BlendSettings):
         return [part.restart for part in settings.datasets]
     return [isinstance(settings, DataSettings) and settings.restart]
@@ -242,7 +250,9 @@ def _trained_before_warning(builder: DatasetBuilder, opened: OpenDatasets) -> st
 
 
 def _stream_key(builder: DatasetBuilder, part: TrainingPart) -> str:
-    """Return the key of a stream: everything that decides which samples it has."""
+    """Return a string that identifies the samples of a training dataset, to recognize them in a later stage of the run:
+    a digest of the dataset's content, seq_len, packing or masking, and the ranges of documents and tokens.
+    """
     settings, documents = builder.settings, part.documents
     kind = settings.packing if not isinstance(settings, MaskedSettings) else hashlib.sha256(
         json.dumps(settings.sample_identity, sort_keys=True).encode()
@@ -262,8 +272,8 @@ class _HeldOutTail:
     tokens: range  # tokens held out for validation
 
     def describe(self, documents: range, indexed: IndexedDataset) -> str:
-        """Return a note for the user: how many tokens of a dataset are held out for validation. `documents` are the
-        documents they are taken from.
+        """Return a clause for the user that says how many tokens at the end of a dataset are held out for validation.
+        `documents` are the training documents, from whose end these tokens are taken.
         """
         few = "its only document" if len(documents) == 1 else f"its {len(documents)} documents"
         held_out, total = len(self.tokens), len(self.train_tokens) + len(self.tokens)
@@ -274,8 +284,9 @@ class _HeldOutTail:
 
 
 def _hold_out_tail(builder: DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | None:
-    """Return where to cut the last tokens off the training documents for validation, if data.split's validation share
-    rounds to no document; else None.
+    """Return the cut that holds out the last tokens of the only training dataset for validation, if it has too few
+    documents to hold out whole ones. Return None if data.split gives validation a document or no share, if validation
+    has datasets of its own, or if samples are not cut from concatenated text.
 
     Validation gets that share of the tokens, at least one sample. Raise DataError if there are not two samples.
     """
@@ -296,9 +307,9 @@ def _hold_out_tail(builder: DatasetBuilder, opened: OpenDatasets) -> _HeldOutTai
 
 
 def _describe_held_out(builder: DatasetBuilder, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
-    """Return (note, warning) for the user about the documents of the training datasets that validation takes: how many
-    tokens they have, and a warning if these are far more than data.split requests. Each is None if there is nothing to
-    report.
+    """Return (note, warning) for the user: how many tokens of the training datasets validation takes, and a warning if
+    it takes far more of a dataset than data.split requests. Both are None if it takes none; without excess the warning
+    is None.
     """
     parts = [(indexed, builder.split_ranges(indexed)[1]) for indexed in opened]
     held_out_of = {indexed: builder.count_tokens(indexed, documents) for indexed, documents in parts if builder.share}
@@ -368,7 +379,7 @@ def _build_valid_blend(
 
 
 def _has_sample(builder: DatasetBuilder, indexed: IndexedDataset, documents: range) -> bool:
-    """Return True if these documents of a dataset have enough tokens for at least one sample."""
+    """Return True if the documents with these numbers have enough tokens for at least one sample."""
     if len(documents) == 0:
         return False
     tokens = builder.count_tokens(indexed, documents)
@@ -420,8 +431,8 @@ def _sample_identity(settings: DataChoice, parts: Sequence[TrainingPart], run_sa
 
 
 def _raise_file_limit(num_files: int) -> None:
-    """Raise this process's soft limit on open files if it is too low for `num_files` data files: a blend of many
-    datasets exceeds the default of many systems.
+    """Raise this process's soft limit on open files if `num_files` open data files would exceed it, as those of a blend
+    of many datasets often do. Do nothing if the limit is high enough.
 
     Raise StorageError if the hard limit is too low.
     """

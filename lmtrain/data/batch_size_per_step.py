@@ -32,8 +32,8 @@ class BatchPlan:
         self._add(0, 0, global_batch, rampup)
 
     def continued(self, step: int, global_batch: int, rampup: RampUp | None = None) -> BatchPlan:
-        """Return a plan that is this one up to `step` and then, from where this one stands, has another global batch,
-        with a ramp-up of its own.
+        """Return a new plan that equals this one in the steps before `step` and has batches of `global_batch` samples
+        from there on, first the smaller ones of `rampup` if it is given. No sample position is skipped or read twice.
         """
         plan = copy(self)
         plan._segments = [segment for segment in self._segments if segment[0] < step]
@@ -47,7 +47,9 @@ class BatchPlan:
         return sorted(self.count_steps(first_step, sys.maxsize if end_step is None else end_step))
 
     def count_steps(self, first_step: int, end_step: int) -> dict[int, int]:
-        """Return the number of steps of each batch size among the steps `first_step` to `end_step` - 1."""
+        """Return a dict from batch size, in samples, to the number of steps with that batch size, for the steps
+        `first_step` to `end_step` - 1.
+        """
         ends = [segment[0] for segment in self._segments[1:]] + [sys.maxsize]
         counts: dict[int, int] = {}
         for (start, _, size), end in zip(self._segments, ends, strict=True):
@@ -61,7 +63,9 @@ class BatchPlan:
         return first_position + (step - first_step) * size, size
 
     def steps_for(self, num_samples: int, first_step: int = 0) -> int:
-        """Return the smallest number of steps from `first_step` on, at least 1, that reads `num_samples` samples."""
+        """Return how many steps, counted from step `first_step` on, are needed to read at least `num_samples` samples.
+        The result is at least 1.
+        """
         target = self.range_of(first_step)[0] + num_samples
         low, high = 1, max(1, -(-num_samples // min(self.sizes_between(first_step))))
         while low < high:
@@ -70,7 +74,10 @@ class BatchPlan:
         return low
 
     def _add(self, step: int, position: int, global_batch: int, rampup: RampUp | None) -> None:
-        """Append the segments of a global batch and its ramp-up, which begin at this step and position."""
+        """Append segments (first step, first position, batch size): those of the ramp-up, if given, then one of
+        `global_batch` samples per step. The first one begins at `step` and at `position`, the number of samples read
+        before it.
+        """
         if rampup is not None:
             start, sizes = position, _rampup_sizes(global_batch, rampup)
             for i, size in enumerate(sizes, 1):
@@ -81,8 +88,8 @@ class BatchPlan:
 
 
 def _rampup_sizes(global_batch: int, rampup: RampUp) -> range:
-    """Return the batch sizes of a ramp-up, in samples: from `start` by `increment`, below `global_batch`. Raise
-    SettingsError if whole increments never give `global_batch`.
+    """Return the batch sizes of a ramp-up, in samples: from `rampup.start` in steps of `rampup.increment`, without
+    `global_batch` itself. Raise SettingsError if whole increments never give `global_batch`.
     """
     in_range = 1 <= rampup.start <= global_batch and rampup.increment >= 1
     if not in_range or (global_batch - rampup.start) % rampup.increment:

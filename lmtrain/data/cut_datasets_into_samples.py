@@ -82,8 +82,9 @@ class DatasetBuilder:
         return DocumentMap.of(indexed, self.cache(indexed))
 
     def split_ranges(self, indexed: IndexedDataset) -> Sequence[range]:
-        """Return the document ranges of a dataset for training, for validation and, in some cases, a third one that is
-        not used. For Megatron-LM's concatenated text the ranges are of sequences.
+        """Return the ranges of a dataset's document numbers by data.split: the first is for training, the second for
+        validation; there may be a third, for test, which lmtrain does not use. With data.order=megatron, unless samples
+        are masked, they are ranges of sequence numbers.
         """
         if self.megatron:
             return split_sequences(len(self.full_range(indexed)), self.split)
@@ -105,8 +106,8 @@ class DatasetBuilder:
         return map_.start(documents.stop) - map_.start(documents.start)
 
     def build_domains(self, valid: Sequence[IndexedDataset]) -> dict[str, Dataset]:
-        """Return the samples for each domain of data.valid_paths, by domain name: all documents of its dataset in
-        `valid`. Empty if data.valid_paths is not set.
+        """Return domain name -> validation samples for each domain of data.valid_paths, {} if that is not set. `valid`
+        are the opened datasets of the domains, in the order of the setting; all documents of each are used.
         """
         paths = self.settings.valid_paths
         return {
@@ -115,8 +116,10 @@ class DatasetBuilder:
         }
 
     def training_range(self, indexed: IndexedDataset) -> range:
-        """Return the documents of a dataset to train on: those of `split_ranges`, without the ones that an earlier
-        stage of the run held out. Raise SettingsError if an earlier stage validated on this dataset.
+        """Return the range of a dataset's document numbers to train on: the training range of `split_ranges`, ended
+        before the first document that an earlier stage of the run held out for validation. Raise SettingsError if none
+        is left, or if an earlier stage only validated on this dataset. With data.train_on_held_out=true, return the
+        whole training range.
         """
         documents, history = self.split_ranges(indexed)[0], self.requirements.history
         if self.settings.train_on_held_out:
@@ -143,8 +146,9 @@ class DatasetBuilder:
         return range(documents.start, stop)
 
     def training_tokens(self, indexed: IndexedDataset, documents: range, tokens: range | None = None) -> range | None:
-        """Return the tokens of these documents to train on, None for all: `tokens`, if given, without those at the end
-        of the dataset that an earlier stage of the run held out.
+        """Return the range of the dataset's tokens to train on; None means all tokens of `documents`. `tokens` is the
+        range that this stage would use; tokens at the end of the dataset that an earlier stage of the run held out for
+        validation are removed from it.
         """
         held_out = self.requirements.history.held_out_tokens.get(indexed.content_digest[:KEY_DIGITS])
         if held_out is None or self.settings.train_on_held_out:
@@ -154,8 +158,8 @@ class DatasetBuilder:
         return range(self.document_map(indexed).start(documents.start), held_out)
 
     def build_order(self, dataset: Dataset, seed: int | None = None) -> SampleOrder:
-        """Return the order in which training reads a dataset's samples. `seed` is that of its stream, by default the
-        run's.
+        """Return the order in which training reads a dataset's samples: shuffled anew in each epoch by `seed` (None:
+        the run's seed), or with data.order=megatron as they are, because then the dataset itself is shuffled.
         """
         seed = self.requirements.seed if seed is None else seed
         if self.megatron:

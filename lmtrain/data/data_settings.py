@@ -59,8 +59,8 @@ class DataChoice(Choice):
     prefetch_steps: int = 2
 
     def problems_without_validation(self) -> Iterator[Problem]:
-        """Yield a problem for each setting of validation data that is set. Called for a run that does not validate,
-        which never reads them.
+        """Yield a problem for each setting of validation data that is set. Only for a run that does not validate, which
+        never reads these settings.
         """
         yield from problem_if(
             len(self.valid_paths) > 0, "data.valid_paths", self.valid_paths, _UNUSED, _VALIDATION_HINT
@@ -98,9 +98,9 @@ class DataChoice(Choice):
             )  # fmt: skip
 
     def one_validation_key(self, kind_key: str) -> Check:
-        """Return a check, to pass to `checked`, that not both `valid_paths` and the setting named `kind_key` are set.
-        `kind_key` is the key for validation data that only one kind of data has: "valid_path" of a dataset,
-        "valid_datasets" of a blend.
+        """Return a rule, to pass to `checked`, that is broken if both `valid_paths` and the setting `kind_key` are set,
+        as both name validation data. `kind_key` is "valid_path" if data.kind is dataset, "valid_datasets" if it is
+        blend.
         """
         return (
             bool(self.valid_paths) and bool(getattr(self, kind_key)), "valid_paths",

@@ -69,8 +69,8 @@ class Loader:
         return StepBatches(step, microbatches, num_samples, counts, ids, tokens, by_source)
 
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
-        """Yield this rank's batches of training steps start to stop - 1. With `prefetch_steps`, a thread reads them
-        ahead; an exception in the thread is raised here.
+        """Yield this rank's batches of the training steps start to stop - 1. With `prefetch_steps`, a thread reads them
+        ahead; if reading fails in the thread, the exception is raised here, at the step it belongs to.
         """
         self.close()
         prefetcher = self._prefetcher = _Prefetcher(self, start, stop) if self.prefetch_steps else None

@@ -46,10 +46,11 @@ class DataHistory:
         self, position: int, streams: Sequence[str], shares: Sequence[int], first_seeds: Sequence[int],
         restarts: Sequence[bool], *, run_seed: int, skipped: int = 0,
     ) -> DataHistory:  # fmt: skip
-        """Return the history for a stage that begins at `position` and reads these streams. The same mixture as before
-        goes on; another one begins at `position`, with its streams where the run has left them, or at their first
-        sample if they restart. `first_seeds` are the seeds of the streams if this is the run's first mixture; a stream
-        that joins later has a seed of its content and of `run_seed`.
+        """Return the history for a stage that begins at sample `position` of the run and mixes these streams, which are
+        keys of datasets' samples, by `shares`. A stream goes on after the samples that the run has read of it, or
+        begins at its first sample if it is new or its entry in `restarts` is True. The history is unchanged if streams
+        and shares are and none restarts, or if the run resumes within this stage. `first_seeds` are the streams' seeds
+        if the run has read nothing yet; a stream added later gets a seed computed from `run_seed` and its key.
         """
         is_same = (tuple(streams), tuple(shares)) == (self.streams, self.shares)
         has_begun = self.origin >= position and bool(self.streams)  # True in the middle of the stage
@@ -66,7 +67,9 @@ class DataHistory:
         )  # fmt: skip
 
     def states_at(self, position: int) -> Mapping[str, StreamState]:
-        """Return the state of every stream when the run stands at `position`, which is not before `origin`."""
+        """Return stream key -> (seed, number of samples read) of every stream that the run has read, when it has read
+        `position` samples in total. `position` must be at least `origin`, where the current mixture begins.
+        """
         if not self.streams:
             return self.states
         read = self.samples_of_streams(position - self.origin)
@@ -81,8 +84,8 @@ class DataHistory:
         return max((int(match[1]) for match in ends if match), default=0)
 
     def samples_of_streams(self, num_samples: int) -> list[int]:
-        """Return how many samples of each stream are among the first `num_samples` samples of this mixture, those
-        skipped included.
+        """Return, in the order of `streams`, how many samples each stream gives to the first `skipped` + `num_samples`
+        samples of the current mixture.
         """
         if len(self.streams) == 1:
             return [self.skipped + num_samples]
@@ -91,8 +94,9 @@ class DataHistory:
     def with_held_out(
         self, documents: Mapping[str, int], tokens: Mapping[str, int], validated: Iterable[str]
     ) -> DataHistory:
-        """Return the history with what a stage holds out for validation: the earliest held-out document of each source,
-        or token, and the sources that are only validated on.
+        """Return a copy of the history with a stage's validation data added. `documents` and `tokens` map a dataset's
+        content digest to its first held-out document or token; the smaller number wins if one is known already.
+        `validated` are the content digests of datasets that the stage only validates on.
         """
         return replace(
             self, held_out=_earliest(self.held_out, documents),
@@ -160,7 +164,7 @@ def _earliest(known: Mapping[str, int], found: Mapping[str, int]) -> dict[str, i
 
 
 def _count(value: Any) -> int:
-    """Return a whole number from 0. Raise ValueError if `value` is none."""
+    """Return `value` if it is a whole number of at least 0, else raise ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is not a whole number from 0")
     return value

@@ -118,8 +118,8 @@ class TrainingData:
         ]
 
     def samples_per_dataset(self, num_samples: int) -> list[int]:
-        """Return, per training dataset, how many of the first `num_samples` samples of the run are its own; of a stage,
-        of the samples that it begins with.
+        """Return, per training dataset, how many of the first `num_samples` samples come from it. Samples are counted
+        from the beginning of the run or, if this is the data of a stage, of the stage.
         """
         if len(self.parts) == 1:
             return [num_samples]
@@ -131,8 +131,9 @@ class TrainingData:
 
 
 def shown_sources(sources: Sequence[TrainingPart] | Sequence[ValidationSource]) -> dict[str, list[int]]:
-    """Return name -> indices in `sources` for the values that are shown: the sources with the largest shares, each by
-    itself, and all others together under the name "rest". Names are in the order of the settings.
+    """Return name -> indices in `sources` for a display that has one value per name: each of the sources with the
+    largest shares has its own name, and all others together have the name "rest". Names are in the order of `sources`,
+    "rest" is the last.
     """
     by_share = sorted(range(len(sources)), key=lambda index: -float(sources[index].share))
     shown = sorted(by_share[:MAX_SHOWN] if len(sources) > MAX_SHOWN + 1 else by_share)
@@ -141,9 +142,9 @@ def shown_sources(sources: Sequence[TrainingPart] | Sequence[ValidationSource]) 
 
 
 def tokens_of_order(data: TrainingData, num_samples: int, num_tokens: int) -> dict[str, int]:
-    """Return source key -> tokens read, for a run without stages that has read `num_samples` samples with `num_tokens`
-    tokens and did not count them by source. The numbers are exact if samples have equally many tokens; else the tokens
-    are divided in proportion to the samples.
+    """Return dataset key -> number of tokens read of it by a run that has read `num_samples` samples with `num_tokens`
+    tokens in total, but did not count them per dataset: the tokens are divided in proportion to each dataset's samples,
+    which is exact if all samples have equally many tokens. Only for a run without stages.
     """
     tokens: dict[str, int] = {}
     for part, count in zip(data.parts, data.samples_per_dataset(num_samples), strict=True):
@@ -154,9 +155,9 @@ def tokens_of_order(data: TrainingData, num_samples: int, num_tokens: int) -> di
 def tokens_at_end(
     data: TrainingData, seq_len: int, tokens_before: Mapping[str, int], samples_before: int = 0
 ) -> dict[str, int]:
-    """Return source key -> tokens read at the end of the run, or of the stage whose data is `data`. `tokens_before` is
-    the same before its first sample, or after `samples_before` of its samples. `seq_len` is the number of tokens in a
-    sample.
+    """Return dataset key -> number of tokens that the run will have read of it once it has read all samples of `data`,
+    the data of the run or of one of its stages. `tokens_before` are these numbers after `samples_before` of the
+    samples; `seq_len` is the number of tokens in a sample.
     """
     tokens = dict(tokens_before)
     counts_before = data.samples_per_dataset(samples_before)
@@ -169,9 +170,9 @@ def tokens_at_end(
 def epoch_warnings(
     stages: Sequence[tuple[DataChoice, TrainingData, int]], tokens_before: Mapping[str, int], samples_before: int = 0
 ) -> Iterator[str]:
-    """Yield a warning if the run reads a source more often than data.max_epochs says. `stages` has the settings, the
-    data and the sample length of each stage that is left; a run without stages is one of them. The other arguments are
-    those of `tokens_at_end` for the first stage.
+    """Yield one warning that names the datasets which the run will have read for more epochs than data.max_epochs;
+    nothing if there are none. `stages` has (data settings, data, tokens in a sample) of the current stage and all later
+    ones, or of the whole run; `tokens_before` and `samples_before` are as in `tokens_at_end`, for the first of them.
     """
     if all(settings.max_epochs is None for settings, _, _ in stages):
         return  # because: counting the tokens of padded samples takes a second
@@ -190,8 +191,8 @@ def epoch_warnings(
 
 
 def excess_warnings(epochs: Mapping[str, float], limit: float) -> Iterator[str]:
-    """Yield a warning if the epochs of a source exceed `limit`, the value of data.max_epochs. `epochs` has the epochs
-    of sources by name.
+    """Yield one warning that names the datasets with more than `limit` epochs, which is the value of data.max_epochs;
+    nothing if there are none. `epochs` has the number of epochs that the run reads by dataset name.
     """
     excess = {name: times for name, times in epochs.items() if times > limit}
     names = sorted(excess, key=lambda name: -excess[name])

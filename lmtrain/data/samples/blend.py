@@ -56,8 +56,8 @@ class Schedule:
         self._block: tuple[int, NDArray[np.int32], Int64s] = (-1, np.empty(0, np.int32), np.empty(0, np.int64))
 
     def assign(self, first: int, count: int) -> tuple[NDArray[np.int32], Int64s]:
-        """Return two arrays for the `count` positions from `first` on: the dataset number, and the number of the sample
-        among all that the dataset has given so far, over all epochs.
+        """Return two arrays for the `count` positions from `first` on: the number of the dataset that a position takes
+        its sample from, and the running number of the sample in that dataset, which counts on from epoch to epoch.
         """
         datasets, samples = [], []
         while count > 0:
@@ -118,9 +118,9 @@ def advance(
 def advance_twin(
     shares: Int64s, samples_before: Int64s, start: int, num_positions: int, with_positions: bool
 ) -> ScheduleRun:
-    """Compute `advance` in Python: assign positions from `start` on to datasets in the proportions of `shares`. Return
-    (dataset per position, sample number per position, samples given per dataset afterwards); the first two are empty
-    unless `with_positions`.
+    """Compute `advance` in Python: assign positions from `start` on to datasets in the proportions of `shares`.
+    `samples_before` are the samples of each dataset before `start`. Return (dataset per position, sample number per
+    position, samples of each dataset after the last position); the first two are empty unless `with_positions`.
 
     Two heaps hold the datasets that are not due yet, and the due datasets by deadline.
     """
@@ -185,8 +185,8 @@ class BlendedDataset:
 
 
 def counts_by_source(dataset: Dataset, sample_ids: Int64s) -> tuple[SourceCounts, ...]:
-    """Return the counts of each dataset of a blend that has any of these samples; empty if `dataset` is not a blend of
-    several datasets.
+    """Return a SourceCounts (number of labels and tokens, rows of `sample_ids`) for each dataset of a blend that has
+    any of these samples. Return () if `dataset` is not a blend of several datasets.
     """
     if isinstance(dataset, OrderedDataset):
         return counts_by_source(dataset.dataset, dataset.ids(sample_ids))

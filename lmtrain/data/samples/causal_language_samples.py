@@ -160,8 +160,8 @@ class SampleIndex:
         return rows[new], columns[new]
 
     def document_spans(self, sample_id: int) -> list[tuple[int, int, int]]:
-        """Return (document, start, stop) of each document of which tokens are in a sample, its last label included;
-        `start` and `stop` are token offsets within the document.
+        """Return (document number, start, stop) of each document that has tokens in a sample, including the token after
+        the sample that is its last label. `start` and `stop` are token offsets within the document.
         """
         first = sample_id * self.seq_len + self.first_token
         last, spans = first + self.seq_len + 1, []

@@ -123,8 +123,8 @@ class MaskedDataset:
         )
 
     def _call_sampler(self, method: Any, sample_ids: Int64s) -> Any:
-        """Call `method` of the sampler, which returns several arrays for these sample ids, the last of which lists the
-        token runs that were read. Compare these runs with their block checksums and return the other arrays.
+        """Call `method` of the sampler with these sample ids and return the list of its results without the last one,
+        which lists the token runs that it read: these are compared with their block checksums.
 
         Raise DataError if an id in the file is outside the vocabulary.
         """
@@ -146,8 +146,8 @@ class MaskedDataset:
         return self.seq_len - (2 if self.settings.pairs == "none" and self.settings.order == "own" else 3)
 
     def _require_sentences(self, indexed: IndexedDataset) -> None:
-        """Raise DataError if every document is one sequence, and so was not split into sentences. Such documents are
-        allowed only if samples are not pairs and each document fits one sample.
+        """Raise DataError if every document is a single sequence, which means that it was not split into sentences.
+        Such documents are accepted only if samples are not sentence pairs and each document fits into one sample.
         """
         counts = np.diff(self._bounds)
         if len(counts) > 0 and counts.max() == 1:

@@ -258,7 +258,9 @@ class MegatronBlendOrder:
 
 
 def _require_samples(requested: int, num_samples: int, order: str) -> None:
-    """Raise DataError if an order of `num_samples` samples has fewer than `requested`. `order` names it."""
+    """Raise DataError if a run requests more samples (`requested`) than Megatron-LM's order has (`num_samples`).
+    `order` is a name for this order in the message.
+    """
     if requested > num_samples:
         raise DataError(
             f"Sample {requested} was requested, but Megatron-LM's {order} ends after {num_samples}. "

@@ -91,9 +91,9 @@ def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
 
 
 def _pack(build: IndexBuild, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
-    """Pack documents into rows of seq_len positions, WINDOW documents at a time, and append the arrays of a Packing to
-    `build`. `kind` is "document" (no two documents share a row) or "best_fit". Return {}: nothing else is stored with
-    the index.
+    """Pack documents into rows of seq_len positions, WINDOW documents at a time, and append the four arrays of a
+    Packing to `build`. `kind` is "document" (no two documents share a row) or "best_fit". Return {}, because the index
+    needs no further facts.
     """
     num_stretches = 0
     build.append("bounds", "<i8", np.zeros(1, np.int64))

@@ -69,8 +69,9 @@ class Draws:
 def build_map(
     lengths: Ints, bounds: Ints, *, max_tokens: int, short_share: float, min_sentences: int, seed: int
 ) -> Ints:
-    """Build lmtrain's sample map. `lengths`: tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] -
-    1.
+    """Return the samples that lmtrain cuts documents into, an array [samples, 3] of (first sentence, one past the last,
+    target number of tokens). `lengths` are tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] - 1.
+    A target is `max_tokens` or, with the probability `short_share`, a smaller random number.
     """
     return native.compiled("build_map", build_map_twin)(
         *_to_index_dtypes(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed
@@ -88,8 +89,9 @@ def build_megatron_map(
     num_samples: int | None = None,
 ) -> Ints:
     """Return the samples that Megatron-LM cuts documents into, an array [samples, 3] of (first sentence, one past the
-    last, target number of tokens). Whole epochs are added until there are `num_samples` samples (None: one epoch). A
-    target is `max_tokens` or, with the probability `short_share`, smaller.
+    last, target number of tokens). `lengths` are tokens per sentence; document d is sentences bounds[d] to bounds[d +
+    1] - 1. Whole epochs are added until there are `num_samples` samples (None: one epoch). A target is `max_tokens` or,
+    with the probability `short_share`, a smaller random number.
 
     The other arguments are as in `build_map`.
     """
@@ -128,8 +130,8 @@ def build_megatron_map_twin(
     seed: int,
 ) -> Ints:
     """Compute `build_megatron_map` in Python: return an array [samples, 3] of (first sentence, one past the last,
-    target number of tokens). Epochs are added up to `num_epochs`, or until there are `max_samples` samples; one target
-    in `short_ratio` is below max_tokens, none if it is 0.
+    target number of tokens). Whole epochs, at most `num_epochs`, are added until there are `max_samples` samples. One
+    target in `short_ratio` is drawn from 2 to max_tokens; if it is 0, all targets are max_tokens.
     """
     random = _mersenne_32(seed)
 
@@ -158,8 +160,8 @@ def _cut_document(
     lengths: Ints, begin: int, end: int, min_sentences: int, target_of: Callable[[int], int]
 ) -> Iterator[Row]:
     """Yield the samples of the document with sentences begin to end - 1, as (first sentence, one past the last, target
-    number of tokens). `lengths` are tokens per sentence; `target_of` returns the target of the sample that begins at a
-    sentence.
+    number of tokens). `lengths` are tokens per sentence; `target_of(i)` must return the target of a sample that begins
+    at sentence i.
     """
     first, tokens, target = begin, 0, target_of(begin)
     for i, length in enumerate(lengths[begin:end].tolist(), begin):

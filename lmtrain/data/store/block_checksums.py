@@ -193,8 +193,9 @@ class TokenBlocks:
         return cls(tokens, width, sums, np.where(has_sum, _UNCHECKED, _UNKNOWN).astype(np.uint8), record)
 
     def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> None:
-        """Raise DataError if a block that contains any of these token ranges does not match its checksum; each block is
-        checked once. Range i is sizes[i] tokens from token first + starts[i] * stride on; a single size applies to all.
+        """Raise DataError if a block that contains tokens of these ranges does not match its checksum; a block is
+        compared only the first time. Range i is sizes[i] tokens from token first + starts[i] * stride on; if `sizes`
+        has one entry, all ranges have that size.
         """
         bad = self._blocks.check(starts, sizes, stride, first)
         if bad != -1:
@@ -241,7 +242,7 @@ class ChecksumRecord:
 
     def read(self, num_blocks: int) -> tuple[Checksums, NDArray[np.bool_]]:
         """Return two arrays with one entry per block of the .bin: the recorded checksum, and whether one is recorded.
-        Report damaged entries, which count as not recorded, to `notify`.
+        Damaged entries count as not recorded; the user is notified of their number.
         """
         entries = np.zeros(num_blocks + 1, "<u8")
         if self.fd >= 0:

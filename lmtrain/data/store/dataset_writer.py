@@ -32,8 +32,8 @@ _ONE_BLOCK = 1 << 62  # more than the size of any file, so that the file is one 
 
 
 def open_without_links(path: Path, mode: str) -> IO[bytes]:
-    """Open a file that a killed process may have left at this path. Raise OSError if it is a link; do not block if it
-    is a pipe.
+    """Open a file at a path where a killed process may have left anything; `mode` is as for `open`. Raise OSError if
+    the path is a symbolic link; do not wait for another process if it is a named pipe.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -58,7 +58,7 @@ class _HashedFile:
         self.num_bytes += view.nbytes
 
     def read(self) -> Iterator[bytes]:
-        """Yield the content of the file in pieces."""
+        """Yield the content of the file from its beginning, as bytes in pieces of limited size."""
         self.file.flush()
         self.file.seek(0)
         while data := self.file.read(_READ_BYTES):
@@ -141,9 +141,9 @@ class DatasetSpool:
         )
 
     def rewind(self, states: Sequence[SpoolState]) -> int:
-        """Truncate the files of the dataset under construction to the last of these recorded states, given oldest
-        first, that they match; to nothing if they match none. Return how many states match: each state and all before
-        it must match.
+        """Return how many of `states`, recorded states from old to new, the files of the dataset under construction
+        still match, counted up to the first that they do not match. Truncate the files to the last matching state, or
+        to nothing if there is none.
         """
         num_matching = 0
         with atomic_files.storage_errors(self.prefix, "Reading"):
@@ -160,9 +160,9 @@ class DatasetSpool:
         return num_matching
 
     def finish(self, facts: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
-        """Write the .idx and close the files. If `facts` and `tokenizer` (a tokenizer file's bytes) are given, also
-        write the tokenizer, the block checksums and the .json sidecar; `facts` are its fields that cannot be counted
-        here.
+        """Write the .idx and close the files. If `facts` and `tokenizer` are given, also write the tokenizer's file,
+        whose content is `tokenizer`, the file of block checksums and the .json sidecar. `facts` are the sidecar's
+        fields tokenizer_fingerprint, vocab_size, eod_id and num_bytes; the other fields are counted here.
 
         `sync` puts the files on disk.
         """

@@ -68,8 +68,8 @@ class DocumentMap:
         )  # fmt: skip
 
     def starts(self, documents: Int64s) -> Int64s:
-        """Return the first token of each of these documents. For the number `num_documents`, one past the last, it is
-        the number of tokens in the dataset.
+        """Return, for each of these document numbers, the position of its first token in the dataset. For the number
+        `num_documents`, one past the last, it is the number of tokens in the dataset.
         """
         if self._stride == 1:
             return self._sampled_starts[documents]
@@ -138,8 +138,8 @@ def record_path(dataset: IndexedDataset, folder: Path) -> Path:
 
 
 def use_recorded_checksums(dataset: IndexedDataset) -> None:
-    """Compare tokens, when they are read from now on, with the block checksums that earlier runs recorded. Has no
-    effect if the dataset has a .blocks file or nothing was recorded.
+    """Make all later reads of a dataset's tokens compare them with the block checksums that earlier runs recorded in
+    its index folder. Do nothing if nothing was recorded, or if the dataset has a .blocks file, which is used anyway.
     """
     record = record_path(dataset, index_folder(dataset))
     if dataset.blocks is None and record.exists():

@@ -125,7 +125,9 @@ class IndexBuild:
 
 
 def _crc_of(file: MappedFile) -> int:
-    """Return the CRC-32C of a whole mapped file. Raise if the file was truncated or could not be read."""
+    """Return the CRC-32C of a whole mapped file. Raise DataError if the file was truncated meanwhile, StorageError if
+    it could not be read.
+    """
     crc = 0
     for first in range(0, file.num_bytes, _CRC_BYTES):
         crc = crc32c(file.bytes[first : first + _CRC_BYTES], crc)

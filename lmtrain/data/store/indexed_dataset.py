@@ -156,8 +156,9 @@ class IndexedDataset:
 
     @classmethod
     def open(cls, prefix: Path | str) -> IndexedDataset:
-        """Open the dataset whose files are PREFIX.bin, PREFIX.idx, ...; `prefix` may end in .bin or .idx. Raise if a
-        file is missing or inconsistent.
+        """Open the dataset whose files are PREFIX.bin, PREFIX.idx and, optionally, PREFIX.json; `prefix` may end in
+        .bin or .idx. Raise MissingInputError if the .bin or .idx is missing, DataError if the files disagree or are
+        damaged.
         """
         prefix = Path(prefix)
         if prefix.suffix in (".bin", ".idx"):
@@ -224,8 +225,9 @@ class IndexedDataset:
         return TokenBlocks.from_sums(self.token_bytes, self.dtype.itemsize, sums)
 
     def set_verification(self, verify: str, record: Path, notify: Callable[[str], None]) -> None:
-        """Choose how tokens are checked when they are read: not at all if `verify` is none, by block checksums if it is
-        read or full. Without a .blocks file, the checksum of a block at its first read is kept in the file `record`.
+        """Choose whether tokens are compared with block checksums when they are read: yes if `verify` is "read" or
+        "full", no if it is "none". For a dataset without a .blocks file, the checksum of a block is computed at its
+        first read and stored in the file `record`, for later reads and runs.
 
         `notify` receives warnings about damage of that file. Raise DataError if the .idx differs from the one that was
         recorded.
@@ -343,8 +345,8 @@ class IndexedDataset:
 def sequence_starts(
     pointers: NDArray[Any], itemsize: int, num_tokens: int, sequences: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Return the first token of each of these sequences. `pointers` are those of the .idx, in bytes; for the number one
-    past the last sequence, and all above, it is `num_tokens`.
+    """Return, for each of these sequence numbers, the position of its first token in the dataset. `pointers` are those
+    of the .idx, in bytes; for numbers beyond the last sequence the result is `num_tokens`.
     """
     starts = np.full(len(sequences), num_tokens)
     inside = np.flatnonzero(sequences < len(pointers))

@@ -120,8 +120,8 @@ def split(
 
 
 def _verify_source(dataset: IndexedDataset) -> None:
-    """Verify a dataset that is about to be copied if it has a .json sidecar but no block checksums. If earlier runs
-    recorded checksums of its blocks, tokens are compared with them as they are copied.
+    """Prepare a dataset to be copied: verify all of it now if it has a .json sidecar but no block checksums. If earlier
+    runs recorded block checksums, make later reads of its tokens compare them.
 
     Otherwise damage would be copied and the copy would get valid checksums.
     """
