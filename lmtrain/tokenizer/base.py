@@ -49,8 +49,9 @@ def split_after_words(text: str) -> Iterator[str]:
 
 @contextmanager
 def library_errors(action: str, way_out: str) -> Iterator[None]:
-    """Context manager that converts exceptions of the `tokenizers` library to DataError. `action` ends the message's
-    "The library tokenizers cannot", as in "read a.json".
+    """Convert exceptions that the `tokenizers` library raises in the `with` block to DataError. `action` and `way_out`
+    are parts of the message, "The library tokenizers cannot {action} (...). {way_out}": a phrase such as "read a.json",
+    and a sentence of advice.
 
     A Rust panic is no Exception, so BaseException is caught.
     """
@@ -232,7 +233,9 @@ class Tokenizer:
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """The vocabulary's special ids by role: eod, pad, unk, cls, sep, mask."""
+        """The vocabulary's special ids by role: eod, pad, unk, cls, sep, mask. Roles that the vocabulary lacks are left
+        out.
+        """
         special: dict[str, int] = {}
         for role, names in _SPECIAL_NAMES.items():
             ids = [i for name in names if (i := self._inner.token_to_id(name)) is not None]
@@ -251,7 +254,9 @@ class Tokenizer:
         return frozenset(() if self.eod_id is None else (self.eod_id,))
 
     def with_end_ids(self, ids: frozenset[int]) -> Tokenizer:
-        """Return this tokenizer with other `end_ids`; an empty set leaves them as they are."""
+        """Return a copy of this tokenizer whose `end_ids`, the ids at which generation stops, are `ids`. Return the
+        tokenizer itself if `ids` is empty.
+        """
         if not ids:
             return self
         tokenizer = copy.copy(self)

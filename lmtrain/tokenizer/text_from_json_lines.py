@@ -64,8 +64,8 @@ def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def read_jsonl(data: bytes, key: str) -> JsonLines:
-    """Return the text under `key` in each line of `data`, which holds whole JSON lines, and the lines that are bad.
-    Called by code that processes texts before encoding.
+    """Return the texts under `key` in `data`, which holds whole JSON lines, as UTF-8 bytes, with the offset of each
+    text's line in `data` and a Reject for each bad line.
     """
     if native.lib is None:
         return read_jsonl_twin(data, key)
@@ -169,8 +169,8 @@ def decode_utf8(data: bytes) -> str:
 
 
 def check_text(text: str) -> None:
-    """Raise BadTextError if a text holds a lone surrogate, or more than 4 MiB without white space or of white space
-    only.
+    """Raise BadTextError if a text holds a lone surrogate, or a stretch of more than 4 MiB that is all white space or
+    has no white space.
     """
     try:
         data = text.encode()

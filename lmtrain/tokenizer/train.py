@@ -21,7 +21,9 @@ _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer chara
 
 
 def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option: str = "--vocab-size") -> None:
-    """Raise UsageError if a tokenizer of this kind cannot have so few pieces. `option` is what the user has set."""
+    """Raise UsageError if `vocab_size` is below the smallest number of pieces of a tokenizer of this kind. `option` is
+    the option or setting with which the user chose it, for the message.
+    """
     smallest = len(vocabulary_files.ALPHABET) + 1 if kind == "bpe" else len(vocabulary_files.SPECIAL) + 2
     if vocab_size < smallest:
         name = "a byte-level BPE" if kind == "bpe" else "WordPiece"

@@ -242,8 +242,8 @@ def _check_ids(library_tokenizer: Tokenizer, file_name: str) -> int:
 
 
 def _check_model(model: Any, file_name: str) -> None:
-    """Raise DataError if a tokenizer's model (BPE, WordPiece, ...) allows words that are so long that they take too
-    much time, or has a prefix or suffix of pieces with more than 100 characters.
+    """Raise DataError if a tokenizer's model (BPE, WordPiece, ...) sets max_input_chars_per_word too high, because long
+    words take too much time, or marks word pieces with a prefix or suffix of more than 100 characters.
     """
     longest = getattr(model, "max_input_chars_per_word", 0)
     if longest > _MAX_WORD:
@@ -278,8 +278,8 @@ def _check_rules(library_tokenizer: Tokenizer, file_name: str) -> None:
 
 
 def _check_template(library_tokenizer: Tokenizer, file_name: str) -> None:
-    """Raise DataError if the post-processor has a template that drops or repeats the text, because the text would get
-    other ids.
+    """Raise DataError if the post-processor has a template that does not contain the text exactly once: a text would
+    get other ids.
 
     Special tokens that a template adds around the text are never used.
     """
@@ -306,7 +306,7 @@ def _iterate_rules(component: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth_factor(rule: dict[str, Any]) -> float:
-    """Return the largest factor by which a rule of a tokenizer.json can lengthen a text."""
+    """Return the largest factor by which a rule of a tokenizer.json can lengthen a text, at least 1.0."""
     if rule["type"] == "Replace":
         pattern, content = rule["pattern"], len(rule["content"])
         return max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else content)
@@ -327,8 +327,9 @@ def _longest_replacement(charsmap: bytes) -> float:
 
 
 def end_ids(files: Mapping[str, bytes]) -> frozenset[int]:
-    """Return the ids after which transformers stops to generate, from the files of a Hugging Face folder by name. The
-    result is empty if no file names any.
+    """Return the token ids at which transformers stops generating, read from generation_config.json or else
+    config.json. `files` maps names of files in a Hugging Face folder to their content. Return an empty set if no ids
+    are given.
     """
     name = next((name for name in END_ID_FILES if name in files), None)
     config = parse_json(files[name], Path(name)) if name is not None else None
