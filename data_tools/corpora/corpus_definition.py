@@ -71,7 +71,8 @@ def get_texts(
     offline: bool = False, report: ReportBytes | None = None,
 ) -> dict[Path, str | None]:
     """Put the files of a published evaluation text into the folder `output`: copied from `local_paths` if these are
-    given, else from OUTPUT/source, else downloaded unless `offline`. Return path -> where the file came from.
+    given, else from OUTPUT/source, else downloaded unless `offline`. Return path in `output` -> description of where
+    the file came from, None for a file that `local_paths` do not have.
 
     The value is None for a file that `local_paths` do not have.
     """
@@ -231,7 +232,7 @@ def recipes() -> dict[str, Recipe | PublishedTexts]:
 
 
 def published_hashes() -> dict[str, str]:
-    """Return published name -> SHA-256 of each file that evaluation reads."""
+    """Return file name -> expected SHA-256 for all files of the published evaluation texts, such as test sets."""
     return {
         file.name: file.sha256
         for recipe in recipes().values() if isinstance(recipe, PublishedTexts) for file in recipe.files

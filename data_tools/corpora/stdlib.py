@@ -82,10 +82,9 @@ def build_stdlib_corpus(
     max_bytes: int = 16 << 20,
     library: Path | None = None,
 ) -> CorpusReport:
-    """Write train.jsonl and heldout.jsonl under `output` from the texts in the folder `library`, by default this
-    Python's standard library. Return counts of documents and bytes.
-
-    About `heldout_ratio` of the bytes is held out; at most `max_bytes` bytes are used in total.
+    """Write train.jsonl and heldout.jsonl to the folder `output` from the text files in the folder `library`, by
+    default this Python's standard library. About the share `heldout_ratio` of the bytes is held out; at most
+    `max_bytes` bytes of text are used in total. Return counts of documents and bytes.
     """
     library = library if library is not None else Path(sysconfig.get_path("stdlib"))
     if not library.is_dir():
@@ -127,7 +126,9 @@ def read_library(library: Path) -> Iterator[Document]:
 
 
 def is_usable(data: bytes) -> bool:
-    """Return True if a file with this content is a text to use: not too short or too long, UTF-8, and not a table."""
+    """Return True if `data`, the content of a file, is a text to use: UTF-8, neither too short nor too long, without
+    very long lines, and not mostly numbers.
+    """
     if not MIN_FILE_BYTES <= len(data) <= MAX_FILE_BYTES:
         return False
     try:

@@ -238,8 +238,9 @@ def sign_documents(inputs: Inputs, folder: Path, minhash: MinHash | None, option
 
 
 def drop_copies(inputs: Inputs, folder: Path, output: Path, options: StepOptions) -> Report:
-    """Write to `output` the input documents that are not marked as copies in `folder`. Raise if the marks were made for
-    other input files.
+    """Write to `output` the input documents that files in the work folder `folder` do not list as exact or near copies.
+    Raise DataError if the folder was made for other inputs, MissingInputError if `sign_documents` has not written to
+    it.
     """
     check_inputs(folder, inputs)
     marks = (("exact copy", folder / EXACT_FILE), ("near copy", folder / NEAR_FILE))

@@ -96,8 +96,8 @@ class TextProperties:
 
 
 def _repeated_shares(segments: list[str]) -> tuple[float, float]:
-    """Return two shares of the segments (lines or paragraphs) of a text that repeat an earlier segment: by number of
-    segments, and by number of characters.
+    """Return (share of the number, share of the characters) of the segments, a text's lines or paragraphs, that are
+    equal to an earlier segment. Both are 0 if there are none.
     """
     earlier: set[str] = set()
     number = chars = 0

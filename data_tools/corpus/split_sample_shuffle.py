@@ -125,9 +125,9 @@ class _DrawStep:
 def sample_limit(
     inputs: Inputs, options: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
-    """Return the limit with which `SampleStep` keeps a fraction of the documents, or exactly `count` documents: it
-    keeps those whose random number is at most the limit. Raise UsageError unless exactly one of `fraction` and `count`
-    is given.
+    """Return the number with which `SampleStep` keeps about the share `fraction` of the documents, or exactly `count`
+    of them: it keeps a document if its random 64-bit number is at most that. Raise UsageError unless exactly one of
+    `fraction` and `count` is given.
 
     `folder` is for temporary files.
     """

@@ -111,8 +111,9 @@ def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
 
 
 def _boundary_at_line_end(match: re.Match[str], newlines: bool) -> tuple[int, int] | None:
-    """Return (start, stop) of the white space in `match`, which begins with a line end, if it ends a sentence: if it
-    has a blank line, page break or paragraph separator, or in any case with `newlines`. Else return None.
+    """Return (start, stop) in the text of the white space in `match` if it separates two sentences, else None. The
+    white space begins with a line end; it separates sentences if it has a blank line, page break or paragraph separator
+    or, with `newlines`, always.
     """
     gap = match[0]
     ends = newlines or "\f" in gap or "\u2029" in gap or gap.count("\n") > 1

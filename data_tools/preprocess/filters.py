@@ -74,8 +74,8 @@ class Filters:
         return verdict
 
     def identity(self) -> list[Any]:
-        """Return all settings that decide which documents are kept, with the versions of installed filters. A killed
-        run can be resumed only if they are equal.
+        """Return a list of all settings that decide which documents are kept, with the versions of installed filters. A
+        killed run is resumed only by a run with an equal list.
         """
         installed = [
             (point.name, point.value, point.dist.version if point.dist else "")

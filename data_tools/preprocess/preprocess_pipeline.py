@@ -260,9 +260,8 @@ def preprocess(
     notify: Callable[[str], None] | None = None,
 ) -> Summary:
     """Tokenize the inputs into the dataset with the prefix `output`, or with several keys or shards into several
-    datasets. Return a summary of the run.
-
-    `report` receives the progress after each portion, `notify` notices for the user.
+    datasets, and return a summary. `report` is called with the progress after each portion of the input, `notify` with
+    notices for the user.
     """
     began = time.perf_counter()
     options = options or Options()

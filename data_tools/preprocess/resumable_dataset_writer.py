@@ -91,8 +91,9 @@ class Journal:
         return trees[1:]
 
     def start(self, identity: str | None, lines: list[dict[str, Any]]) -> None:
-        """Rewrite the journal with the entries `lines`, which still match the output files, and open it for appending.
-        `identity`, the hash that identifies the run, goes to the first line.
+        """Write a new journal in place of the old one and open it for appending. Its first line has `identity`, the
+        hash that identifies the run; then come `lines`, the entries of the old journal that the output files still
+        match.
         """
         with atomic_files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
@@ -186,8 +187,8 @@ class OutputNames:
         return self.prefix.with_name(name if self.shard_tokens is None else f"{name}-{shard:05d}")
 
     def existing_prefixes(self) -> Iterator[Path]:
-        """Yield the prefixes whose datasets this output would replace: the prefix of each key, or with shards every
-        existing prefix that is named like one of its shards.
+        """Yield the prefixes of datasets that this output would replace. Without shards, this is the prefix for each
+        key, whether it exists or not; with shards, every existing prefix with the name of a shard.
         """
         for key in range(len(self.keys)):
             if self.shard_tokens is None:
@@ -313,8 +314,8 @@ class Outputs:
         return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.names.keys))]
 
     def _refuse_existing_outputs(self, resources: ExitStack) -> None:
-        """Raise OutputError if an output dataset exists, unless --overwrite was given. Closing `resources` then removes
-        the working folder, if this call created it.
+        """Raise OutputError if an output dataset exists, unless --overwrite was given. If it raises, the working folder
+        will be removed when `resources` is closed, provided that it holds nothing but its lock.
         """
         if self.names.overwrite:
             return
@@ -355,8 +356,9 @@ class Outputs:
         self._rejects.seek(self._rejects_state[0])
 
     def _resume(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the leading journal entries that the files on disk match, and open the files of the datasets under
-        construction in the state of the last of these entries.
+        """Return the entries of `lines`, the journal, up to the last one that the files on disk still match, and open
+        the files of the datasets under construction as they were at that entry. Return [] if none matches or the
+        journal is malformed.
         """
         try:
             hashes = {line["shard"] - 1: line["finished"][0] for line in lines if line["finished"]}
@@ -393,9 +395,9 @@ class Outputs:
         return len(hashes) == len(self.names.keys)
 
     def _is_publishable(self, line: dict[str, Any]) -> bool:
-        """Return whether all files that an earlier run finished before it was killed are undamaged, so that they can
-        take their final names; if not, they are written again. Raise DataError if there is damage and some of them have
-        their final names already. `line` is the last entry of the journal, with the files' hashes.
+        """Return True if all files that an interrupted run finished are undamaged and only need to be renamed to their
+        final names, False if they must be written again. Raise DataError if they are damaged and some have their final
+        names already. `line` is the last entry of the journal, with the files' hashes.
         """
         rejects = self._folder / "rejects"
         is_intact = all(self._is_shard_intact(shard, hashes) for shard, hashes in enumerate(line["publish"]))
@@ -413,8 +415,9 @@ class Outputs:
         )
 
     def _matching_lines(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the leading journal entries that the files on disk match. Open the files of the shard of the last such
-        entry, truncated to its state.
+        """Return the entries of `lines`, the journal, up to the last one that the files of its shard match; [] if there
+        is none. Open this shard's files, truncated to their sizes at that entry. Files of earlier shards are not
+        compared.
         """
         for shard in sorted({line["shard"] for line in lines}, reverse=True):
             before = [line for line in lines if line["shard"] < shard]
@@ -435,8 +438,8 @@ class Outputs:
         return []
 
     def _new_spools(self, empty: bool = True) -> list[DatasetSpool]:
-        """Return the datasets under construction of the current shard, one per key: with empty files, or if `empty` is
-        False with the existing ones.
+        """Return a DatasetSpool (a dataset under construction) of the current shard for each key. Existing files are
+        emptied, or kept if `empty` is False.
         """
         names, shard = self.names, self._shard
         return [

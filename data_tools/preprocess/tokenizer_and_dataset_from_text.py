@@ -62,8 +62,8 @@ class TextRequest:
         return self.text.is_file() and name_without_suffix(self.text) == self.text.name
 
     def find_sources(self) -> list[Source]:
-        """Return the files of the text in the order in which they are read. Raise if there are none, or if a tokenizer
-        could not be trained on them.
+        """Return the Source of each file of the text, in the order in which they are read. Raise MissingInputError if
+        there is no file, UsageError if `max_vocab` is too small for a tokenizer.
         """
         if not self.text.exists():
             raise MissingInputError(f"{self.text} does not exist. Give the path of a text, or of a folder of texts.")
@@ -91,8 +91,8 @@ class TextRequest:
         return wanted if self.max_vocab is None else min(wanted, self.max_vocab)
 
     def identity(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return, as plain data, what decides the dataset's content besides the tokenizer: the options, and the size
-        and SHA-256 of every file.
+        """Return a dict, to write as JSON, of what decides the dataset's content besides the tokenizer: the options,
+        and the path, size in bytes and SHA-256 of every file.
         """
         root = self.text if self.text.is_dir() else self.text.parent
         return {
@@ -135,7 +135,9 @@ def estimate_text_bytes(sources: Sequence[Source], key: str) -> int:
 
 
 def _estimate_file(source: Source, key: str) -> int:
-    """Return about how many bytes of text a file holds."""
+    """Return the approximate number of bytes of text in a file: the file's size if it is not compressed, else
+    extrapolated from the beginning of its decompressed data or, for a .parquet file, of its column `key`.
+    """
     if source.kind == "parquet":
         rows = next(read_rows(source.path, (key,), 0, _SAMPLED_BYTES), None)
         return int(rows[2] / rows[3]) if rows is not None and rows[3] else 0
@@ -173,8 +175,8 @@ class TextFolder:
         return self._read_record()[1] is not None
 
     def find(self, request: TextRequest) -> TextDataset | None:
-        """Return the dataset if an earlier call has completed it, else None. Raise TextChangedError if it was made of
-        another text or with other options.
+        """Return facts about the dataset that an earlier call of `make` completed, None if there is none. Raise
+        TextChangedError if the text or the options have changed since then; a text that no longer exists is no error.
         """
         identity, made = self._read_record()
         if made is None or not request.text.exists():  # because: a complete dataset does without its text
@@ -184,8 +186,9 @@ class TextFolder:
         return made
 
     def make(self, request: TextRequest, report: Report, notify: Callable[[str], None]) -> TextDataset:
-        """Train a tokenizer on the text, unless one is given, and write the dataset. Steps that an earlier, killed call
-        has finished for the same text and options are kept. Wait if another process makes the dataset.
+        """Train a tokenizer on the text, unless the request names one, write the tokenized dataset, and return facts
+        about it. Steps that an earlier, killed call finished for the same text and options are not repeated. Wait while
+        another process makes the same dataset.
 
         `report` receives the progress, `notify` notices for the user.
         """
@@ -209,7 +212,10 @@ class TextFolder:
         self, request: TextRequest, sources: Sequence[Source], identity: dict[str, Any], report: Report,
         notify: Callable[[str], None],
     ) -> TextDataset:  # fmt: skip
-        """Take the steps of `make` that are left, with the folder locked."""
+        """Do the steps of `make` that no earlier call has finished, and return facts about the dataset. The caller must
+        hold the lock on the folder. If `identity`, that of the text, differs from the recorded one, all steps are done
+        again.
+        """
         began = time.perf_counter()
         if self._read_record()[0] != identity:
             self._clear()
@@ -243,7 +249,10 @@ class TextFolder:
         return made
 
     def _provide_tokenizer(self, request: TextRequest, sources: Sequence[Source], report: Report) -> Tokenizer:
-        """Return the tokenizer that is given, or one trained on the sources, which is kept in the folder."""
+        """Return the tokenizer that the request names, if any. Otherwise return the one that an earlier call saved in
+        the folder or, if there is none or it has more than `max_vocab` pieces, train one on the sources and save it
+        there.
+        """
         if request.tokenizer is not None:
             return Tokenizer.load(request.tokenizer)
         if self.tokenizer.is_file():
@@ -262,7 +271,7 @@ class TextFolder:
         return tokenizer
 
     def _has_dataset(self, tokenizer: Tokenizer) -> bool:
-        """Return True if an earlier, killed call has written the whole dataset with this tokenizer."""
+        """Return True if there is a complete dataset at the prefix and it was made with this tokenizer."""
         try:
             info = IndexedDataset.open(self.prefix).info
         except (LmtrainError, OSError):
@@ -270,8 +279,8 @@ class TextFolder:
         return info is not None and info.tokenizer_fingerprint == tokenizer.fingerprint
 
     def _read_record(self) -> tuple[dict[str, Any], TextDataset | None]:
-        """Return (the identity of the text, the dataset if it is complete) from the record of earlier calls; an empty
-        identity if there is none or it is damaged.
+        """Return (identity of the text, facts about the dataset) from the record file of earlier calls; the facts are
+        None if the dataset is not complete. Return ({}, None) if the record is missing or damaged.
         """
         try:
             tree = read_json(self.record)
@@ -288,7 +297,9 @@ class TextFolder:
         write_json(self.record, tree | {_HASH_KEY: hash_without(tree, _HASH_KEY)})
 
     def _clear(self) -> None:
-        """Remove what earlier calls have made: first the files by which it counts as complete."""
+        """Delete the record, tokenizer and dataset of earlier calls. The record and the .idx, which mark the dataset as
+        complete, are deleted first.
+        """
         for path in (self.record, dataset_file(self.prefix, ".idx"), self.tokenizer):
             remove(path)
         for suffix in SUFFIXES:
@@ -297,8 +308,8 @@ class TextFolder:
 
 
 def write_sample(request: TextRequest, folder: Path, num_bytes: int) -> TextRequest:
-    """Write the first `num_bytes` of the text, counted in characters, to a file in `folder`. Return a request for a
-    dataset of this file, whose tokenizer has as many pieces as one trained on the whole text.
+    """Write the beginning of the text, `num_bytes` characters long, to the file sample.jsonl in `folder`. Return a copy
+    of the request for this file, with the vocabulary size that a tokenizer trained on the whole text would have.
     """
     sources, left, path = request.find_sources(), num_bytes, folder / "sample.jsonl"
     size = request.vocab_size(request.estimated_bytes)
@@ -312,7 +323,9 @@ def write_sample(request: TextRequest, folder: Path, num_bytes: int) -> TextRequ
 
 
 def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """Return a clause that names the first difference between two identities, None if they are equal."""
+    """Return a clause that says what first differs between two results of `TextRequest.identity`: an option, or a file
+    that is new, missing or changed. Return None if they are equal.
+    """
     for name, value in new.items():
         if name != "files" and value != old.get(name):
             return f"{name} was {old.get(name)} then and is {value} now"

@@ -99,8 +99,8 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
-    """Yield the content of an open file, decompressed if `codec` (gz, bz2, xz, zst or "") names a compression. Raise
-    DamagedArchiveError after all content that can be read.
+    """Yield the content of an open file in pieces, decompressed if `codec` is gz, bz2, xz or zst, unchanged if it is
+    "". If the compressed data is damaged, yield what precedes the damage, then raise DamagedArchiveError.
     """
     if not codec:
         yield from _read_full_steps(file)
@@ -109,8 +109,9 @@ def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
 
 
 def _check_ratio(stream: Iterator[bytes], compressed_bytes_read: Callable[[], int]) -> Iterator[bytes]:
-    """Yield the decompressed data of a stream. Raise DamagedArchiveError if it becomes more than ALWAYS_ALLOWED_BYTES
-    and more than MAX_RATIO times what `compressed_bytes_read` returns.
+    """Yield the pieces of `stream`, decompressed data, unchanged. Raise DamagedArchiveError once they are more than
+    ALWAYS_ALLOWED_BYTES in total and more than MAX_RATIO times the compressed bytes read so far, which
+    `compressed_bytes_read` returns.
     """
     num_bytes = 0
     for data in stream:
@@ -146,8 +147,8 @@ def as_file(stream: Iterator[bytes], path: Path) -> io.BufferedReader:
 
 
 def _read_full_steps(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the data of a file in pieces of STEP_BYTES each, also if a pipe returns less at a time: chunk boundaries
-    must not depend on that.
+    """Yield the data of a file in pieces of exactly STEP_BYTES (the last may be shorter), even if a pipe returns less
+    at a time, so that later chunk boundaries do not depend on the pipe.
     """
     while True:
         parts, missing = [], STEP_BYTES
@@ -247,8 +248,8 @@ _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
 
 
 def archive_contents(path: Path, is_wanted: MemberFilter) -> Contents:
-    """Yield (name, stream) of each member of a zip or tar archive for which `is_wanted(name, size)` returns True. For
-    another file yield the file itself, decompressed.
+    """Yield (name, stream) of each member of a zip or tar archive for which `is_wanted(name, size)` returns True. For a
+    file that is no such archive, yield its own name and content, decompressed if it is compressed.
     """
     with read_errors(path), open(path, "rb") as file:
         start = file.read(8)

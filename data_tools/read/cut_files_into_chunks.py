@@ -162,8 +162,8 @@ class Portion:
         return sum(chunk.num_bytes for chunk in self.chunks)
 
     def fits(self, chunk: Chunk, limits: SizeLimits) -> bool:
-        """Return True if the chunk can be added to this portion: it has the same kind, and the portion stays within a
-        slice's bytes and the allowed number of chunks. An empty portion takes any chunk.
+        """Return True if the chunk can be added to this portion: all chunks have the same kind, at most
+        `limits.slice_bytes` bytes in total, and their number is within the limit. An empty portion takes any chunk.
         """
         return not self.chunks or (
             chunk.kind == self.chunks[0].kind
@@ -176,9 +176,9 @@ def cut_portions(
     sources: Sequence[Source], position: ReadPosition, limits: SizeLimits, keys: Sequence[str], budget: MemoryBudget,
     part: TaskPart = WHOLE_PART,
 ) -> Iterator[Portion]:  # fmt: skip
-    """Cut the sources from `position` on into portions of work and yield them in order; with `part`, only those of one
-    task. Bytes are acquired from the memory budget before they are held or yielded. `keys` are the columns to read of
-    .parquet files.
+    """Yield the content of the sources from `position` on, in order, as portions that one worker processes at a time;
+    with `part`, only the share of that task of a job array. `keys` are the columns to read of .parquet files. Bytes are
+    acquired from `budget` before they are held or yielded, which can block.
     """
     portion = Portion([])
     spans = list(part.spans([source.num_bytes for source in sources]))
@@ -349,8 +349,8 @@ class FileLines(NamedTuple):
 def read_lines(
     path: Path, start: int, stop: int, limits: SizeLimits, before_long_read: Callable[[], object]
 ) -> FileLines:
-    """Return the lines of a plain file that begin at bytes start to stop - 1. `before_long_read` is called before a
-    line of several slices is read.
+    """Return the lines of a plain file that begin at bytes start to stop - 1. `before_long_read` is called before much
+    more than `limits.slice_bytes` is read because of a long line, for example to take a lock.
     """
     with atomic_files.read_errors(path), atomic_files.open_fd(path) as (fd, size):
         stop = min(stop, size)
@@ -408,8 +408,8 @@ class MemoryBudget:
         self._changed = Condition()
 
     def acquire(self, num_bytes: int) -> None:
-        """Take num_bytes from the memory budget, waiting until they are free or the consumer holds nothing. Raise
-        StoppedError after `stop`.
+        """Take num_bytes from the memory budget. If fewer are free, wait for the consumer to release some; if it holds
+        none, take them at once, although the budget is exceeded. Raise StoppedError after `stop` was called.
         """
         with self._changed:
             while not self._stopped and self._in_flight and self._acquired + num_bytes > self._num_bytes:
@@ -419,7 +419,8 @@ class MemoryBudget:
             self._acquired += num_bytes
 
     def release(self, num_bytes: int) -> None:
-        """Give num_bytes, which the reader acquired and has not handed on to the consumer, back to the memory budget.
+        """Give num_bytes back to the memory budget. For bytes that the reader acquired but did not hand on to the
+        consumer; for those handed on, call `release_in_flight`.
         """
         with self._changed:
             self._acquired -= num_bytes
@@ -431,7 +432,9 @@ class MemoryBudget:
             self._in_flight += num_bytes
 
     def release_in_flight(self, num_bytes: int) -> None:
-        """Give num_bytes, which the reader had handed on to the consumer, back to the memory budget."""
+        """Give num_bytes back to the memory budget. For bytes that the reader had handed on to the consumer, which is
+        done with them.
+        """
         with self._changed:
             self._in_flight -= num_bytes
             self.release(num_bytes)

@@ -88,7 +88,8 @@ def skipped_files(inputs: Inputs) -> list[Path]:
 
 def find_sources(inputs: Inputs, split: TextSplit = "file", split_option: str = "--split") -> list[Source]:
     """Return a Source for each file that the inputs (files, folders and globs) name, in the given order; the files of a
-    folder or glob are sorted by path. `split`, the value of `split_option`, is what is a document of a text file.
+    folder or glob are sorted by path. `split` says what one document of a plain text file is, such as the whole file
+    ("file"); `split_option` is the name of that option for messages.
 
     Raise UsageError if there is no input, a file is given twice, or there is no text file to split.
     """
@@ -139,7 +140,9 @@ def _build_source(path: Path, kind_and_codec: tuple[str, str] | None = None) -> 
 
 
 def _stat(path: Path) -> os.stat_result:
-    """Return `os.stat` of a path, following links. Raise if the file is missing, a pipe, a device or a sparse file."""
+    """Return `os.stat` of a path, following links. Raise MissingInputError if the file is missing, DataError if it is a
+    pipe, a device or a sparse file.
+    """
     try:
         with read_errors(path):
             status = os.stat(path)
@@ -160,7 +163,7 @@ def _stat(path: Path) -> os.stat_result:
 
 def _expand(path: Path | Source) -> Sequence[Path | Source]:
     """Return the files of an input: itself if it is a file, or those in a folder or glob whose suffix is known. Raise
-    if there are none.
+    MissingInputError if there are none, UsageError if a file's suffix is unknown.
     """
     if isinstance(path, Source) or path == STDIN:
         return [path]

@@ -289,8 +289,9 @@ ChunkBadLines = tuple[list[BadLine], int]  # the bad lines of a chunk, and its n
 def read_content(
     chunk: Chunk, limits: SizeLimits, before_long_read: Callable[[], object]
 ) -> tuple[Content, list[BadLine]]:
-    """Return (the documents of a chunk, its bad lines). Bad are lines that are too long, and a chunk that could not be
-    read. `before_long_read` is called before a line of several slices is read.
+    """Return (the documents of a chunk, its bad lines). Bad are lines longer than a document may be; a chunk that could
+    not be read counts as one bad line. `before_long_read` is called before a very long line is read, for example to
+    take a lock.
     """
     if chunk.problem:
         empty = LineList(b"", chunk.start) if chunk.kind == "jsonl" else TextList([])
@@ -310,7 +311,9 @@ def read_content(
 
 
 def _read_texts(chunk: Chunk, limits: SizeLimits) -> TextList:
-    """Return the rows of a .parquet chunk, the whole text of a file, or the documents of a part of it."""
+    """Return the documents of a chunk that is not JSON lines: the rows of a .parquet chunk, the whole text of a file,
+    or the documents into which a part of a text file is cut.
+    """
     if chunk.kind == "parquet":
         return TextList(chunk.rows, chunk.start, is_table=True)
     if chunk.kind == "text":

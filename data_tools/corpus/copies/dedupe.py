@@ -190,8 +190,9 @@ def record_inputs(folder: Path, inputs: Inputs, minhash: MinHash | None) -> None
 
 
 def check_inputs(folder: Path, inputs: Inputs) -> None:
-    """Raise unless `inputs` are the same unchanged files that `sign` recorded in the work folder. The folder refers to
-    documents by their positions in these files.
+    """Raise DataError unless `inputs` are the files, unchanged since then, for which `lmtrain corpus sign` made the
+    work folder `folder`; MissingInputError if it made none. The folder refers to documents by their positions in these
+    files.
     """
     path = folder / "inputs.json"
     if not path.exists():
@@ -286,7 +287,9 @@ def mark_exact(folder: Path, memory_bytes: int = MEMORY_BYTES) -> int:
 
 
 def _write_positions(path: Path, batches: Iterator[Rows]) -> int:
-    """Write the documents' positions to a file and return how many were written."""
+    """Write arrays of document positions (unsigned 64-bit numbers) to one binary file, and return how many positions
+    were written.
+    """
     count = 0
     with atomic_file(path) as file:
         for batch in batches:
@@ -296,10 +299,9 @@ def _write_positions(path: Path, batches: Iterator[Rows]) -> int:
 
 
 def find_pairs(folder: Path, threshold: float, part: TaskPart = WHOLE_PART, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Write the pairs of documents that are probably near copies to the work folder, and return their number. Each task
-    of a job array, `part`, compares documents in its share of the bands of the signatures.
-
-    A pair agrees in at least one band, and its estimated Jaccard similarity is at least `threshold`.
+    """Write to the work folder the pairs of documents whose MinHash signatures agree in at least one band and give an
+    estimated Jaccard similarity of at least `threshold`. Return the number of pairs. `part` is this task of a job
+    array, which compares only its share of the bands.
     """
     if not 0 < threshold <= 1:
         raise UsageError(
@@ -366,7 +368,7 @@ def _pairs_sharing_band(
 
 
 def _first_of_groups(keys: Hashes) -> Indices:
-    """Return, for each entry, the index of the first entry of its group: of the equal keys that stand together."""
+    """Return, for each entry of `keys`, the index of the first entry in its run of equal consecutive keys."""
     starts = np.ones(len(keys), bool)
     starts[1:] = keys[1:] != keys[:-1]
     return np.maximum.accumulate(np.where(starts, np.arange(len(keys)), 0))

@@ -204,8 +204,8 @@ class StepWorker:
 
 
 def find_step_sources(inputs: Inputs, *, read_once: bool = False) -> list[Source]:
-    """Find the input files of a step. Raise UsageError if standard input is among them, except with `read_once`, for
-    steps that read their input only once.
+    """Return a Source for each input file of a step. Raise UsageError if standard input is among them, unless
+    `read_once` states that the step reads its input only once.
     """
     sources = find_sources(inputs)
     if not read_once and STDIN in {source.path for source in sources}:
@@ -237,8 +237,8 @@ class PortionReader:
 def read_documents(
     sources: Sequence[Source], reading: ReadOptions, drop_bad: Callable[[Sequence[BadLine]], object]
 ) -> Documents:
-    """Yield (position, document) for all documents of the sources, in order, without worker processes. Bad lines that
-    are skipped are passed to `drop_bad`.
+    """Yield (position, document) for all documents of the sources, in order, without worker processes. `drop_bad` is
+    called with the bad lines that are skipped, to count them.
     """
     bad_lines = BadLines(reading.on_error)
     for portion in reading.cut_portions(sources, MemoryBudget(2**62)):
@@ -373,10 +373,9 @@ def _find_parts(output: Path) -> list[Path]:
 
 
 def merge_outputs(output: Path) -> list[tuple[Path, int]]:
-    """Join all files that the tasks of a job array wrote for a step, and add up their reports. Return (joined file,
-    number of parts) of each file.
-
-    `output` is the step's output file, or the folder that the step `split` wrote to.
+    """Join the part files that the tasks of a job array wrote for a corpus step, write the sum of their reports, and
+    remove the parts. Return (joined file, number of parts) for each output file. `output` is the step's output file, or
+    the output folder of the step `split`.
     """
     outputs = outputs_in_parts(output) if output.is_dir() else [output]
     report = output / "split.report.json" if output.is_dir() else report_path(output)
