@@ -21,9 +21,9 @@ from lmtrain.train.train_settings import TrainSettings, count_steps
 
 
 def adjust_defaults(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
-    """Change defaults in `tree`, in place, that conflict with settings typed on the command line, and yield each
-    change. `tree` holds all settings as nested dicts; `typed_values` maps each typed key to its text. Other wrong
-    settings are left for the later checks.
+    """Change, in place, the defaults in `tree` that conflict with settings typed on the command line, and yield an
+    AdjustedDefault for each change. `tree` holds all settings as nested dicts; `typed_values` maps each dotted key that
+    was typed to the text of its value. Other wrong settings are left as they are, for later checks.
     """
     train = tree.get("train")
     if not isinstance(train, dict):
@@ -40,8 +40,9 @@ def adjust_defaults(tree: dict[str, Any], typed_values: Mapping[str, str]) -> It
 
 
 def _adjust_samples(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
-    """Set `data.kind=masked` for a BERT model, which can only learn from masked samples; keep `data` if the user typed
-    `data` or `data.kind`. `typed_values` maps each key typed on the command line to its text.
+    """Set `data.kind=masked` in `tree` for a BERT model, which can only learn from masked samples, and yield the
+    change. Do nothing if the user typed `data` or `data.kind`; `typed_values` maps each key typed on the command line
+    to its text.
     """
     data, model = tree.get("data"), tree.get("model")
     if not isinstance(data, dict) or not isinstance(model, dict) or {"data", "data.kind"} & typed_values.keys():
@@ -74,7 +75,9 @@ def _adjust_micro_batch(
 
 
 def _stage_batches(tree: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield (name, global batch) of each stage that gives a global batch and no micro-batch of its own."""
+    """Yield (name, global batch in samples) of each training stage in `tree` whose own settings give a global batch and
+    no micro-batch.
+    """
     stages = tree.get("stages")
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         train = stage.get("train") if isinstance(stage, dict) else None
@@ -83,8 +86,9 @@ def _stage_batches(tree: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _adjust_warm_up(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
-    """Shorten the learning-rate warm-up to a tenth of the steps if the schedule's check refuses the default for so
-    short a run; keep it if the user typed `schedule.warmup_steps`, a key of `typed_values`.
+    """Shorten the default `schedule.warmup_steps` in `tree` to a tenth of the run's steps, and yield the change, if the
+    schedule's check finds the run too short for the default. Do nothing if the user typed the key (`typed_values` has
+    it), or if the number of steps cannot be told yet.
     """
     settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
     model: ModelSettings | None = _build_section(ModelSettings, tree, "model")
@@ -100,9 +104,9 @@ def _adjust_warm_up(tree: dict[str, Any], typed_values: Mapping[str, str]) -> It
 def shorten_warm_up(
     tree: dict[str, Any], typed_values: Mapping[str, str], steps: int, cause: str
 ) -> Iterator[AdjustedDefault]:
-    """Shorten the run's warm-up in `tree` to a tenth of `steps`, the steps that its schedule spans, if its check
-    refuses the default, and yield the change. `cause` says in words why there are so few steps; the other arguments are
-    those of `adjust_defaults`.
+    """Set `schedule.warmup_steps` in `tree` to `steps // 10`, and yield the change, if the schedule's check refuses the
+    default for a schedule of `steps` steps. Do nothing if the user typed the key (`typed_values` has it). `cause` says
+    in words why there are so few steps.
     """
     schedule: ScheduleSettings | None = _build_section(ScheduleSettings, tree, "schedule")
     if schedule is None or _is_typed("schedule.warmup_steps", typed_values):
@@ -112,8 +116,9 @@ def shorten_warm_up(
 
 
 def _adjust(section: dict[str, Any], key: str, value: Any, cause: str) -> Iterator[AdjustedDefault]:
-    """Set the dotted `key` in `section`, the dict of its group, and yield an AdjustedDefault if the value differs from
-    the old one. `cause` names the typed settings, as `key=value`, that made the change necessary.
+    """Set `key`, a dotted key such as `train.steps`, to `value` in `section`, the dict of the key's group (here
+    `train`), and yield an AdjustedDefault if the old value was different. `cause` names the typed settings, as
+    `key=value`, that made the change necessary.
     """
     name = key.rpartition(".")[2]
     previous, section[name] = section.get(name), value

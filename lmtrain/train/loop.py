@@ -97,7 +97,7 @@ class Summary:
     was_resumed: bool  # True if earlier attempts did some of the steps
 
     def joined_to(self, before: Summary | None) -> Summary:
-        """Return this summary of a stage as that of the whole start; `before` is that of the stages before it."""
+        """Return this stage's summary with the epochs of `before`, that of earlier stages, added; unchanged if None."""
         if before is None:
             return self
         return replace(self, epochs=before.epochs + self.epochs, was_resumed=before.was_resumed)

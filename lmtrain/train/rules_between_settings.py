@@ -38,7 +38,7 @@ def within(group: str, problems: Iterable[Problem]) -> Iterator[Problem]:
 
 
 def peak_problems(hardware: Hardware, precision: PrecisionSettings) -> Iterator[Problem]:
-    """Yield a problem if the planner knows no peak of the machine at the precision of the run."""
+    """Yield a problem if `hardware`, the planner's machine, gives no peak FLOP/s for the precision of the run."""
     yield from problem_if(
         hardware.peak(precision.kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
         f"has no figure for precision={precision.kind}",
@@ -47,7 +47,7 @@ def peak_problems(hardware: Hardware, precision: PrecisionSettings) -> Iterator[
 
 
 def device_problems(hardware: Hardware, compute: ComputeSettings) -> Iterator[Problem]:
-    """Yield a problem if the run uses another kind of device than the planner's machine has."""
+    """Yield a problem if compute.device is another kind of device than `hardware`, the planner's machine, has."""
     device = compute.device
     yield from problem_if(
         device not in ("auto", hardware.device), "compute.device", device,
@@ -74,7 +74,9 @@ def tf32_problems(precision: PrecisionSettings, compute: ComputeSettings) -> Ite
 
 
 def model_problems(model: ModelSettings) -> Iterator[Problem]:
-    """Yield a problem if a model is too large to be planned, and for each of its settings without an effect."""
+    """Yield a problem if a model has more than MAX_PARAMETERS parameters, and one for each of its settings that has no
+    effect.
+    """
     yield from problem_if(
         model.num_parameters > MAX_PARAMETERS, "model.width", model.shape.width,
         f"and the other sizes make {model.num_parameters:.1e} parameters; at most {MAX_PARAMETERS:.0e} are allowed",
@@ -84,7 +86,8 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
 
 
 def task_problems(model: ModelSettings, evaluation: EvalSettings) -> Iterator[Problem]:
-    """Yield a problem if an encoder is to be evaluated on tasks that continue a text."""
+    """Yield a problem if eval.tasks is set for a model that is not causal, because tasks score continuations of a text.
+    """
     yield from problem_if(
         bool(evaluation.tasks) and not model.shape.causal, "eval.tasks",
         [task.measure_name for task in evaluation.tasks],
@@ -109,7 +112,7 @@ def recompute_layout_problems(recompute: RecomputeSettings, parallel: ParallelSe
 
 
 def profile_problems(observe: ObserveSettings, parallel: ParallelSettings) -> Iterator[Problem]:
-    """Yield a problem if a rank is to be profiled that does not exist."""
+    """Yield a problem if observe.profile_ranks names a rank that this layout does not have."""
     ranks, world_size = observe.profile_ranks or (0,), parallel.layout.world_size
     yield from problem_if(
         max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
@@ -119,7 +122,8 @@ def profile_problems(observe: ObserveSettings, parallel: ParallelSettings) -> It
 
 
 def restart_problems(data: DataChoice) -> Iterator[Problem]:
-    """Yield a problem if data that a run begins with is said to restart."""
+    """Yield a problem if `data`, with which a run begins, sets `restart`: nothing was read before, so it has no effect.
+    """
     key, restarts = "data.restart", getattr(data, "restart", False)
     if isinstance(data, BlendSettings):
         key, restarts = "data.datasets.restart", any(part.restart for part in data.datasets)
@@ -171,8 +175,9 @@ def rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
 
 
 def length_problems(parts: Mapping[str, Any], steps: int) -> Iterator[Problem]:
-    """Yield the problems of measurements and records that do not fit a run of `steps` steps. `parts` has the groups of
-    settings that are valid.
+    """Yield a problem for each setting that does not fit a run of `steps` steps, in observe, checkpoint.ema and
+    checkpoint.best_by. `parts` maps the name of a settings group to its settings; groups that are missing, because they
+    are not valid, are not checked.
     """
     if "observe" in parts:
         yield from observe_problems(parts["observe"], steps)

@@ -151,7 +151,7 @@ class RunConfig(Settings):
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens, padding included, of the stage that these settings are for; without one, of the run."""
+        """The number of tokens, padding included, that the run reads, or the stage if these are the settings of one."""
         if self.stages:
             return sum(stage.num_tokens for stage in self.stage_configs)
         first, end = (self.batch_plan.range_of(step)[0] for step in (self.first_step, self.end_step))
@@ -244,7 +244,9 @@ class StageConfig(RunConfig):
 
 
 def plan_stages(config: RunConfig) -> tuple[StageConfig, ...]:
-    """Return the settings that hold in each stage of a run with stages. Raise one error with the problems of all."""
+    """Return the settings of each training stage of a run, in order. Raise one error that lists the problems of all
+    stages.
+    """
     settings = {key: value for key, value in config.to_dict().items() if key != "stages"}
     problems, stages = [problem.text() for problem in name_problems(config.stages)], list[StageConfig]()
     plan, first_step, batch_start = BatchPlan(1), 0, 0
@@ -277,8 +279,9 @@ def plan_stages(config: RunConfig) -> tuple[StageConfig, ...]:
 def _stage_tree(
     config: RunConfig, settings: Mapping[str, Any], given: StageSettings, *, is_first: bool
 ) -> dict[str, Any]:
-    """Return the settings of a stage as nested dicts: `settings`, the run's, with those that the stage gives. A ramp-up
-    of the run belongs to its first stage, and a table of learned positions keeps the run's number of rows.
+    """Return the settings of a training stage as nested dicts: the run's `settings`, overridden by those that the stage
+    gives. Only the first stage (`is_first`) takes over the run's batch-size ramp-up, and a table of learned positions
+    keeps at least the rows that it has in the run's model. The number of steps is set later.
     """
     tree = given.apply(settings)
     rampup = tree["train"]["rampup"] if is_first else given.train.get("rampup")
@@ -307,7 +310,9 @@ def _position_problems(config: RunConfig, given: StageSettings) -> Iterator[Prob
 
 
 def _in_stage(name: str, given: StageSettings, text: str) -> str:
-    """Return an error message about a setting of the stage `name`, with the key under which the stage gives it."""
+    """Return `text`, an error message that begins with `KEY=`, as one on the stage `name`: `stages.NAME.KEY=...` if the
+    stage itself gives the key, else "In the stage NAME, KEY=...".
+    """
     key = text.partition("=")[0]
     group, _, rest = key.partition(".")
     is_own = rest.partition(".")[0].partition("[")[0] in given.overrides().get(group, {})
@@ -315,7 +320,9 @@ def _in_stage(name: str, given: StageSettings, text: str) -> str:
 
 
 def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
-    """Yield the problems of a stage within its run: its batch sizes, its schedule, the order of its samples."""
+    """Yield a problem for each setting of a training stage that does not suit its place in the run: batch sizes, a
+    schedule of its own, and a sample order that depends on the length of the run.
+    """
     sizes = stage.plan.sizes_between(stage.first_step, stage.end_step)
     for size in () if stage.parallel.auto else sizes:  # because: the layout is not chosen yet
         yield from batch_problems(stage.parallel.layout, size, stage.train.micro_batch)
@@ -331,7 +338,9 @@ def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
 
 
 def _problems_of_all_stages(config: RunConfig, stages: Sequence[StageConfig]) -> Iterator[Problem]:
-    """Yield the problems of settings that hold for the run as a whole, whose stages are `stages`."""
+    """Yield a problem for each setting that holds for the whole run, such as the schedule or the checkpoint interval,
+    and does not suit its `stages` taken together.
+    """
     span = ScheduleSpan.of(config.schedule, stages)
     yield from restart_problems(stages[0].data)
     if span.stages:
@@ -364,7 +373,9 @@ class ScheduleSpan:
         return sum(stage.num_steps for stage in self.stages)
 
     def factor(self, stage: StageConfig, step: int) -> float:
-        """Return the learning rate at a step of `stage`, one of the stages, as a share of the peak."""
+        """Return the learning rate as a share of its peak at `step`, counted from the run's beginning, of `stage`, one
+        of the stages of this span.
+        """
         steps_before = sum(each.num_steps for each in self.stages if each.first_step < stage.first_step)
         steps = steps_before + step - stage.first_step
         if len({(each.seq_len, each.batch_start) for each in self.stages}) == 1:
@@ -376,7 +387,9 @@ class ScheduleSpan:
         return in_tokens.after_warmup(self._tokens_before(steps), self._tokens_before(self.num_steps))
 
     def _tokens_before(self, steps: int) -> int:
-        """Return the number of tokens, padding included, that the first `steps` steps of these stages read."""
+        """Return the number of tokens, padding included, in the first `steps` steps of this span, whose stages are laid
+        end to end.
+        """
         total = 0
         for stage in self.stages:
             here = min(steps, stage.num_steps)
@@ -386,8 +399,9 @@ class ScheduleSpan:
 
 
 def _prepare_stages(tree: dict[str, Any], typed_values: Mapping[str, str]) -> None:
-    """Complete the settings `tree` of a run with stages: the run's length gives way to that of the stages, and its data
-    is that of the first stage if it names none. Raise SettingsError if the user typed the run's length as well.
+    """Complete `tree`, the settings of a run with training stages as nested dicts, in place: leave the run's length to
+    its stages, and take the first stage's `data` if the run names no dataset. Raise SettingsError if the user typed
+    train.steps or train.tokens (`typed_values` has it). Do nothing for a run without stages.
     """
     stages, train, data = tree.get("stages"), tree.get("train"), tree.get("data")
     if not stages or not isinstance(stages, dict) or not isinstance(train, dict):
@@ -407,8 +421,9 @@ def _prepare_stages(tree: dict[str, Any], typed_values: Mapping[str, str]) -> No
 
 
 def _adjust_warm_up_of_stages(tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
-    """Shorten the default warm-up of the run's schedule in `tree` if the stages that follow it are too short for it.
-    Return the changes; none if other settings are wrong, which are reported later.
+    """Shorten the default warm-up of the run's schedule in `tree` if the stages without a schedule of their own have
+    too few steps together. Return the changes; [] if none is needed, or if other settings are wrong, which is reported
+    later.
     """
     schedule = tree.get("schedule")
     if not tree.get("stages") or not isinstance(schedule, dict) or not schedule.get("warmup_steps"):

@@ -65,8 +65,9 @@ class Progress:
         return self.step == total_steps and not self.pending
 
     def count(self, batches: StepBatches, result: StepResult, parts: Sequence[TrainingPart]) -> None:
-        """Add a finished step: its samples and tokens, the tokens of each source, and, for a blend, the losses of the
-        samples and the number of their labels since the last row. `parts` are the datasets that the run trains on.
+        """Add a finished step: its samples and tokens, the tokens read from each dataset and, for a blend, the summed
+        loss and the number of labels of each dataset since the last "step" row. `parts` are the datasets that the run
+        trains on.
         """
         self.step += 1
         self.samples += batches.num_samples
@@ -82,9 +83,9 @@ class Progress:
             self.source_losses[part.name] = (loss, labels + counts.labels)
 
     def take_source_values(self, parts: Sequence[TrainingPart]) -> dict[str, Any]:
-        """Return the entry `sources` of a "step" row, with the loss, tokens and epochs of each source that is shown,
-        and begin the sums of the losses anew; {} for a single dataset. A source without a label since the last row has
-        no loss. `parts` are the datasets that the run trains on.
+        """Return {"sources": values} for a "step" row, with the tokens, epochs and loss of each dataset of a blend,
+        those with small shares added up as "rest"; {} for a single dataset. The loss is the mean since the last such
+        call, and is left out if there was no label. `parts` are the datasets that the run trains on.
         """
         if len(parts) < 2:
             return {}
@@ -160,8 +161,8 @@ def restore(
     average: WeightAverage | None = None,
 ) -> Progress:  # fmt: skip
     """Load weights, optimizer state and the weights' average into `model`, `optimizer` and `average` from a checkpoint,
-    which may have another layout, and return the saved progress with `attempt` raised by one. An average begins anew if
-    the checkpoint has none, or if it begins after the checkpoint's step by `from_step`.
+    which may have another layout, and return the saved progress with `attempt` raised by one. The average begins anew
+    if the checkpoint has none, or was saved before step checkpoint.ema.from_step.
 
     Each process reads its own parts; no collective takes place.
     """
@@ -185,11 +186,9 @@ def resume(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer,
     average: WeightAverage, peers: Peers, skip_messages: list[str],
 ) -> tuple[Inputs, Progress]:  # fmt: skip
-    """Load the checkpoint `inputs.resume_from` into `model`, `optimizer` and `average`, and return the inputs, with the
-    path of the checkpoint that was used, and the saved progress. With checkpoint.fallback, a damaged checkpoint is
-    replaced by the newest intact one before it.
-
-    A damaged checkpoint is renamed and a message on it appended to `skip_messages`. All ranks take part.
+    """Load the checkpoint `inputs.resume_from` into `model`, `optimizer` and `average`, and return (`inputs` with the
+    path of the checkpoint that was used, saved progress). With checkpoint.fallback, a damaged checkpoint is renamed, a
+    message on it appended to `skip_messages`, and the newest intact one before it used. All ranks must call this.
     """
     current_phase.enter("load")
     while True:
@@ -228,8 +227,8 @@ def resume(
 def load_first_weights(
     inputs: Inputs, checkpoint: Path, weights: WeightSet, model: ParallelModel, peers: Peers
 ) -> Inputs:
-    """Load the weights of a new run from a checkpoint, or with `weights` "ema" their average, and return the inputs
-    with its extra files. All ranks take part.
+    """Load the first weights of a new run from another run's checkpoint, or the average of its weights if `weights` is
+    "ema", and return `inputs` with the checkpoint's extra files added. All ranks must call this.
     """
     with collective_phase(peers):
         reader = CheckpointReader(checkpoint, weights)
@@ -245,9 +244,9 @@ def with_extra_files(inputs: Inputs, reader: CheckpointReader, peers: Peers) -> 
 
 
 def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    """Find the checkpoint to resume from on each rank and return it, None for a new run. Raise OutputError on every
-    rank if the ranks find different ones, as they do if `folder`, the run's, is not on a shared disk. All ranks take
-    part.
+    """Return the checkpoint from which all ranks resume, or None for a new run. Raise OutputError on every rank if the
+    ranks find different ones, as they do if the run's `folder` is not on a disk that all nodes share. All ranks must
+    call this.
     """
     fault_point("start.folder")
     with collective_phase(peers, 1) as exchange:

@@ -75,8 +75,8 @@ def train_step(
 def _parts_of_loss(
     model: ParallelModel, numbers: list[float], width: int
 ) -> tuple[dict[str, float], float | None, list[float]]:
-    """Return the mean of each loss term, the z-loss (None: the model has none) and the loss of each sample. `numbers`
-    are the rows of `forward_backward`, of `width` numbers each.
+    """Return (loss term -> its mean, the z-loss or None if the model has none, the loss of each sample). `numbers` is
+    the flattened result of `forward_backward`, `width` the length of its rows.
     """
     num_terms, num_sums = len(model.terms), model.num_sums
     terms = {name: math.fsum(numbers[i::width]) for i, name in enumerate(model.terms)}

@@ -55,7 +55,9 @@ class WorkTimes:
         self._warm = _WARM  # warm-up steps still to skip
 
     def begin_step(self) -> None:
-        """Store the times spent so far, from which `end_step` computes those of the step."""
+        """Store the total times spent on each kind of work up to now; `end_step` subtracts them from those at the
+        step's end.
+        """
         main.count_time(main.kind)
         self._before = [main.spent_ns[kind] for kind in _KINDS]
         links.in_step = bool(self.neighbours)
@@ -267,8 +269,8 @@ def group_by_host(pairs: Sequence[tuple[int, int]], hosts: Sequence[str]) -> lis
 
 
 def _round_trip_s(rows: Sequence[Sequence[int]], layout: Layout, first_rank: int, second_rank: int) -> float:
-    """Return the mean seconds of a pipeline message from `first_rank` to `second_rank` plus a message back, from the
-    send and arrival times in `rows`, one row per rank by COLUMNS.
+    """Return the mean seconds that a pipeline message from `first_rank` to `second_rank` and one back take together.
+    They are computed from the send and arrival times in `rows`, a row per rank with the columns COLUMNS.
 
     Return NaN if either end did not record it in every step.
     """

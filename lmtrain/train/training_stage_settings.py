@@ -105,8 +105,9 @@ class StageSettings(Settings):
         return {key: value for key, value in super().to_dict().items() if value not in (None, False, {})}
 
     def apply(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a run's settings, nested dicts, with this stage's in their place. `data` of another kind keeps the
-        keys that both kinds have; `recompute` and `schedule` are replaced as a whole.
+        """Return the run's `settings`, nested dicts, overridden by those of this stage. If the stage has another kind
+        of data, the run's data settings that this kind does not have are dropped; `recompute` and `schedule` are
+        replaced as a whole.
         """
         result = dict(settings)
         for group, values in self.overrides().items():
@@ -130,14 +131,16 @@ def stage_may_set(key: str) -> bool:
 
 @cache
 def _keys_of(group: str) -> set[str]:
-    """Return the keys that any kind of a group has, and the key of the kind itself."""
+    """Return the names of all settings that any kind of the settings group `group`, such as "data", has, and "kind"."""
     base = GROUPS[group]
     classes = kinds(base).values() if issubclass(base, Choice) and not base.kind else [base]
     return {"kind", *(f.name for cls in classes for f in fields(cls))}
 
 
 def _of_same_kind(data: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Return data settings, without those that the other `kind` does not have; all of them if the kind stays."""
+    """Return the data settings `data` without those that data settings of `kind` do not have. Return a copy of them all
+    if `kind` is None, unknown or that of `data`.
+    """
     if kind is None or kind == data["kind"] or kind not in kinds(DataChoice):
         return dict(data)
     return {key: data[key] for key in ({f.name for f in fields(kinds(DataChoice)[kind])} & data.keys())}

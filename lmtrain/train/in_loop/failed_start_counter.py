@@ -53,8 +53,9 @@ class LostStarts:
         return cls(Path(config.run.dir), _resume_step(resume_from), _identity_digest(config, inputs)).load()
 
     def load(self) -> LostStarts:
-        """Read the lost starts from starts.json if the file is for this step and digest, and return self. The newest
-        entry is dropped if stop.json shows that it ended in an orderly way. An unreadable file counts as empty.
+        """Read the lost starts of this run at this step from starts.json into `lost`, and return self; there are none
+        if the file is unreadable or for another step or digest. Drop the newest if stop.json shows that it ended in an
+        orderly way.
         """
         record = read_object_or_empty(self.folder / FAILED_STARTS)
         if (record.get("step"), record.get("of")) == (self.step, self.digest):
@@ -111,8 +112,8 @@ class LostStarts:
         self.write()
 
     def discard_newest(self) -> None:
-        """Remove the newest entry, because that start ended in an orderly way, and write starts.json. Also remove the
-        run's folder if it is empty.
+        """Remove the entry of the newest start, which was not lost, and write starts.json. Also remove the run's folder
+        if it is empty.
         """
         self.lost.pop()
         self.write()
@@ -126,9 +127,9 @@ class LostStarts:
 
 
 def count_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> LostStarts | None:
-    """Add this start to the run's counter of lost starts, starts.json, and return the counter; `counting_start` removes
-    the entry again unless the start is lost. Raise NoProgressError if MAX_LOST starts at this step were lost already.
-    Return None on ranks other than 0.
+    """Add this start of the run to starts.json, the record of its lost starts, and return the record; None on ranks
+    other than 0. A start is lost if it crashes before it saves a checkpoint; unless it does, `counting_start` removes
+    the entry again. Raise NoProgressError if MAX_LOST starts at this step were lost already.
 
     None is also returned if another process holds the lock of the run's folder, because that process counts.
     """

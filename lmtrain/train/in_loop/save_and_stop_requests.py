@@ -181,9 +181,9 @@ class Vote:
         self._rows = np.zeros((0, 0), np.int64)
 
     def start(self, own_numbers: Callable[[], Sequence[int]], extra: Sequence[int] = ()) -> None:
-        """Start a gather of this rank's numbers over all ranks, before a step. `own_numbers` returns the numbers of
-        which `finish` returns the maxima; `extra` are further numbers, which `extra_rows` returns per rank. All ranks
-        must pass equally many.
+        """Start, before a step, to gather two lists of integers over all ranks, equally long on each: those that
+        `own_numbers()` returns, whose maxima `finish` returns, and `extra`, of which `extra_rows` returns a row per
+        rank.
 
         A single process sends nothing here.
         """
@@ -192,8 +192,8 @@ class Vote:
             self._num_reduced, self._receive = len(numbers), self._peers.start_gather([*numbers, *extra])
 
     def finish(self, own_numbers: Callable[[], Sequence[int]]) -> list[int]:
-        """Wait for the gather that `start` began and return, for each of the numbers, its maximum over all ranks. A
-        single process calls `own_numbers` now and returns the result.
+        """Wait for the gather that `start` began, and return the maximum over all ranks of each number that
+        `own_numbers()` returned there. In a run of a single process, call `own_numbers` now and return its numbers.
         """
         if self._receive is None:
             return list(own_numbers())
@@ -239,8 +239,9 @@ class Requests:
         self._vote.start(self._own_requests, self._stragglers.numbers_to_send() if self._stragglers else ())
 
     def finish_vote(self) -> None:
-        """Receive the requests of all ranks, sent by `start_vote`, and carry them out: set `stopped_by` if a stop is
-        requested, start a trace if requested, and pass memory use and step times on to their observers.
+        """Wait for the requests that all ranks sent by `start_vote`, and act on them: set `stopped_by` if any rank asks
+        for a stop, start a trace if any asks for one, and on rank 0 report ranks that became slow. A requested save is
+        left to the caller (`save_requested`).
         """
         self._results = self._vote.finish(self._own_requests)
         for source, maximum in zip(self._sources, self._results, strict=False):
@@ -258,8 +259,9 @@ class Requests:
             self.report_done(TRACE)
 
     def vote_now(self) -> None:
-        """Exchange requests with all ranks during a validation or evaluation, waiting for the result. All ranks must
-        call it equally often. Raise MeasurementCutOff, on every rank, if the run must stop.
+        """Exchange stop, save and trace requests among all ranks during a validation or evaluation, and wait for the
+        result. All ranks must call this the same number of times. Raise MeasurementCutOff, on every rank, if the run
+        must stop.
         """
         self.start_vote()
         self.finish_vote()
@@ -267,8 +269,8 @@ class Requests:
             raise MeasurementCutOff
 
     def batches_until_stop(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches, and before each exchange requests with all ranks. Raise MeasurementCutOff, on every rank,
-        if the run must stop.
+        """Yield each of the `batches`, and exchange requests with all other ranks (`vote_now`) before each, so that all
+        ranks must have equally many. Raise MeasurementCutOff, on every rank, if the run must stop.
         """
         for batch in batches:
             self.vote_now()
@@ -304,8 +306,8 @@ class Requests:
         return [source.requested() for source in self._sources]
 
     def _first_cause(self, request: int) -> str | None:
-        """Return the cause, such as a file or signal name, of the first source that made `request` in the last vote;
-        None if no source did. `request` is a flag such as SAVE or STOP.
+        """Return the name of the signal, file or limit that made `request`, a flag such as SAVE or STOP, in the last
+        vote: the first if several did, None if none did.
         """
         return next(
             (source.cause for source, result in zip(self._sources, self._results, strict=False) if result & request),
@@ -313,8 +315,8 @@ class Requests:
         )
 
     def _stop_for(self, request: int) -> None:
-        """Mark the run as stopping, with the source's cause in `stopped_by`, if a source made `request` in the last
-        vote. `request` is a flag such as STOP.
+        """Store in `stopped_by` which signal, file or limit made `request`, a flag such as STOP, in the last vote,
+        unless an earlier cause is stored. Do nothing if none made it.
         """
         cause = self._first_cause(request)
         if cause and self.stopped_by is None and cause not in STOP_NAMES:
@@ -326,9 +328,9 @@ class Requests:
 def open_requests(
     run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Requests]:
-    """Yield the run's Requests, which listen to signals, the Slurm time limit, run.time_limit, files in the run's
-    folder and checkpoint.interval_s. `stop` holds the received stop signal; `trace` is called if a trace of steps is
-    requested. All ranks take part.
+    """Yield the Requests of a run, by which its loop learns when to stop, save or trace: from signals, the Slurm time
+    limit, run.time_limit, files in the run's folder and checkpoint.interval_s. `stop` holds the received stop signal;
+    `trace` is called if a trace of steps is requested. All ranks must call this.
     """
     is_rank_0, limit, save_interval = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.saves_every_s
     run.durations.stragglers = build_straggler_watch(run.config, run.inputs.model, run.mesh, run.memory, run.hosts)

@@ -64,8 +64,9 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
 
 
 def _evaluation_results(run: Run, evaluation: Evaluation, requests: Requests) -> Iterator[dict[str, Any]]:
-    """Yield a row per evaluation task. If the run keeps an average of its weights, each row also has the measures of
-    the average; then no row comes before all tasks have scored both.
+    """Run all evaluation tasks and yield the metrics row of each. If the run keeps an average of its weights, run all
+    tasks a second time with the average, and yield the rows, which then also have its measures, after that. Raise
+    MeasurementCutOff if the run must stop.
     """
     results = evaluation(run.model, requests.vote_now, run.view.show_activity)
     if not run.average.has_begun:
@@ -104,8 +105,9 @@ def validate(run: Run, requests: Requests) -> float | None:
 
 
 def _measure_validation(run: Run, requests: Requests, activity_suffix: str = "") -> dict[str, Any]:
-    """Return the values of a validation row, of the model's present weights. `activity_suffix` ends the text that the
-    screen shows meanwhile.
+    """Validate the model with the weights that it has now, and return the values of the metrics row: loss, ppl,
+    accuracy, samples, tokens and, for several datasets, `domains` with those of each. `activity_suffix` is appended to
+    the text that the screen shows meanwhile. All ranks must call this.
     """
     terms, datasets = run.model.terms, run.inputs.data.valid
     results = {
@@ -125,9 +127,9 @@ def _measure_validation(run: Run, requests: Requests, activity_suffix: str = "")
 def _sum_losses(
     run: Run, domain: str, dataset: Dataset, requests: Requests, activity_suffix: str
 ) -> tuple[Part, Sums]:
-    """Score the first validation samples of one dataset, and return the sums over them and, if it is a blend, the
-    summed loss (row 0) and the correct predictions (row 1) of each sample. `domain` is the dataset's name for messages,
-    "" if there is only one; `activity_suffix` ends them.
+    """Score the first train.valid_samples samples of `dataset`, and return (sums over all of them, sums of each
+    sample). The second, for a blend alone, has each sample's summed loss in row 0 and its correct predictions in row 1.
+    `domain` is the dataset's name on the screen, "" if there is only one; `activity_suffix` is appended to that text.
     """
     dp, num_terms, micro_batch = run.mesh.dp, len(run.model.terms), run.config.train.micro_batch
     ids = np.arange(min(run.config.train.valid_samples, dataset.num_samples))
@@ -150,9 +152,10 @@ def sums_of_samples(sample_sums: Tensor, num_samples: int) -> Sums:
 
 
 def _sums_by_source(run: Run, part: Part, sample_sums: Sums) -> dict[str, Part]:
-    """Return the sums of each dataset of the blend that validation reads, by its name; empty if it is not a blend.
-    `part` are the sums over all samples and `sample_sums` those of each sample, as `_sum_losses` returns them. Of many
-    datasets, those with small shares are summed up as "rest"; a dataset without a sample is left out.
+    """Return name -> Part (sums, label counts, number of samples) for each dataset of the blend that validation reads;
+    {} if it reads no blend. `part` has the sums over all samples, `sample_sums` those of each sample, as `_sum_losses`
+    returns them. Of many datasets, those with small shares are added up as "rest"; one without a validated sample is
+    left out.
     """
     data, (_, _, num_samples) = run.inputs.data, part
     by_number = {counts.number: counts for counts in counts_by_source(data.valid[""], np.arange(num_samples))}
@@ -167,8 +170,9 @@ def _sums_by_source(run: Run, part: Part, sample_sums: Sums) -> dict[str, Part]:
 
 
 def _row_values(terms: Sequence[str], sums: Sums, label_counts: Sequence[int], num_samples: int) -> dict[str, Any]:
-    """Return the values of a validation row (loss, ppl, accuracy, samples, tokens and each further loss term) from sums
-    over the samples and `label_counts`, the number of labels of each loss term.
+    """Return the values of a validation row: loss, ppl, accuracy, samples, tokens, and, if there are several loss
+    `terms`, loss and accuracy of each. `sums` has the summed loss of each term in row 0 and its correct predictions in
+    row 1; `label_counts` has each term's number of labels.
 
     The first of `terms` is that of tokens. With several terms, the loss is the sum of their means; perplexity and
     accuracy are the first term's.
@@ -182,11 +186,11 @@ def _row_values(terms: Sequence[str], sums: Sums, label_counts: Sequence[int], n
 def valid_batches(
     dataset: Dataset, sample_ids: np.ndarray[Any, np.dtype[np.int64]], batch_size: int, dp_index: int, dp_size: int
 ) -> Iterator[Batch]:
-    """Cut the samples into batches of `batch_size`, deal them out to the data-parallel ranks in turn, and yield the
-    batches of the rank `dp_index`.
-
-    Each rank gets equally many, because ranks compute together: a rank with one batch too few ends with a batch without
+    """Split the samples into batches of `batch_size`, deal these to the data-parallel ranks in turn, and yield the
+    batches of the rank `dp_index`. All ranks yield equally many: a rank that would have one too few yields one without
     labels.
+
+    because: ranks compute together, so that none may end earlier than the others
     """
     starts = range(0, len(sample_ids), batch_size)
     for first in starts[::dp_size]:
@@ -217,9 +221,9 @@ def due_measurements(run: Run, evaluation: Evaluation | None) -> list[str]:
 def measure(
     run: Run, requests: Requests, evaluation: Evaluation | None, names: Sequence[str]
 ) -> float | None:
-    """Run the measurements `names` ("validation", "evaluation") in order and return the validation loss, or None
-    without a finished validation. Each measurement that a stop or a lack of time prevents is kept in
-    `run.progress.pending`.
+    """Run the measurements `names` ("validation", "evaluation") in order, and return the validation loss; None if no
+    validation was finished. The names of measurements that a stop or a lack of time prevents are stored in
+    `run.progress.pending`. All ranks take part.
     """
     loss, pending = None, []
     for name in names:
@@ -241,8 +245,8 @@ def measure(
 
 
 def measure_pending(run: Run, requests: Requests, evaluation: Evaluation | None) -> float | None:
-    """Run the measurements that the run's previous attempt left pending, and return the validation loss, or None
-    without a finished validation.
+    """Run the measurements in `run.progress.pending` ("validation", "evaluation"), which the run's previous start left
+    out or cut off, and return the validation loss; None if no validation was finished. All ranks take part.
 
     A measurement for which this attempt has too little time either is dropped, because the run could otherwise never
     continue.

@@ -48,8 +48,9 @@ _PART_WORDS = {
 
 
 def fixed_layout_settings(config: RunConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return key -> value for the layout settings that the user typed as `overrides` (`parallel.*`, train.micro_batch,
-    recompute). The search for a layout must keep them and may choose all others.
+    """Return key -> value for the layout settings that the user typed, such as `tp`, `micro_batch` and `recompute`; the
+    search for a layout must keep these and may choose all others. `overrides` are the `key=value` words of the command
+    line, such as `parallel.tp=2`.
     """
     keys = [word.lstrip("+").partition("=")[0] for word in overrides]
     typed_keys = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
@@ -79,9 +80,10 @@ def previous_layout(config: RunConfig, fixed_settings: Mapping[str, Any]) -> Run
 def choose_layout(
     config: RunConfig, model: ModelSettings, num_processes: int, fixed_settings: Mapping[str, Any]
 ) -> tuple[RunConfig, list[str]]:
-    """Return `config` with the fastest layout of `num_processes` that fits in memory, and lines of text on the reasons.
-    `fixed_settings` maps layout keys to values that must be kept. Of a run with stages, it is the fastest for the stage
-    with the most tokens of those that all stages fit. Raise LayoutError if no layout fits.
+    """Return `config` with the layout of `num_processes` processes that has the shortest predicted step time among
+    those that fit in memory, and lines of text with the reasons. `fixed_settings` maps layout keys to values that must
+    be kept. In a run with training stages, the layout must fit all of them, and the longest decides which is fastest.
+    Raise LayoutError if no layout fits.
     """
     assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
     if config.stages:
@@ -95,7 +97,9 @@ def choose_layout(
 def _rank(
     run: PlannedRun, hardware: Hardware, num_processes: int, fixed_settings: Mapping[str, Any]
 ) -> RankedLayouts:
-    """Return the layouts of a run by their predicted step time. Raise LayoutError if no layout is legal, or none fits.
+    """Return all legal layouts of `num_processes` processes for a run, with their predicted step times and memory.
+    Layout keys in `fixed_settings` keep their values. Raise LayoutError if no layout is legal, or if none fits in
+    memory.
     """
     ranked = rank_layouts(
         legal_layouts(run, num_processes, hardware, fixed_settings), hardware, LayoutLimits(),
@@ -111,9 +115,10 @@ def _rank(
 def _choose_for_stages(
     config: RunConfig, vocab_size: int, num_processes: int, fixed_settings: Mapping[str, Any]
 ) -> tuple[RunConfig, list[str]]:
-    """Return what `choose_layout` does, for a run with stages: the fastest layout for the stage with the most tokens
-    that divides the batches of all stages and fits in memory in each; if none of the first is found to fit, the fastest
-    for the stage that needs most memory.
+    """Return `config` with a layout that divides the batches of all training stages and fits in memory in each, and
+    lines of text with the reasons. It is the fastest such layout for the stage with the most tokens or, if the search
+    finds none, for the stage that needs most memory. Raise LayoutError if there is none. `fixed_settings` are as in
+    `choose_layout`.
     """
     assert config.hardware is not None
     divisor = math.gcd(*(
@@ -247,8 +252,8 @@ def _with_layout(config: RunConfig, run: PlannedRun) -> RunConfig:
 
 
 def adapt_to_processes(config: RunConfig, num_processes: int) -> RunConfig:
-    """Return `config` unchanged if its layout is for `num_processes`, else with the most similar layout that is
-    possible for them. Raise LayoutError if there is none.
+    """Return `config` unchanged if its layout needs exactly `num_processes` processes, else with the most similar
+    layout that does. Raise LayoutError if no layout of so many processes suits the model and the batch.
 
     Both tp and pp stay if possible, else tp alone, else pp alone. dp_shard stays as near as possible, and dp_replicate
     takes the rest. The micro-batch shrinks only if the number of replicas requires it.
@@ -299,8 +304,9 @@ def _nearest_config(config: RunConfig, num_processes: int) -> RunConfig | None:
 
 
 def _fit_micro_batch(stage: StageSettings, config: RunConfig, num_replicas: int) -> StageSettings:
-    """Return a stage's settings with its own micro-batch, if it gives one, made to divide what each of `num_replicas`
-    data-parallel replicas reads in a step.
+    """Return the settings of a training stage with its micro-batch size reduced, where necessary, to a divisor of the
+    samples that each of `num_replicas` data-parallel replicas reads in a step. Return them unchanged if the stage gives
+    no micro-batch size, or if its global batch cannot be divided among the replicas.
     """
     size, batch = (stage.train.get(key) for key in ("micro_batch", "global_batch"))
     batch = config.train.global_batch if batch is None else batch
@@ -347,8 +353,8 @@ def _schedule_choices(configured: ParallelSettings, pp: int, num_layers: int) ->
 def _layout_distance(
     configured: ParallelSettings, pp: int, tp: int, dp_shard: int, dp_replicate: int, schedule: str, vp: int
 ) -> tuple[float, ...]:
-    """Return a sort key that grows with the difference between a layout (pp, tp and so on) and the configured one. Its
-    first entries decide: whether tp and pp stay the same.
+    """Return a sort key that is smaller the more similar a layout (pp, tp and so on) is to the `configured` one.
+    Layouts that keep tp come first, and among these those that keep pp.
 
     Ties go to layouts that split the model further, which need less memory.
     """

@@ -96,9 +96,9 @@ def planned_run(config: RunConfig, model: ModelSettings) -> PlannedRun:
 def predict_step(
     run: PlannedRun, hardware: Hardware, batch_sizes: Sequence[int] | Mapping[int, int] = ()
 ) -> StepForecast:
-    """Predict the mean duration of a step on this hardware over steps with the given `batch_sizes`, in samples, or
-    batch size -> number of steps. They differ if the run ramps its batch size up; without `batch_sizes`, the step has
-    the full batch.
+    """Predict the mean duration of a step of `run` on `hardware`. For a run that ramps its batch size up, `batch_sizes`
+    has the samples of each of its steps, or maps a batch size to its number of steps; without it, every step has the
+    full batch.
     """
     counts = Counter(batch_sizes or (run.global_batch,))
     prices = machine_cost_model(hardware)
@@ -107,8 +107,8 @@ def predict_step(
 
 
 def _energy_fact(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
-    """Return {"energy": text} with the energy per step of all devices, as the planner predicts it; {} if the hardware
-    settings name no power.
+    """Return {"energy": text} with the predicted energy per step of all devices together; {} if the hardware settings
+    do not give the power of a device.
     """
     time, _ = price_runs([run], hardware, machine_cost_model(hardware).time)
     joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
@@ -145,8 +145,9 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
 
 
 def with_this_machine(config: RunConfig, runs_here: bool) -> RunConfig:
-    """Return the config with compute.device=cpu if neither config.hardware nor compute.device names a device, this
-    machine has no GPU, and the run would use this machine. `runs_here` is True if all its processes would.
+    """Return `config` with compute.device=cpu if the run would be on this machine and this machine has no GPU. Return
+    it unchanged in all other cases, and if config.hardware or compute.device names a device. `runs_here` is True if all
+    processes of the layout would run on this machine.
 
     If the processes of a larger layout do not run here (`runs_here`), they may find GPUs, so their config stays.
     """
@@ -239,7 +240,9 @@ def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
 
 
 def _average_fact(config: RunConfig, inputs: Inputs) -> dict[str, str]:
-    """Return {"average_of_weights": text} with what checkpoint.ema keeps and how large it is; {} if it keeps none."""
+    """Return {"average_of_weights": text} with the decay, the update interval and the size of the average of the
+    weights that checkpoint.ema asks for; {} if it asks for none.
+    """
     settings = config.checkpoint.ema
     if not settings.is_on:
         return {}
@@ -252,8 +255,9 @@ def _average_fact(config: RunConfig, inputs: Inputs) -> dict[str, str]:
 
 
 def _save_interval_fact(config: RunConfig) -> dict[str, Any]:
-    """Return {"save_every": text} with the recommended checkpoint.interval_s, computed from the duration of this run's
-    saves and run.time_between_failures; {} if the latter is not set.
+    """Return {"save_every": text} with the recommended checkpoint.interval_s, computed from run.time_between_failures
+    and the measured duration of the run's earlier saves, or with a note that it has not saved yet; {} if
+    run.time_between_failures is not set.
     """
     between_failures = config.run.time_between_failures
     if between_failures is None:
@@ -272,8 +276,8 @@ def _save_interval_fact(config: RunConfig) -> dict[str, Any]:
 
 
 def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """Return which checkpoint the run resumes from, which checkpoint gives its first weights, and which settings
-    changed since its last start, as key -> text.
+    """Return, as key -> text, the checkpoint that the run resumes from, the checkpoint whose weights it begins with,
+    and the settings that changed since its previous start. Keys without anything to say are left out.
     """
     init_from = config.checkpoint.init_from
     changed = [f"{key}={show(now)}, was {show(was)}" for key, (was, now) in changed_settings(config, inputs).items()]
@@ -289,8 +293,9 @@ def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
 
 
 def _weights_origin(config: RunConfig, checkpoint: Path) -> str:
-    """Return in words where the first weights of a run come from: an import from another program, which is still to be
-    made if `checkpoint` is that program's folder, or a number of training steps.
+    """Return text on the origin of `checkpoint`, whose weights a new run begins with: the number of steps it was
+    trained for, or the program it was imported from. If `checkpoint` is another program's folder, the text says where
+    it will be imported to.
     """
     if not (checkpoint / MANIFEST).is_file():
         return f"another program's, and will be imported into {Path(config.run.dir) / IMPORTED}"

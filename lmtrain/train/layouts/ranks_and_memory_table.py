@@ -31,8 +31,9 @@ _HOST_WIDTH = 12  # because: with all other columns at their widest, a row still
 
 
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
-    """Return a table row per rank, as key -> value: rank, host, coordinates, layers, parameters, and bytes of weights,
-    gradients and optimizer state. `hosts` has each rank's host name; empty if unknown.
+    """Return a table row per rank, in rank order, as key -> value: rank, host, coordinates (pp, tp and so on), layers,
+    number of parameters, and bytes of weights, gradients and optimizer state. `hosts` has each rank's host name; empty
+    if unknown.
     """
     layout = config.parallel.layout
     sizes = [_sizes_by_shard(config, model, pp) for pp in range(layout.pp)]
@@ -45,8 +46,8 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
 
 
 def _sizes_by_shard(config: RunConfig, model: ModelSettings, pp: int) -> list[Row]:
-    """Return a table row per dp shard of the pipeline rank `pp`: layers, parameters and bytes. Shards that hold equally
-    many rows of each parameter are computed once.
+    """Return, for each dp_shard index in order, what a rank with it holds in the pipeline rank `pp`: layers as text,
+    number of parameters, and bytes of weights, gradients and optimizer state. Equal shards are computed once.
     """
     layout, stages = config.parallel.layout, stages_of_rank(model, config.parallel, pp)
     heights = sorted({place.part_shape[0] for place in placements_of_stages(model, stages, layout, 0)})
@@ -61,8 +62,9 @@ def _sizes_by_shard(config: RunConfig, model: ModelSettings, pp: int) -> list[Ro
 
 
 def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Placement]) -> Row:
-    """Return the number of parameters, and the bytes of weights, gradients and optimizer state, of a rank that holds
-    the given `places`: the part of each parameter on the rank. An average of the weights counts as optimizer state.
+    """Return the number of parameters, and the bytes of weights, gradients and optimizer state, that a rank holds.
+    `places` has a Placement for each parameter of its stages, which says which part of it is on the rank. An average of
+    the weights counts as optimizer state.
     """
     work_bytes = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
     numbers = count_elements(places, layout, config.optim.num_slots)

@@ -38,8 +38,9 @@ _SECONDS = ("seconds", "seconds_low", "seconds_high")  # keys of a stage's predi
 
 
 def dry_run_facts_of_stages(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) -> dict[str, Any]:
-    """Return everything that a dry run shows of a run with stages, as `dry_run_facts` does of other runs, with an entry
-    "stages" for the table. Facts about the layout and the memory are those of the stage that needs most memory.
+    """Return everything that a dry run shows of a run with training stages, as key -> value: the same as
+    `dry_run_facts`, with layout and memory of the stage that needs most memory, and under "stages" the rows of
+    `stage_rows`. `runs_here` is True if all processes of the layout would run on this machine.
     """
     step = 0 if inputs.resume_from is None else Contents(inputs.resume_from).manifest.step
     rows = stage_rows(config, inputs, step=step, runs_here=runs_here)
@@ -65,7 +66,9 @@ def dry_run_facts_of_stages(config: RunConfig, inputs: Inputs, *, runs_here: boo
 
 
 def _training_time(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return {"step_time": text} with the time of all stages, if it is predicted."""
+    """Return {"step_time": text} with the predicted duration of the steps of all stages together; {} if `rows`, those
+    of `stage_rows`, have no prediction.
+    """
     if "seconds" not in rows[0]:
         return {}
     likely, low, high = (format_seconds(sum(row[key] for row in rows)) for key in _SECONDS)
@@ -73,7 +76,9 @@ def _training_time(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _by_stage(key: str, values: Sequence[tuple[str, str | None]]) -> dict[str, str]:
-    """Return {key: text} for a fact of which `values` has the text in each stage, by name; {} if no stage has one."""
+    """Return {key: text} that joins the texts of all stages: the text itself if only one occurs, else each text after
+    the names of the stages that have it; {} if no stage has one. `values` has (stage name, text or None) of each stage.
+    """
     texts = list(dict.fromkeys(text for _, text in values if text))
     if len(texts) <= 1:
         return {key: texts[0]} if texts else {}
@@ -82,8 +87,9 @@ def _by_stage(key: str, values: Sequence[tuple[str, str | None]]) -> dict[str, s
 
 
 def stage_rows(config: RunConfig, inputs: Inputs, *, step: int = 0, runs_here: bool = False) -> list[dict[str, Any]]:
-    """Return a row per stage of a run, in order; [] if the run has no stages. `step` is the step that the run has
-    reached, and `inputs` are those of the stages that are left. `runs_here` is True if all processes of the layout
+    """Return a table row per training stage, in order, as key -> value: steps, samples, tokens, learning rates, batch
+    sizes, sources, predicted memory and more; [] if the run has no stages. `step` is the step that the run has reached,
+    and `inputs` are those of the stages that are left to train. `runs_here` is True if all processes of the layout
     would run on this machine.
     """
     inputs_of = {stage.stage_name: stage_inputs for stage, stage_inputs in inputs.stages(config)}
@@ -111,9 +117,10 @@ def stage_rows(config: RunConfig, inputs: Inputs, *, step: int = 0, runs_here: b
 
 
 def _source_rows(stage: StageConfig, inputs: Inputs | None, tokens: dict[str, int]) -> list[dict[str, Any]]:
-    """Return a row per dataset that a stage trains on: its share, the samples and tokens that the stage reads, and how
-    often the run has read it by the end of the stage. `tokens` holds what the run has read by content and is updated.
-    Without `inputs`, for a stage that has ended, the rows have names and weights alone.
+    """Return a row, key -> value, per dataset that a stage trains on: name, path, share, the samples and tokens that
+    the stage reads, and the epochs read in the stage and up to its end. `tokens` maps a dataset's content key to the
+    tokens that the run has read of it, and is updated in place. Without `inputs`, for a stage that has ended, there are
+    only name, path and share.
     """
     if inputs is None:
         return [*_configured_sources(stage)]
@@ -133,8 +140,8 @@ def _source_rows(stage: StageConfig, inputs: Inputs | None, tokens: dict[str, in
 
 
 def _configured_sources(stage: StageConfig) -> Iterator[dict[str, Any]]:
-    """Yield name, path and share of each dataset that a stage's settings name; the share is None if it is not given by
-    weights.
+    """Yield {"name": ..., "dataset": path, "share": ...} for each dataset in the data settings of a stage. The share is
+    a fraction of 1, or None if the settings of a blend do not give all weights.
     """
     data = stage.data
     if isinstance(data, BlendSettings):
@@ -148,8 +155,9 @@ def _configured_sources(stage: StageConfig) -> Iterator[dict[str, Any]]:
 
 
 def _forecast(stage: StageConfig, model: ModelSettings, *, runs_here: bool) -> dict[str, Any]:
-    """Return the predicted memory of the rank that needs most and, on a known machine, whether it fits and the seconds
-    of the stage. `model` has the vocabulary of the run.
+    """Return key -> value: the predicted bytes on the rank that needs most memory and, if config.hardware names a
+    machine, whether they fit, the bytes of a device, and the seconds that the stage will take. Only the vocabulary size
+    of `model` is used. `runs_here` is True if all processes of the layout would run on this machine.
     """
     run = planned_run(with_this_machine(stage, runs_here), stage.model.with_vocab(model.shape.vocab_size))
     memory_bytes, hardware = sum(count_rank_bytes(run, fullest_rank(run)).values()), stage.hardware
@@ -165,8 +173,8 @@ def _forecast(stage: StageConfig, model: ModelSettings, *, runs_here: bool) -> d
 
 
 def stage_lines(rows: Sequence[Mapping[str, Any]], width: int = MIN_WIDTH) -> Iterator[str]:
-    """Yield the lines of the table of stages, at most `width` columns wide: a row per stage with its sources below it,
-    and then what is to be known of single stages.
+    """Yield the lines of the table of training stages, at most `width` columns wide: column titles, a line per row with
+    the stage's datasets below it, and then the sentences of `stage_notes`. `rows` are those of `stage_rows`.
     """
     width = min(max(width, MIN_WIDTH), MAX_WIDTH)
     cells = [_cells(row) for row in rows]
@@ -193,7 +201,9 @@ def stage_lines(rows: Sequence[Mapping[str, Any]], width: int = MIN_WIDTH) -> It
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a stage's texts by column title."""
+    """Return the cells of a stage's line in the table, as column title -> text, "" for an empty cell. `row` is one of
+    `stage_rows`.
+    """
     state = {"done": "done", "current": "now", "ahead": ""}[row["status"]]
     smallest, largest = row["batch_sizes"][0], row["batch_sizes"][-1]
     return {
@@ -206,7 +216,9 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _source_text(sources: Sequence[Mapping[str, Any]]) -> str:
-    """Return a stage's sources in words, those with the largest shares first."""
+    """Return a list of a stage's datasets as text, each with its share and the epochs read so far, largest share first.
+    Of many datasets the smallest are counted as "N others".
+    """
     ordered = sorted(sources, key=lambda source: -(source["share"] or 0.0))
     words = []
     for source in ordered[:_SHOWN_SOURCES]:
@@ -221,8 +233,8 @@ def _source_text(sources: Sequence[Mapping[str, Any]]) -> str:
 
 
 def stage_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a sentence on the step that the run has reached, on each stage whose length was rounded up, and on each
-    that needs more memory than there is.
+    """Yield sentences below the table of training stages: on the step that the run has reached, on each stage whose
+    length was rounded up to whole steps, and on each that does not fit in memory. `rows` are those of `stage_rows`.
     """
     for row in rows:
         if "reached_step" in row:

@@ -170,8 +170,9 @@ def open_view(
 def show_start_notes(
     view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], skip_messages: Iterable[str]
 ) -> None:
-    """Show notes before the first step: validation data, pipeline stages, the table of ranks, and warnings on
-    checkpoints that the resume skipped. Their messages are `skip_messages`; `hosts` has each rank's host name.
+    """Show notes on rank 0 before the first step: which data validation reads, pipeline stages, the table of ranks, the
+    warnings `skip_messages` on checkpoints that the resume skipped, and unreadable checkpoints. `hosts` has each rank's
+    host name.
     """
     fault_point("start.loop")
     if mesh.rank > 0:
@@ -265,8 +266,8 @@ def build_histograms(model: ParallelModel) -> dict[str, Histogram]:
 
 
 def _add_to_histogram(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, extremes: Tensor) -> None:
-    """Add numbers to a histogram, in place: `counts` of the buckets between `edges`; `sums` of x and of x squared;
-    `extremes`, the maxima of -x and of x.
+    """Add the values x in `numbers` to the tensors of a histogram, in place: `counts` has the number of values in each
+    bucket between `edges`, `sums` the sums of x and of x squared, `extremes` the maxima of -x and of x.
     """
     if not numbers.numel():
         return
@@ -277,9 +278,9 @@ def _add_to_histogram(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tens
 
 
 def record_start(run: Run) -> None:
-    """Write the "start" row of metrics (checkpoint, digest of the weights, settings, device) and show notes on where
-    the run begins; where one of its stages follows another in this start, write the row "stage" instead. All ranks take
-    part, since the digest needs an all-reduce.
+    """Write the "start" row of metrics (checkpoint, digest of the weights, settings, device), and show notes on where
+    the run begins. If the previous training stage was trained in this same start, write a "stage" row instead. All
+    ranks must call this, since the digest needs an all-reduce.
     """
     if run.inputs.follows_stage:
         _record_stage(run)
@@ -299,8 +300,8 @@ def record_start(run: Run) -> None:
 
 
 def _start_lines(run: Run) -> Iterator[str]:
-    """Yield lines of text on where the run begins, and on what is unusual about that. Called on rank 0, after the
-    "start" row is written.
+    """Yield lines of text for the screen, after the "start" row is written: warnings, the checkpoint that the run
+    resumes from or whose weights it begins with, changed settings, and steps that are lost. Only rank 0 calls this.
     """
     resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
     yield from (f"warning: {warning}" for warning in run.inputs.warnings)
@@ -396,8 +397,8 @@ def report_occasional(run: Run) -> None:
 
 
 def _optional_step_values(run: Run) -> dict[str, Any]:
-    """Return entries of a "step" row that are not always known: `limit_left_s`, the seconds until a time limit ends the
-    run, and values on slow ranks.
+    """Return those entries of a "step" row that are known: `limit_left_s`, the seconds until a time limit ends the run,
+    and values on slow ranks; {} if none is.
     """
     left_s = run.durations.left_s()
     values = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
@@ -430,8 +431,8 @@ def report_measures(run: Run, row: dict[str, Any]) -> None:
 
 
 def report_save(run: Run) -> None:
-    """Write a "save" row with size and duration of the newest finished checkpoint and show it, unless this was done
-    already.
+    """Write a "save" row with size and duration of the newest finished checkpoint, and show it. Do nothing if there is
+    none, or if this checkpoint was reported already.
     """
     last = run.writer.last
     if last is None or last.step == run.reported_save:
@@ -450,7 +451,9 @@ def report_save(run: Run) -> None:
 
 
 def _record_stage(run: Run) -> None:
-    """Write the row "stage" of metrics and say which stage begins."""
+    """Write the "stage" row of metrics, with digests of weights and data, and show which training stage begins. All
+    ranks must call this, since the digest of the weights needs an all-reduce.
+    """
     run.progress.attempt = start_number(run.folder) - 1 if run.metrics is not None else 1
     record(run, "stage", {"weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256})
     config = run.config
@@ -462,8 +465,9 @@ def _record_stage(run: Run) -> None:
 
 
 def save(run: Run) -> int:
-    """Begin to write a checkpoint of the current step and return the step. A failed save is shown and training goes on;
-    after MAX_FAILED_SAVES failures in a row an error is raised.
+    """Start to save a checkpoint of the current step, after waiting for the previous save, and return the step. If a
+    save fails, show its error and return all the same; after MAX_FAILED_SAVES failures in a row, raise an error. All
+    ranks take part.
     """
     try:
         run.writer.wait()
@@ -485,8 +489,8 @@ def save(run: Run) -> int:
 
 
 def _report_failed_save(run: Run, subject: str, error: StorageError | OutputError) -> None:
-    """Count a failed save and show its error as "`subject` failed". Raise an error after MAX_FAILED_SAVES failures in a
-    row.
+    """Count a failed save and show `error` after the words "`subject` failed". Raise an error with the same exit code
+    instead if MAX_FAILED_SAVES saves in a row have failed.
     """
     run.failed_saves += 1
     if run.failed_saves == MAX_FAILED_SAVES:

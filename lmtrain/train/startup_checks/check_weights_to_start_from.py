@@ -86,8 +86,9 @@ def find_first_weights(
 
 
 def tokenizer_of_first_weights(config: RunConfig, foreign: ForeignWeights | None) -> Tokenizer | None:
-    """Return the tokenizer of the model that checkpoint.init_from names, for data that comes without one; None if the
-    run has no such model or the model no tokenizer. `foreign` is the model if it is another program's folder.
+    """Return the tokenizer of the model that checkpoint.init_from names, for data that comes without one; None if it
+    names no model, or the model has no tokenizer. `foreign` describes that model if it is another program's folder.
+    Once the run has begun, the copy of the tokenizer in the run's folder is used.
     """
     if config.checkpoint.init_from is None:
         return None
@@ -104,7 +105,10 @@ def tokenizer_of_first_weights(config: RunConfig, foreign: ForeignWeights | None
 
 
 def _tokenizer_error(path: Path, fingerprint: str, tokenizer: Tokenizer, place: Path) -> SettingsError:
-    """Return the error for a model at `path` whose tokenizer, at `place`, has another fingerprint than the data's."""
+    """Return the error for checkpoint.init_from=`path` if this model was trained with another tokenizer than
+    `tokenizer`, that of the data. `fingerprint` is that of the model's tokenizer, and `place` is its path, to which the
+    message points.
+    """
     return SettingsError([
         f"checkpoint.init_from={path} was trained with a tokenizer of fingerprint {fingerprint[:12]}, but the data was "
         f"written with one of fingerprint {tokenizer.fingerprint[:12]}. Preprocess the text with --tokenizer {place}."
@@ -130,9 +134,9 @@ def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -
 
 
 def _length_and_rows(model: ModelSettings, saved_values: dict[str, Any], differing: Sequence[str]) -> dict[str, Any]:
-    """Return the values of seq_len and num_positions with which `model`, of the run, has as many rows in its table of
-    positions as `saved_values`, the checkpoint's settings, state; {} if num_positions is not among the keys
-    `differing`. The run's own seq_len stays if it fits.
+    """Return the seq_len and num_positions that give the run's `model` as many learned positions as the checkpoint has
+    by its settings `saved_values`; {} if num_positions is not among the keys `differing`. The run's seq_len stays
+    unless it is larger than that number.
     """
     if "num_positions" not in differing:
         return {}
@@ -159,7 +163,10 @@ def find_lineage(config: RunConfig, resume_from: Path | None, weights_from: Path
 
 
 def _parent(kind: str, path: Path, state: Mapping[str, Any], config: RunConfig) -> Parent:
-    """Return the entry of a lineage for the checkpoint at `path`, whose state is `state`."""
+    """Return the lineage entry of the checkpoint at `path`, from which this run descends: its step, the digest of its
+    manifest, and the settings that differ between it and `config`. `state` is what the checkpoint saved besides
+    tensors; `kind` says whether the run resumed from it or only took its weights.
+    """
     before, after = (dict(_leaves(settings)) for settings in (state.get("settings", {}), config.to_dict()))
     # because: stages of a branch are there in place of the run's length, and are settings of the branch alone
     differences: dict[str, list[Any]] = compare_settings(before, after)
@@ -180,9 +187,9 @@ def _leaves(settings: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, A
 
 
 def recorded_parent(config: RunConfig) -> Path | None:
-    """Return the checkpoint of another run from which this run has begun, by the record in its folder, if the settings
-    still name that run; None for a run that descends from no other. Raise CheckpointError if another checkpoint is in
-    its place.
+    """Return the path of the other run's checkpoint from which this run has begun, as recorded in this run's folder;
+    None if it began from none, or if the settings no longer name that run. Raise CheckpointError if that checkpoint was
+    replaced by another since.
     """
     parents = read_lineage(Path(config.run.dir))
     named = config.checkpoint.init_from or config.checkpoint.resume

@@ -162,9 +162,10 @@ def preflight(
 
 
 def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) -> bool:
-    """Check what needs no data: the number of processes, a C++ compiler for compute.compile, the device, and packages
-    that the settings need. Return True if the run's processes are here, and False if a single process checks a run of
-    many, which it may if `starts_run` is False, as it is for a dry run.
+    """Check all that needs no data: the number of processes, a C++ compiler for compute.compile, the device, and
+    packages that the settings need; raise LayoutError or SettingsError. Return True if these are the run's processes.
+    Return False if a single process checks a run of many, as it may if `starts_run` is False (a dry run); device and
+    packages are then not checked.
     """
     problems, counts = list(compiler_problems(config)), starts_run or env.launcher != "single"
     if wrong := list(process_problems(config.parallel.layout, env, config.train)) if counts else []:
@@ -180,9 +181,9 @@ def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
 
 
 def load_stages(config: RunConfig, resumed: Contents | None, foreign: ForeignWeights | None) -> list[Inputs]:
-    """Load the tokenizer and the data of each stage that is left to train, the one to begin with first; of the whole
-    run if it has no stages. `resumed` is the checkpoint to resume from. Raise SettingsError if the stages' tokenizers
-    differ.
+    """Load the tokenizer and the data of each training stage that is left to train, and return the Inputs of each, in
+    order; a list of one for a run without stages. `resumed` is the checkpoint to resume from, `foreign` another
+    program's folder to start from. Raise SettingsError if the stages' tokenizers differ.
     """
     step = 0 if resumed is None else resumed.manifest.step
     history, split_rule = history_of(resumed), split_rule_of(resumed)
@@ -422,8 +423,8 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
 
 
 def check_device(config: RunConfig, env: ProcessEnv) -> None:
-    """Raise an error if the device that compute.device names is missing or unusable, or if compute.tf32 is set without
-    a GPU.
+    """Raise an LmtrainError if the device that compute.device names is missing or unusable, or if compute.tf32 is set
+    and there is no GPU. Do nothing for compute.device=cpu.
     """
     if config.compute.device == "cpu":
         return
@@ -518,7 +519,7 @@ def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
 
 def check_port(env: ProcessEnv) -> None:
     """Raise an error if this process cannot open the TCP port at which the ranks of the run will find each other. The
-    port is opened only for the check; nothing is checked where the launcher or another rank opens it.
+    port is closed again. Do nothing for a single process, or if the launcher or another rank will open the port.
     """
     if env.world_size == 1:
         return

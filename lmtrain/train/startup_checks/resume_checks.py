@@ -78,9 +78,9 @@ def skipped_messages(path: Path) -> list[str]:
 
 
 def set_aside_damaged(path: Path, checkpoint_folder: Path, error: LmtrainError) -> None:
-    """Rename the damaged checkpoint at `path`, so that the run resumes from the one before it. Raise `error`, with
-    which reading failed, if the checkpoint is not in the run's own `checkpoint_folder`, if no readable checkpoint
-    precedes it, or if its files prove intact.
+    """Rename the damaged checkpoint at `path`, so that the run resumes from the one before it. Raise `error`, the error
+    that reading it gave, instead if it is not in the run's own `checkpoint_folder`, if no checkpoint precedes it, or if
+    its files prove intact.
 
     because: without an earlier checkpoint the run would silently restart from the beginning, and an intact checkpoint
     does not fit the run for another reason
@@ -104,8 +104,9 @@ def split_rule_of(checkpoint: Contents | None) -> str:
 
 
 def history_of(checkpoint: Contents | None) -> DataHistory | None:
-    """Return what the run had read of its sources when it saved `checkpoint`; None if the checkpoint does not say, as
-    older ones and imported weights do not. None as a checkpoint stands for a new run, which has read nothing.
+    """Return the record of what the run had read of its datasets when it saved `checkpoint`; None if the checkpoint has
+    no such record, as older ones and imported weights. If `checkpoint` is None, for a new run, return the record of a
+    run that has read nothing. Raise CheckpointError if the record is damaged.
     """
     if checkpoint is None:
         return NOTHING_READ
@@ -120,9 +121,9 @@ def history_of(checkpoint: Contents | None) -> DataHistory | None:
 
 
 def tokens_at_checkpoint(checkpoint: Contents | None, data: TrainingData) -> tuple[dict[str, int], int]:
-    """Return source key -> tokens that the run had read when it saved `checkpoint`, and how many samples of the stage
-    whose data is `data` are among them: ({}, 0) for a new run, and for a checkpoint of an older version, which does not
-    say. Raise CheckpointError if the entry is damaged.
+    """Return (dataset key -> tokens that the run had read of it when it saved `checkpoint`, number of samples that it
+    had read of the stage with the data `data`). Return ({}, 0) for a new run (None) and for a checkpoint of an older
+    version. Raise CheckpointError if the counts are damaged.
     """
     state: Mapping[str, Any] = {} if checkpoint is None else checkpoint.manifest.state
     saved, samples = state.get("sources"), state.get("samples", 0)
@@ -137,8 +138,8 @@ def tokens_at_checkpoint(checkpoint: Contents | None, data: TrainingData) -> tup
 
 
 def average_notes(config: RunConfig, path: Path, state: Mapping[str, Any]) -> list[str]:
-    """Return a message, in a list, if the run begins an average of its weights at the checkpoint `path` from which it
-    resumes, or leaves out the one that the checkpoint has. `state` is the checkpoint's.
+    """Return a list of one message if the resumed run begins an average of its weights that the checkpoint at `path`
+    does not have, or drops the one that it has; else []. `state` is the checkpoint's saved state.
     """
     settings, saved, step = config.checkpoint.ema, state.get("ema"), state["step"]
     if saved and not settings.covers(step):
@@ -248,8 +249,8 @@ def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple
 
 
 def _past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, the run's value, the checkpoint's value) for each setting that a resumed run has to keep of its
-    finished stages, those before the stage of `config`. `state` is the checkpoint's.
+    """Return (name, the run's value, the checkpoint's value) for each setting of the stages before that of `config`,
+    which are finished, so that a resumed run must not change them. `state` is the checkpoint's saved state.
 
     Datasets are compared by their contents, as far as their files are still there, and not by their paths.
     """
@@ -271,7 +272,9 @@ def _past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any
 
 
 def _stage_facts(stage: RunConfig) -> dict[str, Any]:
-    """Return the settings of a stage that decide what it trains, by key; paths are left out."""
+    """Return dotted key -> value for the settings that decide what a training stage learns: of model, train, optim,
+    data and schedule. Paths are left out.
+    """
     settings = {group: getattr(stage, group).to_dict() for group in ("model", "train", "optim", "data")}
     facts = {f"{group}.{key}": settings[group].get(key) for group, keys in _FACTS.items() for key in keys}
     parts = settings["data"].get("datasets", ())
