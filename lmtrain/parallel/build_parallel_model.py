@@ -153,8 +153,9 @@ def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
 
 
 def _log_lines(stage: Stage, num_stages: int, lines: list[str | None]) -> list[str]:
-    """Return the lines to log about a pipeline stage: its blocks and ends, then `lines`, each with the stage's number.
-    With a single stage return `lines` alone. Entries of `lines` that are None are left out.
+    """Return lines for the log on a pipeline stage: one on the layers that it holds, and whether it has the embedding
+    or the head, then `lines`, each with the stage's number. If there is one stage, return `lines` alone. Leave out
+    lines of None.
     """
     if num_stages == 1:
         return [line for line in lines if line]

@@ -196,7 +196,7 @@ class _BroadcastFromFirst(torch.autograd.Function):
 
 
 def _output_with_bias(y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Add the bias, if any, to `y` in place and return it; under torch.compile return a new tensor instead. `y` is the
+    """Add the bias, if any, to `y` in place and return `y`; under torch.compile return a new tensor instead. `y` is the
     result of an in-place collective and becomes the output of an autograd function.
 
     because: torch 2.11's compiler treats an output changed in place as a constant, and all gradients before it become 0

@@ -115,8 +115,8 @@ class Inference:
             )
 
     def _score_labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:
-        """Return the scores of each batch's labels, [2, K] as `scores` yields them, by the batch's index. Ranks without
-        the last pipeline stage return an empty dict.
+        """Return batch index -> the scores of that batch's labels, [2, K] as `scores` yields them; {} on ranks without
+        the last pipeline stage. All ranks must call this.
         """
         labels = [_scored_labels(batch).to(self.device) for batch in batches]
         is_labelled = [label != IGNORED for label in labels]
@@ -135,9 +135,9 @@ class Inference:
     def _compute_results(
         self, batches: Sequence[Batch], keep_masks: Sequence[Tensor | None], compute_result: ComputeResult
     ) -> dict[int, Tensor]:
-        """Run the model on all batches; return `compute_result(last stage, hidden states, batch index)` by batch index
-        on ranks with the last pipeline stage, else an empty dict. A batch's mask in `keep_masks`, [B, T], selects the
-        positions whose hidden states are passed; None selects all.
+        """Run the model on all batches, and return batch index -> `compute_result(last stage, hidden states, batch
+        index)`; {} on ranks without the last pipeline stage. A mask [B, T] in `keep_masks`, one per batch, selects the
+        positions whose hidden states are passed; None passes all.
         """
         self.set_training_mode(False)
         device_batches = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
@@ -172,8 +172,8 @@ class Inference:
 
 @contextmanager
 def _use_dense_masks(models: Iterable[LanguageModel]) -> Iterator[None]:
-    """Make the models build dense attention masks instead of block masks within the context, so that texts may have any
-    length.
+    """Make the models build dense attention masks in place of flex_attention's block masks while the context is open,
+    so that texts may have any length.
 
     because: flex_attention would be compiled for each length, and the compiler caches eight; uncompiled, as in an
     evaluation during training, it creates a matrix of all scores for every head

@@ -27,9 +27,9 @@ RowBlock = tuple[int, Tensor]  # (number of the first row, rows of a parameter)
 def draw_initial_values(
     parameters: Mapping[str, Tensor], placements: Placements, starts: Mapping[str, Start] | None, seed: int
 ) -> None:
-    """Overwrite this rank's parameters with their initial values, drawn from `seed` and each parameter's name. `starts`
-    has the distribution of each parameter (None: all values are 0), `placements` the regions of it that this rank
-    holds.
+    """Overwrite this rank's parameters, in place, with their initial values, drawn from `seed` and each parameter's
+    name. `starts` maps each name to its distribution (None: all values are 0); `placements` maps it to the regions of
+    the whole parameter that this rank holds.
 
     Each whole parameter is drawn and this rank's regions of it are kept, so that no layout changes a weight. Padding
     starts at 0 and stays at 0, because it gets no gradient.
@@ -69,8 +69,8 @@ def _draw_in_threads(blocks: Mapping[str, Iterator[RowBlock]], num_threads: int)
 
 
 def _copy_overlap(block: Tensor, first_row: int, region: Region, parameter: Tensor) -> None:
-    """Copy into this rank's `parameter` the values that belong both to the block and to the region. The block holds
-    rows of the whole parameter from row `first_row` on; the region is a rectangle that this rank holds.
+    """Copy the values of `block` that lie in `region` to their place in this rank's `parameter`. `block` holds rows of
+    the whole parameter, the first of which is row `first_row`; `region` is a rectangle of it that this rank holds.
     """
     start, size = region.offset[0], region.shape[0]
     begin, end = max(start, first_row), min(start + size, first_row + len(block))
@@ -81,8 +81,9 @@ def _copy_overlap(block: Tensor, first_row: int, region: Region, parameter: Tens
 
 
 def pieces_of(tensors: Mapping[str, Tensor], placements: Placements, prefix: str) -> list[Piece]:
-    """Return the regions that this rank holds of `tensors` as pieces named `prefix.NAME`, the unit of checkpoints.
-    `placements` has the regions of each parameter; each key of `tensors` is, or ends in, a parameter's name.
+    """Return a checkpoint Piece (name, offset and values) for each rectangular region of the tensors that this rank
+    holds, named `prefix.NAME`. `tensors` are named after parameters: each key is, or ends in, a parameter's name.
+    `placements` maps parameter names to the regions on this rank.
 
     A piece has its placement's name: both copies of a tied weight are pieces of the first name.
     """
@@ -95,8 +96,8 @@ def pieces_of(tensors: Mapping[str, Tensor], placements: Placements, prefix: str
 
 
 def owned_pieces(pieces: Iterable[Piece], placements: Placements) -> list[Piece]:
-    """Return the pieces that this rank saves, those of parameters that it owns by `placements`. Over all ranks, every
-    element of every tensor is saved exactly once.
+    """Return those of `pieces` that this rank must save: regions of parameters that it owns by `placements`. Over all
+    ranks, every element of every tensor is saved exactly once.
     """
     names = {place.name for place in placements.values()}
     saved = {

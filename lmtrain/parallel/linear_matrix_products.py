@@ -30,8 +30,8 @@ MIN_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V
 
 @contextmanager
 def defer_products(queue: list[DeferredProduct]) -> Iterator[None]:
-    """Make backward skip the weight gradients of linears within the context: append to `queue` functions that compute
-    them.
+    """Postpone the weight gradients of linears while the context is open: their backward does not compute them, but
+    appends to `queue` functions without arguments that do.
     """
     _open_queues.append(queue)
     try:
@@ -95,9 +95,9 @@ class _Linear(torch.autograd.Function):
 def weight_gradient(
     weight: Tensor, gradient_total: Tensor | None, grad_rows: Tensor, input_rows: Tensor
 ) -> Tensor | None:
-    """Return the gradient of a linear's weight for autograd, `grad_rows^T input_rows`; None if it is added to the fp32
-    sum `gradient_total` or deferred. `grad_rows` [N, out] is the gradient of the linear's outputs, `input_rows` [N, in]
-    its inputs.
+    """Return the gradient of a linear's weight for autograd, `grad_rows^T input_rows`. Return None instead if it is
+    added to the fp32 sum `gradient_total`, or if an open `defer_products` postpones it. `grad_rows` [N, out] is the
+    gradient of the linear's outputs, `input_rows` [N, in] its inputs.
     """
     if gradient_total is None:
         return compute_or_defer(weight, lambda: grad_rows.t() @ input_rows)

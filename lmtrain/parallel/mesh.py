@@ -105,8 +105,8 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
 
 
 def _ranks_along(layout: Layout, coordinate: Coordinate, *names: str) -> tuple[int, ...]:
-    """Return the ranks whose coordinate equals `coordinate` on all axes but those in `names`. The last axis in `names`
-    varies fastest.
+    """Return the ranks whose coordinates equal `coordinate` on all axes except those in `names`, such as "tp", on which
+    they may be any. They are ordered by `names`, the last of which varies fastest.
     """
     coordinates = [coordinate]
     for name in names:

@@ -200,9 +200,9 @@ class ParallelModel(Inference):
         return pinned.to(self.device, non_blocking=True)
 
     def _with_sample_sums(self, totals: Tensor, sample_sums: Mapping[int, Tensor], num_samples: int) -> Tensor:
-        """Return the shared results `totals` with further columns: `num_samples` for each data-parallel rank. This
-        rank's are `sample_sums`, by index of the result, followed by zeros if they are fewer. Return `totals` alone if
-        `num_samples` is 0.
+        """Return `totals` with `num_samples` further columns per data-parallel rank, equal on every rank; `totals`
+        alone if `num_samples` is 0. `sample_sums` has this rank's columns by index of the result; zeros follow if they
+        are fewer. All ranks must call this.
         """
         if not num_samples:
             return totals
@@ -214,8 +214,8 @@ class ParallelModel(Inference):
         return torch.cat([totals, self._share_results(padded, len(totals), (*totals.shape[1:-1], end))], -1)
 
     def _share_results(self, results: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return [count, *shape] on every rank: entry i is the sum over data-parallel ranks of result i, which only
-        ranks with the last pipeline stage have in `results`. A missing result counts as 0.
+        """Return [count, *shape], equal on every rank: entry i is the sum of `results[i]` over data-parallel ranks.
+        Only ranks with the last pipeline stage have `results`; a missing one counts as 0. All ranks must call this.
         """
         zeros = torch.zeros(shape, device=self.device)
         totals = torch.stack([results.get(index, zeros) for index in range(count)])

@@ -217,8 +217,8 @@ class VocabHead(SummingModule):
 
 @contextmanager
 def heads_take_whole_sequences(model: nn.Module) -> Iterator[None]:
-    """Make the model's vocabulary heads accept, within the context, hidden states of the whole sequence or of selected
-    positions, instead of this rank's shard of the sequence.
+    """Make the model's vocabulary heads accept hidden states of the whole sequence, or of any selected positions, while
+    the context is open, instead of this rank's shard of the sequence.
     """
     heads = [module for module in model.modules() if isinstance(module, VocabHead) and module.sequence_parallel]
     for head in heads:
@@ -234,8 +234,8 @@ def cross_entropy_sum(
     logits: Tensor, labels: Tensor, axis: Axis, num_samples: int = 0, z_loss: float = 0.0
 ) -> Tensor:
     """Return the sum of -log p(label) in fp32 over labels that are not IGNORED, equal on every rank of the axis, which
-    splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary. With `z_loss` and
-    `num_samples` further numbers follow, as in objectives/cross_entropy.
+    splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary. With a `z_loss`
+    factor or `num_samples`, return a vector: that sum, then the z-loss, then each sample's part of the sum.
 
     Works eagerly (chunks of rows, no fp32 copy of all logits) and compiled (a single fused chunk).
     """

@@ -42,8 +42,8 @@ class DropoutSeeds:
         self.current = Microbatch(0, 0)
 
     def seed_forward(self, step: int, microbatch: int, stage: int = 0) -> None:
-        """Seed torch's random generator before a forward: the one of stage `stage` for this rank's micro-batch number
-        `microbatch` in step `step`. Does not touch the generator if the model has no dropout.
+        """Seed torch's default random generator for the forward of pipeline stage `stage` on this rank's micro-batch
+        number `microbatch` (from 0) of step `step`. Leave the generator alone if the model has no dropout.
 
         Micro-batches are numbered as the loader deals samples to dp ranks, so that a single process with all of these
         micro-batches draws the same masks.
@@ -63,7 +63,9 @@ class DropoutSeeds:
 
     @contextmanager
     def use_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
-        """Make `microbatch` the current one within the context, so that attention cores draw its dropout masks."""
+        """Make `microbatch` the current micro-batch while the context is open, so that attention cores draw the dropout
+        masks of this one, as a recompute in backward needs.
+        """
         before, self.current = self.current, microbatch
         try:
             yield
@@ -80,9 +82,9 @@ class DropoutSeeds:
 
 
 def apply_rank_dropout(model: nn.Module, dropout_seeds: DropoutSeeds) -> str | None:
-    """Make each attention core of the model draw dropout masks that differ between tp ranks, in place. Return a line
-    for the log, or None if the cores need no such change: without dropout, without tensor parallelism, or with sequence
-    parallelism.
+    """Replace, in place, each attention core of the model by one that draws its dropout masks from a seed of its tp
+    rank, so that the masks differ between tp ranks. Return a line for the log; None if nothing is replaced, because
+    there is no dropout or no tensor parallelism, or because sequence parallelism makes it unnecessary.
 
     The seed contains the module path, so that pipelines and the order of layers do not matter.
     """

@@ -49,7 +49,7 @@ def apply_recompute(
     model: LanguageModel, settings: SomeRecomputeSettings, dropout_seeds: DropoutSeeds, *, compiled: bool
 ) -> str | None:
     """Make the blocks that `settings` selects recompute their activations in backward, in place. Return a line for the
-    log, or None if the model, a pipeline stage, has none of these blocks.
+    log; None if `model`, which holds the blocks of one pipeline stage, has none of them.
 
     `compiled` means that the blocks are compiled afterwards. `dropout_seeds` make recompute draw the same dropout
     masks.
@@ -120,9 +120,9 @@ def _run_with_recompute(function: Callable[..., Tensor], checkpoint_options: Map
 
 
 def _checkpoint_options(kind: str, dropout_seeds: DropoutSeeds, *, compiled: bool) -> dict[str, Any]:
-    """Return keyword arguments of torch.utils.checkpoint for the recompute kind `full`, `operators` or `attention`:
-    whether it restores torch's random state, and `context_fn`, which returns the contexts of the forward and of its
-    recompute.
+    """Return keyword arguments for torch.utils.checkpoint by the kind of recompute, "full", "operators" or "attention":
+    `preserve_rng_state`, and, unless torch's default will do, `context_fn`. `compiled` means that the blocks are
+    compiled with torch.compile.
     """
     options: dict[str, Any] = {"preserve_rng_state": dropout_seeds.uses_dropout}
     # because: a compiler can trace only torch's selective-checkpoint context; it restores random numbers by itself

@@ -203,7 +203,9 @@ class Pipeline:
         return _cached_actions_and_messages(self.schedule, layout.pp, layout.vp, num_microbatches, rank, forward_only)
 
     def _open_mailbox(self, message_plan: MessagePlan, hidden_shapes: Sequence[Shape]) -> Mailbox:
-        """Create the mailbox of a run of the schedule, with a message shape per micro-batch."""
+        """Create the mailbox that sends and receives this rank's messages, listed in `message_plan`, in a run of the
+        schedule. `hidden_shapes` has the shape of a message for each micro-batch.
+        """
         template = torch.empty(0, dtype=self.dtype, device=self.device)
         return Mailbox(
             message_plan, hidden_shapes, template, self.mesh, self.direction_groups, split_over_tp=self.split_over_tp

@@ -62,8 +62,8 @@ def message_pairs(rank_of_stage: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def connect_pairs(groups: DirectionGroups, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
-    """Send `tensor` once from each sender to each receiver in `pairs`, so that the first messages of training find a
-    connection. All ranks of the pipeline axis `pp` call this with the same pairs in the same order.
+    """Send `tensor` once from sender to receiver of each of the `pairs`, indices on the pipeline axis `pp`, so that
+    training finds the connections open. All ranks of the axis must call this with the same pairs in the same order.
 
     because: NCCL creates a pair's communicator at its first message and blocks the host until both ranks take part; two
     ranks that each start with a different neighbour, as schedules do, would deadlock
@@ -233,8 +233,8 @@ class Outbox:
         self.in_flight.append((needed_at, work, tensor))
 
     def free_sent(self, receiver_action: float = math.inf) -> None:
-        """Wait for and free the sends that the receiver needed for actions before its action number `receiver_action`,
-        which it has already run. By default wait for all sends.
+        """Wait for and free the sent tensors that the receiver needed for its actions before number `receiver_action`
+        of its list, because these have run. By default wait for all sends.
 
         because: gloo reports a send as complete only to a caller that waits for it
         """

@@ -69,8 +69,8 @@ def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype:
 
 
 def _vocabulary_tables(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose weight has a row per token: the embedding and the head. Leave both out if they share a
-    tensor, because FSDP's root group then holds it.
+    """Return the modules whose weight has a row per token of the vocabulary: the embedding and the head. Leave both out
+    if they share a tensor, which then belongs to FSDP's root group.
     """
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     ties = [{tie.first, tie.second} for tie in cast(LanguageModel, model).ties()]
@@ -135,8 +135,8 @@ class ShardedWeights:
         self._flags: dict[int, tuple[bool, bool, bool]] = {}  # stage -> the last arguments of `_set_flags`
 
     def before_action(self, action: Action, is_last_microbatch: bool) -> None:
-        """Set FSDP's flags for `action` if it is a backward: whether it reduces gradients over data-parallel ranks.
-        From ZeRO level 2 on every micro-batch's backward does, below only that of the step's last micro-batch.
+        """Set FSDP's flags before `action`, if it is a backward, that make it reduce gradients over data-parallel ranks
+        or not: from ZeRO level 2 on it does for every micro-batch, at lower levels only for the step's last.
 
         An input half reduces only the embedding's gradients.
         """
@@ -152,8 +152,8 @@ class ShardedWeights:
             self._set_total_gradients(action.stage)
 
     def _set_total_gradients(self, stage: int) -> None:
-        """Make the fp32 gradient sums of the stage's linears the gradients of their weights, before a step's last
-        backward, so that FSDP reduces them.
+        """Use the fp32 gradient sums of a pipeline stage's linears as the gradients of their weights, before a step's
+        last backward, so that FSDP reduces them.
         """
         for module in self.summing_modules[stage]:
             if module.gradient_total is not None:
@@ -164,8 +164,8 @@ class ShardedWeights:
                 module.weight.grad = module.gradient_total
 
     def after_action(self, action: Action, is_last_microbatch: bool) -> None:
-        """Accumulate and reduce the gradients of `action` if it is the weight half of a split backward, because FSDP's
-        hooks do not see them. Do nothing after other actions.
+        """Accumulate, and reduce if due, the gradients of `action` if it is the weight half of a split backward, which
+        FSDP's hooks do not see. Do nothing after other actions.
         """
         if action.kind is Kind.WEIGHT:
             self._set_flags(action.stage, False, is_last_microbatch)
@@ -269,7 +269,7 @@ class _ReduceScatter(_TracedCollective):
         return buffer
 
     def trace_replica_sum(self, gradients: Tensor) -> None:
-        """Record in the trace the all-reduce of `gradients` over replicas, which FSDP has run since this
+        """Record in the trace the all-reduce of `gradients` over dp_replicate, which FSDP has run after this
         reduce-scatter.
         """
         current_phase.main.count_wait(self.since_ns)

@@ -113,8 +113,9 @@ class TiedSums:
 
 @torch.no_grad()
 def sum_tied_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], tied_sums: TiedSums) -> None:
-    """Give both names of each tied weight the sum of their gradients, in place. `gradients` holds this rank's gradients
-    by name; if the names are on two ranks, `tied_sums` has started the sums and this function waits for them.
+    """Give both names of each tied weight, in place, the sum of the gradients under both. `gradients` holds this rank's
+    gradients by name. If the two names are on two ranks, `tied_sums` has started the sum already, and this waits for
+    it.
     """
     tied_sums.wait()
     for tie in ties:
@@ -127,9 +128,9 @@ def sum_tied_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], tie
 def sum_partial_gradients(
     gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], tp: Axis, *, sequence_parallel: bool
 ) -> None:
-    """Sum over tensor-parallel ranks, in place, the gradients of weights that every rank holds whole but uses for a
-    part: those that serve its own heads, and with sequence parallelism, where each rank has its own shard of the
-    sequence, all that are not split, such as norms and biases.
+    """Sum over the ranks of `tp`, in place, those gradients of unsplit weights that are partial on each rank: of
+    weights that each rank uses for its own heads alone and, with `sequence_parallel`, of all unsplit weights, such as
+    norms and biases, since each rank has only its shard of the sequence. All ranks of `tp` must call this.
     """
     cuts = {name: placements[name].cut for name in gradients}
     partial = [
@@ -146,8 +147,9 @@ def sum_partial_gradients(
 
 @torch.no_grad()
 def sum_copied_gradients(gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], tp: Axis) -> None:
-    """Sum, in place, the gradients of rows of which several tensor-parallel ranks hold a copy: keys and values of fewer
-    heads than ranks. Each rank's gradient is that of its own queries.
+    """Sum, in place, the gradients of weight rows of which several tensor-parallel ranks hold a copy: those of keys and
+    values, if there are fewer key-value heads than ranks. Before, each rank has the gradient from its own queries
+    alone. All ranks of `tp` must call this.
     """
     copied = {name: gradient for name, gradient in gradients.items() if placements[name].num_sharing > 1}
     if not copied:

@@ -40,8 +40,8 @@ class WeightAverage:
 
     @torch.no_grad()
     def begin(self, step: int) -> None:
-        """Make the average a copy of the weights, which are those after `step` steps. Do nothing if it has begun, or if
-        it is to begin later.
+        """Start the average as a copy of the weights that the model has after `step` steps. Do nothing if it was
+        started already, or if `step` is before checkpoint.ema.from_step.
         """
         if self.since_step is None and self.settings.covers(step):
             self.since_step = step
@@ -66,8 +66,8 @@ class WeightAverage:
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """Compute with the averages in the `with` block: they are exchanged with the weights, and back at its end, even
-        after an error. Afterwards every number is as it was. The exchange takes the memory of one more tensor.
+        """Exchange the weights with their averages for the `with` block, and exchange them back at its end, even after
+        an error; no value is changed by this. The exchange needs memory for one more tensor.
         """
         exchanged: list[str] = []
         try:
