@@ -84,7 +84,9 @@ def _headline(console: Any, prompt: str, words: str) -> None:
 
 
 def _run_verb(console: Any, *arguments: object) -> None:
-    """Print an lmtrain command and run it in a process of its own; raise if it fails, with its exit code."""
+    """Print the command line `lmtrain ARGUMENTS` and run it in a process of its own. If it fails, raise LmtrainError
+    with that process's exit code.
+    """
     words = [str(a) for a in arguments]
     _headline(console, "$ lmtrain", shlex.join(words))
     sys.stdout.flush()
@@ -101,7 +103,9 @@ def read_result(report: Path) -> dict[str, Any]:
 
 
 def check_same_scores(original: dict[str, Any], resharded: dict[str, Any]) -> None:
-    """Raise if the evaluation results of a checkpoint and of its resharded copy differ in any digit."""
+    """Raise LmtrainError if the evaluation results of a checkpoint and of its copy in another parallel layout differ at
+    all. Both are dicts with `nll_sum_nats` and `measures`.
+    """
     original_nll, resharded_nll = original["nll_sum_nats"], resharded["nll_sum_nats"]
     if (original_nll, original["measures"]) != (resharded_nll, resharded["measures"]):
         raise LmtrainError(

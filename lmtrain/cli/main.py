@@ -50,8 +50,8 @@ _CLICK_RULES = {"valid integer": "is not a whole number", "valid number": "is no
 
 
 def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
-    """Return the UsageError to print for an error of typer (click), with a way out; `argv` is the command line as
-    typed.
+    """Return a UsageError that says in lmtrain's style what an error of click (typer's parser) means and what to type
+    instead. `argv` is the command line without the program's name.
     """
     context = getattr(error, "ctx", None)
     command = command_name(context) if context is not None else " ".join(["lmtrain", *argv[:1]])
@@ -81,7 +81,9 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
 
 
 def error_from_os(error: OSError) -> LmtrainError:
-    """Return the error to print for an OSError that nothing else has handled, with an exit code and a way out."""
+    """Convert an OSError that reached the top of the program to an LmtrainError with an exit code and a message that
+    says what to do.
+    """
     file, reason = str(error.filename or "a file"), error.strerror or str(error)
     if reached := limit_reached(error, Path(file)):
         return StorageError(f"Reading or writing {file} failed: {reached}")
@@ -106,8 +108,8 @@ def _with_full_stop(message: str) -> str:
 
 
 def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], takes_settings: bool) -> str:
-    """Return a sentence for an unknown option: an option of the command with a similar name, or, if the command takes
-    settings, the setting that has this name in another tool.
+    """Return a sentence that tells the user what to type instead of the unknown option `option`: a similar option of
+    the command, or, if `takes_settings`, the setting that another tool calls so, or else how to list the options.
     """
     own_options = list(error.possibilities or ())  # because: click's own choice of similar options is often far off
     similar = [own for own in own_options if own.startswith(option)]
@@ -138,8 +140,8 @@ def _option_value(option: str, argv: Sequence[str]) -> str:
 
 
 def _suggest_settings(option: str, name: str, argv: Sequence[str]) -> list[str]:
-    """Return the overrides (key=value) that a user who typed this unknown option may have meant. `name` is the option
-    without dashes, with underscores.
+    """Return the overrides KEY=VALUE that a user may have meant by the unknown option `option`; [] if none is similar.
+    `name` is the option in snake case without dashes; the value is taken from the command line `argv`.
     """
     from lmtrain.config.compose_run_settings import group_choices
     from lmtrain.config.name_suggestions import SettingNames

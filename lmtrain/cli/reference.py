@@ -193,8 +193,8 @@ def python_page() -> str:
 
 
 def _member_sections(definition: ast.ClassDef) -> Iterator[str]:
-    """Yield the sections of a class's properties and methods, those without a docstring or with a leading underscore
-    left out, but for those that `len()` and `[]` call.
+    """Yield the Markdown sections about a class's public properties and methods that have a docstring. Of methods with
+    a leading underscore, only `__len__` and `__getitem__` are included, as len(...) and [...].
     """
     for node in definition.body:
         if not isinstance(node, ast.FunctionDef) or ast.get_docstring(node) is None:
@@ -211,7 +211,9 @@ def _member_sections(definition: ast.ClassDef) -> Iterator[str]:
 
 
 def _function_section(title: str, node: ast.FunctionDef, marks: str) -> Iterator[str]:
-    """Yield a heading, the signature with a parameter a line if it is long, and the docstring."""
+    """Yield the Markdown section about one function: a heading (`marks` such as "###", then `title`), the signature,
+    and the docstring. A long signature has one parameter a line.
+    """
     arguments = node.args
     if arguments.args and arguments.args[0].arg == "self":
         del arguments.args[0]
@@ -227,7 +229,9 @@ def _function_section(title: str, node: ast.FunctionDef, marks: str) -> Iterator
 
 
 def model_families_page() -> str:
-    """Return a Markdown page with a table of the families, and what each reads in a config.json."""
+    """Return a Markdown page about the model families of Hugging Face that lmtrain can import: a table, and which keys
+    of config.json each family reads, refuses and ignores.
+    """
     known = list(families().values())
     rows = [
         f"| `{family.model_type}` | {_models(family)} | `{family.architecture}` | [keys](#{family.model_type}) |"
@@ -250,7 +254,9 @@ def _models(family: Family[Any]) -> str:
 
 
 def _family_section(family: Family[Any]) -> Iterator[str]:
-    """Yield the Markdown text about a family's keys in config.json."""
+    """Yield the Markdown section about one model family: the config.json keys that decide settings, those for which
+    only one value is accepted, and those without effect.
+    """
     yield f"## {family.model_type}\n"
     free = [key for key in family.defaults if key not in family.required]
     yield f"{_models(family)}. These keys decide settings: {_code(free)}.\n"
@@ -262,7 +268,9 @@ def _family_section(family: Family[Any]) -> Iterator[str]:
 
 
 def _reasons(keys: Mapping[str, str]) -> str:
-    """Return a Markdown list of reasons, each with the keys that change nothing for it."""
+    """Return a Markdown list with a line for each reason why config.json keys have no effect: the keys, then the
+    reason. `keys` maps each key to its reason.
+    """
     by_reason: dict[str, list[str]] = {}
     for key, reason in keys.items():
         by_reason.setdefault(reason, []).append(key)

@@ -103,8 +103,8 @@ def parse_count_option(text: str) -> int:
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:
-    """Parse the value `text` of an option with the function `parse`. Turn its ValueError into a UsageError that names
-    the option and the value.
+    """Parse `text`, the value of the option `option`, by the function `parse`. If that raises ValueError, raise a
+    UsageError that names the option.
     """
     try:
         return parse(text)
@@ -113,8 +113,8 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
 
 
 def parse_numbers(option: str, text: str, way_out: str) -> list[float]:
-    """Parse the value `text` of an option, numbers with commas between them. Raise UsageError, which ends with
-    `way_out`, if it is none.
+    """Parse `text`, the value of the option `option`: numbers separated by commas. Raise UsageError if one is not a
+    number; the message ends with the sentence `way_out`, which says what to type.
     """
     try:
         return [float(number) for number in text.split(",")]
@@ -123,9 +123,8 @@ def parse_numbers(option: str, text: str, way_out: str) -> list[float]:
 
 
 def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
-    """Raise a UsageError if the user typed one of the `unused` parameters, because it would have no effect.
-
-    `subject` is what the parameters do not apply to, in words, such as "--calibrate".
+    """Raise UsageError if one of the parameters named in `unused` was typed on the command line, since it has no effect
+    there. `subject` is what it has no effect with, for the message, such as "--calibrate".
     """
     for param in context.command.params:
         source = context.get_parameter_source(str(param.name))
@@ -135,7 +134,8 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
 
 
 def check_output_folder(option: str, output: Path) -> None:
-    """Raise an OutputError if the folder of the output file does not exist. `option` names the option in the message.
+    """Raise OutputError if the folder in which the file `output` is to be written does not exist. `option` is the
+    option that named the file, for the message.
     """
     if not output.parent.is_dir():
         raise OutputError(
@@ -145,10 +145,9 @@ def check_output_folder(option: str, output: Path) -> None:
 
 
 def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
-    """Resolve files, folders, globs and `-` to sources of text. `format_` is the format of standard input and of files
-    with an unknown suffix.
-
-    Print a notice about files in folders that cannot be read as text. Raise if `format_` applies to no input.
+    """Find the files that the inputs name (files, folders, globs, or "-" for standard input) and print a notice about
+    files in folders that are not text. `format_` is the format of standard input and of unknown suffixes; raise
+    UsageError if it applies to no input.
     """
     from data_tools.read.find_input_files import READABLE, resolve_input, skipped_files
 

@@ -152,8 +152,8 @@ class VerbGroup(PlainGroup):
 
 @cache  # because: `_simplify_help` changes a command in place
 def build_verb(name: str) -> Any:
-    """Import the module of the verb `name` and return its click command, with the module's EXAMPLES at the end of its
-    help.
+    """Import the module of the subcommand `name`, such as "pretrain", and return its click command; the module's
+    EXAMPLES are added at the end of its help.
     """
     module = import_module(f"lmtrain.cli.{_FILES[name]}")
     root = typer.Typer(rich_markup_mode="markdown")

@@ -109,7 +109,9 @@ def branch(
 
 
 def _parse_steps(text: str) -> list[int]:
-    """Parse the value of --at. Raise UsageError if it lists no steps."""
+    """Parse the value of --at, such as "20k,40k", to a list of training steps in the given order, without duplicates.
+    Raise UsageError if a word is not a count, if there are no steps, or if one is below 1.
+    """
     try:
         steps = [parse_count(word.strip()) for word in text.split(",") if word.strip()]
     except ValueError as error:
@@ -120,8 +122,9 @@ def _parse_steps(text: str) -> list[int]:
 
 
 def _parse_length(decay: str | None, steps: int | None, tokens: int | None) -> tuple[str, float]:
-    """Return the length of the decay as (percent, steps or tokens, number). Raise UsageError if more than one is given,
-    or if it is not a length.
+    """Return the decay's length as (unit, number) from the options --decay, --decay-steps and --decay-tokens: the unit
+    is "percent" (of the branch's whole run), "steps" or "tokens". Without any option the result is ("percent", 10.0).
+    Raise UsageError if two are given, or if a length is not above 0 or not below 100%.
     """
     given = [(name, value) for name, value in (("percent", decay), ("steps", steps), ("tokens", tokens)) if value]
     if len(given) > 1 or 0 in (steps, tokens):
@@ -146,7 +149,10 @@ def _parse_length(decay: str | None, steps: int | None, tokens: int | None) -> t
 def _build_branches(
     run: Path, steps: Sequence[int], length: tuple[str, float], shape: str, output: Path, overrides: Sequence[str]
 ) -> Iterator[Branch]:
-    """Yield a branch for each step, with its settings checked. Raise if the run has no checkpoint of a step."""
+    """Yield a Branch for each of `steps`: the run's checkpoint of that step, the overrides with which a new run decays
+    from it, and the checked settings of that run. `length` is the result of `_parse_length`. Raise MissingInputError if
+    a step has no checkpoint.
+    """
     from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run
     from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.train.run_config import RunConfig
@@ -168,7 +174,9 @@ def _build_branches(
 
 
 def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:
-    """Return the run's checkpoints of these steps. Raise MissingInputError if there is none of a step."""
+    """Return the folders of the run's checkpoints of these steps, in the same order. Raise MissingInputError if one of
+    the steps has no checkpoint.
+    """
     from lmtrain.checkpoint.find_and_prune import list_checkpoints
     from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
 
@@ -183,8 +191,8 @@ def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:
 
 
 def _settings_there(parent: RunConfig, step: int, name: str) -> Iterator[str]:
-    """Yield the settings of the stage `name` that go on as they are in `parent` at a step: those of its stage, and the
-    learning rate if it is not the run's optim.lr.
+    """Yield overrides `stages.NAME.KEY=VALUE` that give a new stage `name` the settings of the stage in which the run
+    `parent` is after `step` steps. They include that step's learning rate if it differs from `parent.optim.lr`.
     """
     from lmtrain.cli.pretrain.branch_settings import inherited_settings
 
@@ -203,7 +211,9 @@ def _settings_there(parent: RunConfig, step: int, name: str) -> Iterator[str]:
 
 
 def _literal(value: Any) -> str:
-    """Return a value as a user types it in an override, with quotes around texts that need them."""
+    """Return a setting's value (number, text, list, dict, ...) as text for the right side of an override KEY=VALUE;
+    texts with special characters are quoted for Hydra's grammar.
+    """
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}: {_literal(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -213,7 +223,9 @@ def _literal(value: Any) -> str:
 
 
 def _short(step: int) -> str:
-    """Return a step for a folder's name: 20k for 20,000, and 25500 as it is."""
+    """Return a step number as short text for a folder's name: "20k" for 20,000, "2M" for 2,000,000, and "25500"
+    unabridged.
+    """
     for unit, letter in ((1_000_000, "M"), (1000, "k")):
         if step % unit == 0:
             return f"{step // unit}{letter}"
@@ -221,7 +233,9 @@ def _short(step: int) -> str:
 
 
 def _notes(run: Path, steps: Sequence[int]) -> Iterator[str]:
-    """Yield a warning if the run trains on and removes a checkpoint that a branch needs before the branch begins."""
+    """Yield one warning if the run is not finished and, by its own settings, will delete its checkpoints of some of
+    `steps`, which branches need; yield nothing otherwise.
+    """
     from lmtrain.runfolder.folder_reader import read_run
     from lmtrain.train.run_config import read_run_config
 

@@ -69,7 +69,9 @@ def export(
 
 
 def parse_sizes(text: str) -> dict[str, int]:
-    """Parse a layout of Megatron-LM such as "tp=2,pp=2". Raise UsageError on another key or a size below 1."""
+    """Parse a layout of Megatron-LM such as "tp=2,pp=2" and return {"tp": 2, "pp": 2}; a key that the text does not
+    name is absent. Raise UsageError on another key, a repeated key or a size below 1.
+    """
     words = [word.partition("=") for word in text.split(",")]
     sizes = {key: int(size) for key, _, size in words if key in ("tp", "pp") and size.isdecimal() and int(size) > 0}
     if len(sizes) < len(words):

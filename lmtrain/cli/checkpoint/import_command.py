@@ -65,8 +65,8 @@ def import_(
 
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:
-    """Parse texts of the form KEY=VALUE to a dict; a value that is JSON is parsed, another is kept as text. Raise
-    UsageError on a wrong or repeated text.
+    """Parse texts of the form KEY=VALUE and return them as a dict. A value that is valid JSON is parsed; any other
+    value stays a text. Raise UsageError if a text does not have this form or a key occurs twice.
     """
     pairs = {key: value for key, equals, value in (word.partition("=") for word in words) if equals and key and value}
     if len(pairs) < len(words):

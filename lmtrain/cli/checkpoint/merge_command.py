@@ -125,8 +125,9 @@ def merge(
 
 
 def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | None) -> list[Path]:
-    """Return the checkpoints that the arguments name, or the `last` newest of the run `of`. Raise if there are fewer,
-    or if both ways, or none, are used.
+    """Return the folders of the checkpoints to merge: those that `checkpoints` names, in that order, or the `last`
+    newest of the run folder `of`, oldest first. Raise UsageError unless exactly one of these two ways is used, and
+    MissingInputError if the run has fewer than `last`.
     """
     from lmtrain.checkpoint.find_and_prune import list_checkpoints, resolve_checkpoint
     from lmtrain.runfolder.file_names import CHECKPOINTS
@@ -156,7 +157,9 @@ def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | 
 
 
 def _warn_of_learning_rates(parents: Sequence[Contents]) -> None:
-    """Print a notice if the learning rates at the checkpoints' steps differ, as far as their settings tell."""
+    """Print a warning on stderr if the checkpoints were saved at different learning rates, each computed from the
+    settings in the checkpoint. Checkpoints without readable settings are ignored.
+    """
     rates = {str(parent.path): rate for parent in parents if (rate := _learning_rate(parent)) is not None}
     if rates and max(rates.values()) - min(rates.values()) > 1e-9 * max(rates.values()):
         words = join_few([f"{rate:.4g} at {path}" for path, rate in rates.items()], max_shown=4)
@@ -167,7 +170,9 @@ def _warn_of_learning_rates(parents: Sequence[Contents]) -> None:
 
 
 def _learning_rate(contents: Contents) -> float | None:
-    """Return the learning rate of the last step before a checkpoint, from its run's settings; None without them."""
+    """Return the learning rate of the last training step before the checkpoint, computed from the run's settings in the
+    checkpoint. Return None if it has no settings or this version cannot read them.
+    """
     from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.train.run_config import RunConfig
 
@@ -179,7 +184,9 @@ def _learning_rate(contents: Contents) -> float | None:
 
 
 def _left_out(merged: MergedContents) -> dict[str, str]:
-    """Return what the merged checkpoint does not have of its parents, with the reason."""
+    """Return the name of each thing that the merged checkpoint lacks although its parents may have it, such as
+    "optimizer state", with the reason.
+    """
     averages = dict.fromkeys(merged.averages_left_out, "its average of the run's weights is not merged")
     if merged.keeps_moments:
         return averages
@@ -187,7 +194,9 @@ def _left_out(merged: MergedContents) -> dict[str, str]:
 
 
 def _for_screen(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts with a line for each parent in place of their list."""
+    """Return a copy of the command's result `facts` for printing: the list `parents` is replaced by a line of text for
+    each, under the keys "parent 1", "parent 2", ...
+    """
     lines = {
         f"parent {number}": f"weight {parent['weight']:.4f}, step {parent['step']:,}, {parent['checkpoint']}"
         for number, parent in enumerate(facts["parents"], 1)

@@ -26,7 +26,9 @@ def print_conversion(title: str, facts: dict[str, Any]) -> None:
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for each line of the table."""
+    """Yield the result of a conversion, `facts`, as (label, text) pairs for printing, one for each line of the table.
+    Bytes, seconds and counts are formatted with units.
+    """
     for key, value in facts.items():
         name = _LABELS.get(key, key.replace("_", " "))
         if key == "bytes_done_before" and not value:
@@ -46,15 +48,18 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _describe_settings(values: dict[str, Any]) -> str:
-    """Return a model's settings as they are typed, without those at their defaults; --json has all."""
+    """Return a model's settings as text, "key=value key=value, and defaults"; keys whose value is the default of the
+    model's kind are left out.
+    """
     defaults = {field.name: field.default for field in fields(kinds(ModelSettings)[values["kind"]])}
     text = " ".join(f"{key}={show(value)}" for key, value in values.items() if value != defaults.get(key, MISSING))
     return f"{text}, and defaults"
 
 
 def _by_reason(name: str, reasons: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a table's lines about things that were left out: (name, "thing, thing: reason") for each reason, or (name,
-    "nothing"). `reasons` is thing -> reason, and `name` the label of each line.
+    """Group things by the reason why they were left out, and yield a table line for each reason: (name, "thing, thing:
+    reason"). `reasons` maps each thing to its reason, and `name` is the label of all lines. If it is empty, yield
+    (name, "nothing").
     """
     names = defaultdict[str, list[str]](list)
     for item, reason in reasons.items():

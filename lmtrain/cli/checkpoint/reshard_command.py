@@ -77,8 +77,9 @@ def refuse_other_programs(
     source: Path, output: Path, to: str | None, from_: str | None, tokenizer: str | None, dtype: str | None,
     settings: Sequence[str],
 ) -> None:  # fmt: skip
-    """Raise UsageError, with the commands to type instead, if options of reshard ask for an import or an export: a
-    format in `to`, `from_`, or an option that only those have. `settings` are the KEY=VALUE texts of --set.
+    """Raise UsageError if the options typed for `lmtrain reshard` ask for the job of `lmtrain import` or `lmtrain
+    export`; the message lists the commands to type instead. The arguments are the values of the options of the same
+    names, and `settings` those of --set. Return without effect otherwise.
     """
     program, _, sizes = (to or "").partition(",")
     exports, imports = program in ("hf", "megatron"), from_ is not None or bool(tokenizer or settings)

@@ -356,8 +356,8 @@ def _print(result: Report) -> None:
 
 @contextmanager
 def _show_documents_done(label: str = "starting") -> Iterator[Callable[[str, int], None]]:
-    """Context manager that shows the number of processed documents on stderr; yield a function that a step calls with
-    its name and that number. `label` is shown until the first call.
+    """Context manager that shows on stderr how many documents a corpus command has processed. It yields a function
+    report(name of the step, number of documents done); until the first call, `label` stands for the step.
     """
     interrupted = "no output file was written. The same command begins anew; `build` goes on after its last whole step."
     with progress(label, "documents", interrupted=interrupted) as progress_line:

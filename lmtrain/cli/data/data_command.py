@@ -304,8 +304,8 @@ def _show_documents(
     prefix: Path, documents: list[int] | None, num_random: int, seed: int, max_tokens: int | None, ids: bool,
     tokenizer: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the documents with these numbers, or `num_random` random ones if `documents` is None, each cut to
-    `max_tokens` tokens. With `ids`, token ids are printed instead of text.
+    """Print the documents of a dataset whose numbers `documents` lists, or `num_random` random ones if it is None, each
+    cut to `max_tokens` tokens (None: whole). They are printed as text, or with `ids` as token ids.
     """
     import numpy as np
 
@@ -355,8 +355,8 @@ def _show_samples(
 
 
 def _stage_index(stage: str | None, names: Sequence[str]) -> int:
-    """Return the index of a stage in `names`, the names of a run's stages. Raise UsageError if it is not one of them,
-    or if none is given, since each stage numbers its own samples.
+    """Return the index of the stage `stage` in `names`, the names of a run's stages. Raise UsageError if it is not
+    among them, or if it is None, because samples are numbered separately in each stage.
     """
     if stage in names:
         return names.index(stage)

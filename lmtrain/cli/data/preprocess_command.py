@@ -136,8 +136,8 @@ def preprocess(
 
 
 def _default_prefix(inputs: list[str]) -> Path:
-    """Return the prefix of the dataset without --output: the path of the only input, a file or a folder, without its
-    suffixes. Raise UsageError if there are several inputs, or standard input.
+    """Return the output prefix of the dataset when --output is not given: the path of the only input, a file without
+    its suffixes or a folder. Raise UsageError if there are several inputs, or if the input is standard input or a glob.
     """
     from data_tools.read.find_input_files import name_without_suffix
 

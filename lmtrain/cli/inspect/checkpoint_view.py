@@ -36,9 +36,9 @@ _MAX_LINES = 40  # per section of a comparison
 
 
 def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> dict[str, Any]:
-    """Return what a checkpoint's manifest records as plain data: step, layout, model, settings, files, tensors, its
-    average and how it was merged. With `verify`, first read every byte, and raise if any is damaged. With `weights`
-    "ema" the tensors are those that a reader of the average gets.
+    """Return the contents of a checkpoint's manifest as a dict of JSON values: step, layout, model, settings, files,
+    tensors, and how it was merged or averaged. With `verify`, first check all its files and raise an error if any is
+    damaged. With `weights` "ema", describe the averaged weights in place of the weights.
     """
     if verify:
         raise_problems(verify_checkpoints(path))
@@ -114,8 +114,8 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
 
 
 def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
-    """Return a tree of tensors by the dotted parts of their names; each branch shows the number and total size of its
-    tensors. `tensors` maps a name to its dtype, shape, bytes and files.
+    """Return a rich Tree of tensors, nested by the dotted parts of their names; each branch shows how many tensors it
+    has and their total bytes. `tensors` maps a name to a dict with dtype, shape, bytes and files.
     """
     from rich.text import Text
     from rich.tree import Tree
@@ -139,8 +139,8 @@ def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
 
 
 def _group_by_part(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
-    """Group tensor names by the part at position `depth` of their dotted names. Return (part, names) for each group,
-    sorted; parts that are numbers are sorted as numbers.
+    """Group tensor names by the word at index `depth` (from 0) of their dotted names; return sorted pairs (word,
+    names). Words that are numbers are sorted as numbers. A shorter name goes into the group "".
     """
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -149,8 +149,8 @@ def _group_by_part(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
 
 
 def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> dict[str, Any]:
-    """Return what differs between two checkpoints, as plain data: training state, tensors that only one has, dtypes or
-    shapes, and values. With `weights` "ema" their averages are compared in place of their weights.
+    """Return the differences between two checkpoints as a dict of JSON values: training state, tensors that only one of
+    them has, dtypes or shapes, and tensor values. With `weights` "ema", compare the averaged weights.
     """
     a, b = (Contents(resolve_checkpoint(folder), weights=weights) for folder in (path, other))
     only_a, only_b = missing_names(a, b)
@@ -169,8 +169,9 @@ def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> d
 
 
 def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
-    """Return the training states of two checkpoints. If only one of them was merged, a clause stands for the record of
-    its merge, in which every entry about its parents would differ.
+    """Return the training states that the manifests of checkpoints `a` and `b` record, as a list of two dicts. If
+    exactly one checkpoint was merged, its record of the merge is shortened to one clause, so that a comparison shows
+    one difference for it.
     """
     states = [contents.manifest.state for contents in (a, b)]
     records = [merge_record(contents.manifest.state, contents.path / MANIFEST) for contents in (a, b)]

@@ -21,8 +21,9 @@ _MAX_LENGTHS_READ = 1 << 24  # the lengths of so many sequences are read in a fr
 
 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
-    """Return a dataset's counts, dtype, size, shortest and longest sequence, and sidecar as plain data. With `verify`,
-    first read every byte, and raise if any is damaged.
+    """Return a dict of JSON values about a dataset: numbers of documents and tokens, dtype, bytes, shortest and longest
+    sequence in tokens, and the contents of its sidecar (.json). With `verify`, first read and check the whole dataset;
+    raise an error if it is damaged.
     """
     from lmtrain.data.store import merge_split_verify_datasets
     from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
@@ -90,8 +91,8 @@ def describe_tokenizer(vocab_size: int, eod_id: int | None, fingerprint: str) ->
 def document_rows(
     dataset: IndexedDataset, documents: Sequence[int], max_tokens: int | None, tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each document number: its number, its token count and its text, or its token ids if `tokenizer`
-    is None, cut to `max_tokens` tokens.
+    """Yield a dict for each document number (from 0): its number, its whole token count, and its first `max_tokens`
+    tokens (None: all) as text, or as ids if `tokenizer` is None. Raise UsageError if there is no such document.
     """
     dataset.check_index()
     for number in documents:
@@ -117,8 +118,9 @@ def print_documents(rows: Rows, max_tokens: int | None) -> None:
 
 
 def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return training sample `number` as the model reads it (text, token ids, labels, and the documents it comes from),
-    cut to its first `max_tokens` tokens.
+    """Return a dict that shows training sample `number` (from 0) as the model reads it: its text, token ids and labels,
+    cut to the first `max_tokens` tokens (None: all), and the documents that it comes from. Raise UsageError if there is
+    no such sample.
     """
     import numpy as np
 
@@ -169,8 +171,8 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
 
 
 def _sample_notes(row: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about a training sample: its documents, whether its second segment follows the first, and the masked
-    tokens.
+    """Yield lines to print below a sample's heading, from a dict of `sample_row`: its documents, the masked tokens to
+    predict, and whether its second segment follows the first. Facts that the dict lacks give no line.
     """
     if spans := row.get("documents", []):
         words = [f"{span['document']} (tokens {span['from']} to {span['to'] - 1})" for span in spans]

@@ -15,8 +15,8 @@ from lmtrain.runfolder.lineage import MERGED, WEIGHTS
 
 
 def read_merge(folder: Path) -> MergeRecord | None:
-    """Return how the checkpoint in a folder was merged; None if there is none, if it was not merged, or if it cannot be
-    read.
+    """Return the record of how the checkpoint in `folder` was merged from others. Return None if the folder holds no
+    checkpoint, one that was not merged, or one that cannot be read.
     """
     try:
         return merge_record(load_manifest(folder).state, folder / MANIFEST) if is_checkpoint(folder) else None
@@ -30,8 +30,8 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def merge_lines(merged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for a merge, as `MergeRecord.to_dict` describes it: the mean and the moments, then a line for
-    each parent, the newest first.
+    """Yield (name, text) lines for printing about a merge, given as the dict of `MergeRecord.to_dict`: first the way of
+    averaging and the optimizer's moments, then the weight and path of each merged checkpoint, the newest first.
     """
     kept = "the newest parent's" if merged["moments"] == "newest" else "none"
     yield "merged", f"{merged['summary']}; moments of the optimizer: {kept}"
@@ -41,8 +41,8 @@ def merge_lines(merged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def describe_merge(folder: Path) -> str:
-    """Return a clause about the merged checkpoint in a folder, with the runs of its parents other than the newest's; "a
-    merged checkpoint" if it is gone.
+    """Return a clause in words about how the checkpoint in `folder` was merged; checkpoints of several runs add the
+    names of the other runs. Return "a merged checkpoint" if the folder or its record is gone.
     """
     record = read_merge(folder)
     if record is None:
@@ -52,8 +52,8 @@ def describe_merge(folder: Path) -> str:
 
 
 def describe_origin(lineage: Sequence[Mapping[str, Any]]) -> str:
-    """Return a clause about the checkpoint from which a run began, the last entry of its `lineage`, such as "the
-    weights of runs/a at step 40"; for a merged checkpoint it says how that was made.
+    """Return a clause about the checkpoint from which a run began, such as "the weights of runs/a at step 40" or a
+    description of a merge. `lineage` lists the run's ancestor checkpoints as dicts, oldest first; it must not be empty.
     """
     parent, earlier = lineage[-1], lineage[:-1]
     if parent["kind"] == MERGED:

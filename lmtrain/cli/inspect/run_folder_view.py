@@ -43,8 +43,9 @@ Rows = Sequence[dict[str, Any]]
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
-    """Return everything that a run folder records as plain data: state, newest rows, best results, checkpoints and
-    settings. With `verify`, first read every byte of its checkpoints, and raise if any is damaged.
+    """Return the records of a run folder as a dict of JSON values: state, newest metrics rows, best results, names of
+    checkpoints, settings and more. With `verify`, first check all files of its checkpoints and raise an error if any is
+    damaged.
     """
     import numpy as np
 
@@ -97,7 +98,9 @@ def _loss_or_inf(row: dict[str, Any]) -> float:
 
 
 def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Return, for each evaluation name, the evaluation row with the best headline measure."""
+    """Return a dict that maps the name of each evaluation to the metrics row in which its headline measure was best.
+    `rows` are evaluation rows; with equal results the earliest step counts.
+    """
     names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
     scores = {name: score_by_step(rows, measure) for name, measure in names.items()}
     best = {name: max(by_step, key=lambda step: (by_step[step], -step)) for name, by_step in scores.items() if by_step}
@@ -105,8 +108,8 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
-    """Return the name of the best checkpoint, the measure that decides (`checkpoint.best_by`) and its value. Return
-    None unless the run keeps its best checkpoint (`checkpoint.keep_best`) and has one.
+    """Return the best checkpoint's `name`, the measure `by` which it is the best (the setting checkpoint.best_by), and
+    that measure's `value`. Return None if checkpoint.keep_best is off or there is no best checkpoint yet.
     """
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
@@ -121,8 +124,7 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
 
 
 def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's number of steps, number of parameters and layout, computed from its settings.
-
+    """Return `steps`, `parameters` (their number) and `layout` (as text) of a run, computed from its settings.
     Parameters and layout are None if this version cannot read the settings.
     """
     try:
@@ -137,8 +139,8 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_stages(settings: Mapping[str, Any]) -> tuple[RunConfig, ...]:
-    """Return the settings of each stage of a run from its recorded `settings`; () if it has no stages, or if this
-    version does not accept its settings.
+    """Return the settings of each of a run's training stages, in order, from its recorded `settings`. Return () if the
+    run has no stages, or if this version cannot read its settings.
     """
     if not settings.get("stages"):
         return ()
@@ -149,8 +151,9 @@ def read_stages(settings: Mapping[str, Any]) -> tuple[RunConfig, ...]:
 
 
 def stage_facts(settings: Mapping[str, Any], step: int) -> dict[str, Any] | None:
-    """Return the stage of the last of `step` steps as plain data: its name, number, first and last step, counted from
-    1; None if the run has no stages, or none that can be read.
+    """Return a dict about the training stage to which step number `step` (from 1) belongs: its name, its number among
+    all stages, its first and its last step, all counted from 1. Return None if the run has no stages or its settings
+    cannot be read.
     """
     stages = read_stages(settings)
     if not stages:
@@ -172,7 +175,9 @@ def describe_stage(facts: Mapping[str, Any]) -> str:
 
 
 def stage_table(stages: Sequence[RunConfig]) -> list[dict[str, str]]:
-    """Return a table of stages as rows of column -> text: steps, tokens, batch, length, learning rate, data."""
+    """Return a table for printing with a row for each training stage (column -> text): steps, tokens, batch size,
+    sequence length, learning rate and data. A column name that begins with "<" is left-aligned.
+    """
     rows = []
     for stage in stages:
         sizes = stage.batch_plan.sizes_between(stage.first_step, stage.end_step)
@@ -188,7 +193,9 @@ def stage_table(stages: Sequence[RunConfig]) -> list[dict[str, str]]:
 
 
 def _data_text(data: Mapping[str, Any]) -> str:
-    """Return the datasets of a stage by their paths, with weights if it has several, the largest first."""
+    """Return the paths of a stage's datasets as text, from the settings of its data; several have their weights, the
+    largest weight first, and at most 8 are named.
+    """
     if data.get("path"):
         return str(data["path"])
     parts = sorted(data.get("datasets") or (), key=lambda part: -(part.get("weight") or 0))
@@ -244,7 +251,9 @@ def _describe_validation(row: dict[str, Any]) -> str:
 
 
 def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    """Return an evaluation row as text: its headline measure and step, and those of the best row if that is another."""
+    """Return one evaluation's metrics row as text: its measures and its step. Add those of the row `best` if it has
+    other values; `best` is None if no best row is known.
+    """
     figures, best_figures = eval_figures(row)[0], eval_figures(best or row)[0]
     average = row.get(AVERAGE_KEY)
     of_average = f", of the average {eval_figures({**row, 'measures': average})[0]}" if average else ""
@@ -255,8 +264,8 @@ def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> st
 
 
 def describe_state(facts: dict[str, Any]) -> str:
-    """Return a run's state as text, with the time since its last row and what the same command would do now. `facts` is
-    the dict of `run_facts`.
+    """Return a run's state as text: running, finished, stopped, failed or killed, the time since its last metrics row,
+    and whether the same command would resume it or begin anew. `facts` is the dict of `run_facts`.
     """
     stop, last_row_time = facts["stopped"], facts["last_row_time"]
     since = f" {ago(last_row_time)}" if last_row_time else ""
@@ -288,7 +297,9 @@ def ago(time: str) -> str:
 
 
 def _progress_lines(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for speed, optimizer, tokens and time; `row` is the newest step row."""
+    """Yield (name, text) lines for printing about a run's speed, optimizer, tokens and elapsed time. `facts` is the
+    dict of `run_facts`, `row` the newest step row of its metrics, or {}.
+    """
     figures = dict(speed_figures(row))
     if row:
         yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
@@ -301,8 +312,8 @@ def _progress_lines(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tupl
 
 
 def _describe_saves(facts: dict[str, Any]) -> str:
-    """Return the name of the newest checkpoint and the number of older ones as text, with size and duration of its save
-    if known.
+    """Return text about a run's checkpoints, from the dict of `run_facts`: the newest one's name, the number of older
+    ones, and the newest one's size and writing time if recorded. Return "no checkpoint" if there is none.
     """
     names, save = facts["checkpoints"], facts["last_save"]
     if not names:
@@ -315,7 +326,9 @@ def _describe_saves(facts: dict[str, Any]) -> str:
 
 
 def lineage_lines(lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for each checkpoint of another run from which a run descends, the nearest first."""
+    """Yield ("descends from", text) for each ancestor checkpoint in `lineage` (dicts, oldest first), beginning with the
+    newest. The text names its run and step and the settings that differ.
+    """
     for number in range(len(lineage), 0, -1):
         parent = lineage[number - 1]
         changes = [

@@ -57,7 +57,9 @@ def print_facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
 
 
 def print_tree(title: str, values: dict[str, Any]) -> None:
-    """Print nested dicts, such as settings, as a tree with this title."""
+    """Print nested dicts, such as settings, as an indented tree on stdout, with `title` as its root; other values are
+    printed as a user types them.
+    """
 
     def grow(tree: Tree, values: dict[str, Any]) -> None:
         for key, value in values.items():
@@ -71,8 +73,8 @@ def print_tree(title: str, values: dict[str, Any]) -> None:
 
 
 def print_table(rows: Sequence[Cells], *, gap: int = 2, optional_columns: Sequence[str] = ()) -> None:
-    """Print rows (column -> text) as a table with `gap` spaces between columns. If it is wider than the screen, the
-    `optional_columns` are left out.
+    """Print a table on stdout; each row maps a column's title to the text of its cell, and `gap` is the number of
+    spaces between columns. If the table is wider than the screen, the columns in `optional_columns` are left out.
     """
     screen = PlainConsole()
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -83,7 +85,8 @@ def print_table(rows: Sequence[Cells], *, gap: int = 2, optional_columns: Sequen
 
 
 def build_table(rows: Sequence[Cells], *, gap: int = 2) -> Table:
-    """Return a rich table of the rows (column -> text), with a column for each key of the rows.
+    """Return a rich Table with a column for each key that occurs in `rows`; each row maps a column's title to the text
+    of its cell. `gap` is the number of spaces between columns.
 
     A key that begins with `<` marks a column of words, which are left-aligned and may be wrapped; other columns hold
     numbers. HTML tables (page/html_document.py) use the same rows.

@@ -42,8 +42,9 @@ def print_text(text: str) -> None:
 
 
 def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[ProgressReporter]:
-    """Context manager that shows the progress of a task on stderr; yield a function that receives the amount done and
-    the total, in `unit`. After Ctrl-C, the text `interrupted` is printed.
+    """Context manager that shows a progress line for `task` on stderr. It yields a function to call with the amount
+    done and, optionally, the total, both counted in `unit`. If the user presses Ctrl-C, `interrupted` is printed, a
+    sentence on what is left behind.
     """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
     from lmtrain.observe.screen import command_progress
@@ -86,7 +87,9 @@ def warn_if_any(problem: str | None) -> None:
 
 
 def print_error(error: LmtrainError) -> None:
-    """Print an error and its notes on stderr, preceded by the name of the rank or node unless rank 0 prints it."""
+    """Print an error and its notes on stderr. On another rank than 0 the message begins with the rank's name, and in a
+    launcher on several nodes with the node's. Print nothing if the error came from another rank that is shown as well.
+    """
     from lmtrain.runtime.processes.process_environment import ProcessEnv
 
     env: ProcessEnv | None = None
@@ -100,8 +103,8 @@ def print_error(error: LmtrainError) -> None:
 
 
 def _process_prefix(message: str, env: ProcessEnv | None) -> str:
-    """Return the prefix that names the process that prints an error: its rank, or the node of a launcher; empty for
-    rank 0, and if the message already begins with it.
+    """Return the prefix "NAME: " for an error message, which names the rank of this process, or the node if it is a
+    launcher. Return "" for rank 0, without `env`, and if `message` begins with that name already.
     """
     if env is None or env.rank == 0:
         return ""

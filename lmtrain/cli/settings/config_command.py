@@ -171,8 +171,9 @@ def _check_group(group: str, groups: dict[str, list[str]]) -> None:
 
 
 def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
-    """Return the sizes of a model config: parameters, layers, width, heads, sequence length. If the tokenizer decides
-    the vocabulary size, the parameters do not include the embedding.
+    """Return the sizes of the model config `name` in `file` as a dict: parameters, layers, width, heads, sequence
+    length. If the config leaves the vocabulary size to the tokenizer, vocab_size is None and the parameters are without
+    the embedding.
     """
     from lmtrain.models.model_settings import ModelSettings
 
@@ -197,8 +198,8 @@ def print_file(file: Path, text: str) -> None:
 
 
 def _wrap_comment(line: str, width: int) -> list[str]:
-    """Return a line of YAML with its comment wrapped to `width` columns: further lines of the comment begin below its
-    start.
+    """Split one line of a YAML file into lines of at most `width` columns, by wrapping the comment at its end;
+    continued lines of the comment are indented to the comment's start.
     """
     before, mark, words = line.partition("# ")
     if len(line) <= width or not mark or width - len(before) < _MIN_COMMENT_WIDTH:
@@ -217,8 +218,8 @@ def print_groups(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of the choices of a config group with their descriptions; `rows` are those that `list_choices`
-    built.
+    """Print a table of the choices of a config group with a description of each. Each row is a dict with the choice's
+    name, `about` (the description) and `default` (True if runs use it by default).
     """
     print_table([{"<choice": _choice_label(group, row), "<what it is": row["about"]} for row in rows])
     if any(row["default"] for row in rows):
@@ -226,7 +227,9 @@ def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_models(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of the models with their sizes, sorted by kind and size; `rows` hold the entries of `model_row`."""
+    """Print a table of model configs with their sizes, sorted by kind and number of parameters. Each row has the
+    entries of `model_row`, and the choice's name, `about` and `default`.
+    """
     sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "length": "seq_len"}
     print_table([
         {"<choice": _choice_label("model", row)}
@@ -263,7 +266,9 @@ def print_key(facts: dict[str, Any]) -> None:
 
 
 def _lines_of_presets(set_by: Sequence[dict[str, str]]) -> list[str]:
-    """Return a line for each value of a key, with the choices that set it."""
+    """Return text lines "VALUE: GROUP=CHOICE, ...": one for each value that config files give to a setting, with the
+    choices that set it. `set_by` is the list that `key_facts` has under that key.
+    """
     choices: dict[str, list[str]] = {}
     for item in set_by:
         choices.setdefault(item["value"], []).append(item["choice"])

@@ -43,8 +43,8 @@ class Origin:
 def find_origins(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Origin]:
-    """Return where each value of the composed settings was set, a line of a config file or an override, by its dotted
-    key. `name` is the root config.
+    """Return a dict that maps the dotted key of each composed setting to its origin: the line of a config file, or the
+    override, that gave the setting its value. `name` is the root config file, without .yaml.
     """
     # because: hydra is slow to import
     from lmtrain.config.hydra_source import merged_files
@@ -64,8 +64,8 @@ def find_origins(
 
 
 def nearest_origin(origins: dict[str, Origin], key: str) -> Origin | None:
-    """Return where a key was set. If only a group that contains it was set, as a whole, return where the nearest such
-    group was set; None if neither was set.
+    """Return the origin of the dotted key `key` in `origins`. If it has none, return that of the innermost enclosing
+    group that has one, as when an override sets the whole group; None if there is none either.
     """
     while key not in origins and "." in key:
         key = key.rpartition(".")[0]
@@ -115,8 +115,8 @@ class ComposedSettings:
 
     @classmethod
     def compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
-        """Compose settings from config files and overrides, with the origin of each value. Raise on wrong settings, but
-        not on required settings that are missing.
+        """Compose a run's settings from config files and overrides, and record for each value which of them set it.
+        Raise SettingsError on wrong values, but not on required settings without a value.
         """
         defaults = defaults_of_init_from(overrides, config_dir, name)
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
@@ -161,8 +161,8 @@ class ComposedSettings:
         return _describe_origin(nearest_origin(self.origins, key))
 
     def value(self, key: Key) -> dict[str, Any]:
-        """Return a setting's value as plain data (`value`) and its origin in words (`from`); if there is no value, the
-        reason (`why`).
+        """Return a dict about a setting: its value (`value`) and where it was set, in words (`from`). If it has no
+        value, these are None, and `why` says the reason.
         """
         node = self.lookup(key.name.split("."), _ABSENT)
         if node is not _ABSENT:
@@ -177,11 +177,9 @@ class ComposedSettings:
 def key_facts(
     keys: Sequence[Key], run: ComposedSettings, without_overrides: ComposedSettings, config_dir: Path | None
 ) -> dict[str, Any]:
-    """Return facts about a setting as plain data: type, meaning, default, its value in `run`, and the config files that
-    set it.
-
-    `keys` are the setting's entries for all kinds that have it. `run` is composed with the overrides of the command
-    line, `without_overrides` without them.
+    """Return a dict of JSON values about one setting: type, meaning, default, its value in `run`, and the config files
+    that set it. `keys` are its Key entries, one for each kind of its section that has it; `run` is composed with the
+    command line's overrides, `without_overrides` without them.
     """
     name, run_key = keys[0].name, run.key_of_chosen_kind(keys)
     key = run_key or keys[0]
@@ -201,8 +199,9 @@ def key_facts(
 
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) -> list[dict[str, Any]]:
-    """Return a row with name, value and origin for each setting below `prefix` (such as "optim.") that `run` has.
-    `known` maps all setting names to their entries. Of stages, the rows are those of the keys that are set.
+    """Return a list of dicts with key, value and origin, one for each setting of `run` whose dotted name begins with
+    `prefix`, such as "optim.". `known` maps the names of all settings to their Key entries. Training stages are listed
+    with only the keys that they set.
     """
     picked = [key for name, keys in known.items() if name.startswith(prefix) and not name.startswith("stages.")
               and (key := run.key_of_chosen_kind(keys))]  # fmt: skip
@@ -222,8 +221,9 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) 
 
 
 def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
-    """Return a row for each value that a setting, or a setting below the section `key`, has had in a run, with the
-    first step of that value.
+    """Return the values that a setting has had in the course of a run, whose starts may change it: a dict with key,
+    value and the value's first step (from 1) for each. `key` may be a section, for all of its settings, or "all". Raise
+    UsageError if the run has no such setting.
     """
     histories = read_settings_history(run)
     names = [name for name in histories if key in (name, "all") or name.startswith((f"{key}.", f"{key}["))]
@@ -236,8 +236,8 @@ def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
 
 
 def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, str]]:
-    """Yield each config file that sets the key `name`, with the value that it sets (`value`). `choice` is the override
-    GROUP=CHOICE that selects the file, or the path of conf/pretrain.yaml, which every run reads.
+    """Yield a dict for each config file that sets the dotted key `name`: the value as text (`value`), and the override
+    GROUP=CHOICE that selects the file (`choice`), or "conf/pretrain.yaml", which every run reads.
     """
     section, _, rest = name.partition(".")
     for group, choices in group_choices(config_dir).items():
@@ -276,9 +276,9 @@ def stage_key_facts(
     stage_key: tuple[str, str], keys: dict[str, list[Key]], run: ComposedSettings,
     without_overrides: ComposedSettings, config_dir: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return facts about a key of a stage as plain data: those of `key_facts`, and where the stage sets it. Raise
-    UsageError if a stage has no such key. `stage_key` is (name of the stage, key within it), and `keys` are the entries
-    of all settings by name.
+    """Return a dict of JSON values about a key of a training stage: those of `key_facts`, and the value that the stage
+    sets. `stage_key` is (stage's name, key within the stage), and `keys` maps all settings' names to their Key entries.
+    Raise UsageError if stages have no such key.
     """
     name, inner = stage_key
     key, own = f"stages.{name}.{inner}", keys.get(f"stages.NAME.{inner}")
@@ -307,8 +307,9 @@ def stage_key_facts(
 
 
 def held_by_stage(key: str, run: Path) -> list[dict[str, Any]]:
-    """Return a row for each stage of a run: the value of the run's `key`, or of each key of that section, that holds in
-    it. [] if the run has no stages, if all have the run's value, or if its settings cannot be read.
+    """Return the values of a setting that differ between a run's training stages: a dict with key, value, stage and
+    first step for each stage. `key` may be a section, for all of its settings, or "all". Return [] if the run has no
+    stages, if no value differs, or if its settings cannot be read.
     """
     try:
         config = read_run_config(run)

@@ -42,8 +42,8 @@ def default_choices() -> dict[str, str]:
 
 
 def root_section(name: str) -> tuple[Path, str] | None:
-    """Return (path of conf/pretrain.yaml, the text of one of its sections, such as `train`), or None if it has no such
-    section.
+    """Return the path of conf/pretrain.yaml and the part of its text that sets the top-level key `name`, such as
+    "train". Return None if it has no such key with keys below it.
     """
     path = conf_dir() / "pretrain.yaml"
     match = re.search(rf"^{re.escape(name)}:\n(?: .*\n|\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -57,7 +57,8 @@ def read_config_text(path: Path) -> str:
 
 
 def config_headline(path: Path) -> str:
-    """Return a config file's one-line description: its first comment line, or else the comment beside its key `kind`.
+    """Return the one-line description of a config file: the comment in its first line (after a `# @package` line), or
+    else the comment beside its key `kind`; "" without either.
     """
     for line in read_config_text(path).splitlines():
         if not line.startswith("# @package"):
@@ -120,14 +121,16 @@ class Section:
     has_names: bool = False  # True if it holds several groups of the same settings, each by a name: stages
 
     def keys(self, kind: str) -> Iterator[Key]:
-        """Yield the keys of a kind; keys of nested settings follow their parents."""
+        """Yield a Key for each setting of the section if its kind is `kind`, one of the keys of `kinds`. The keys of
+        nested settings follow the key that holds them.
+        """
         cls = self.kinds[kind]
         comments = ConfigComments(self.name, getattr(cls, "kind", ""))
         return _iter_keys(f"{self.name}.NAME" if self.has_names else self.name, cls, comments, kind)
 
 
 def settings_sections() -> dict[str, Section]:
-    """Return the top-level sections of a run's settings by name, such as "optim"."""
+    """Return a dict that maps the name of each top-level group of a run's settings, such as "optim", to its Section."""
     from lmtrain.train.run_config import RunConfig
 
     return {
@@ -143,7 +146,9 @@ def _is_choice(cls: type[Settings]) -> TypeGuard[type[Choice]]:
 
 
 def all_keys() -> dict[str, list[Key]]:
-    """Return all settings by dotted name. A list has several entries if several kinds of a section have that key."""
+    """Return a dict that maps the dotted name of every setting to its Key entries: one, or several if the setting's
+    section has several kinds (such as optimizers) and more than one of them has this key.
+    """
     keys: dict[str, list[Key]] = {}
     for name, section in settings_sections().items():
         if "" not in section.kinds:
@@ -184,8 +189,9 @@ def _section_lines(section: Section) -> Iterator[str]:
 
 
 def _iter_keys(path: str, cls: type[Settings], comments: ConfigComments, kind: str) -> Iterator[Key]:
-    """Yield the keys of a settings class and of the settings nested in it. `path` is the dotted name of the section,
-    `kind` the section's kind that the class defines ("" if there is only one).
+    """Yield a Key for each field of the settings class `cls` and of the settings classes nested in it. `path` is the
+    dotted name of the section, `kind` the name of the choice that `cls` implements ("" if the section has only one),
+    and `comments` supplies defaults and meanings.
     """
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -202,7 +208,9 @@ def _iter_keys(path: str, cls: type[Settings], comments: ConfigComments, kind: s
 
 
 def _allowed_values(hint: Any) -> tuple[str, ...]:
-    """Return all values that a type hint allows, as typed by users ("true", "null"); empty if they cannot be listed."""
+    """Return all values that a type hint allows, as a user types them, such as ("true", "false", "null"). Return () if
+    they are not a finite list, as for numbers and texts.
+    """
     values_by_type = {
         option: ("true", "false") if option is bool else ("null",) if option is type(None) else
         tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
@@ -219,7 +227,9 @@ def settings_class(hint: Any) -> type[Settings] | None:
 
 
 def describe_type(hint: Any, unit: str | None = None) -> str:
-    """Return a type hint in words, such as "whole number or null". `unit`, if given, is written instead of "number"."""
+    """Return a type hint in words, such as "whole number or null". `unit`, if given, is the word for a single value in
+    place of "number", "text" and the like.
+    """
     origin, options = get_origin(hint), union_members(hint)
     if options != (hint,):
         names = [describe_type(option, unit) for option in options if option is not type(None)]
@@ -243,8 +253,8 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def _source_comment(cls: type, name: str) -> str:
-    """Return the comment behind a field's definition in the source of the class that declares it; empty if there is
-    none.
+    """Return the comment at the end of the line that defines field `name` in the source code of class `cls`, or of the
+    base class that declares it; "" if there is none.
     """
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):

@@ -62,8 +62,8 @@ def _with_prefix(prefix: str, completions: Iterable[Completion]) -> list[Complet
 
 
 def _rejoin_words(words: list[str]) -> list[str]:
-    """Return the words of a command line as the user typed them. bash passes `model=gpt_tiny` as three words, and
-    `model=` as one.
+    """Return a command line's words with every KEY=VALUE as one word. Bash passes `model=gpt_tiny` to a completion
+    function as three words, and typer drops the `=` of a last word that has no value yet.
     """
     joined: list[str] = []
     for number, word in enumerate(words):
@@ -108,8 +108,8 @@ class _Completer:
             yield from self._value_completions(names[0][0][:-1]) or [(f"{names[0][0]}VALUE", "")]
 
     def name_completions(self, word: str) -> list[Completion]:
-        """Return the config groups ("model=") and settings sections ("train.") that begin with `word`. If only one
-        section does, return its keys instead.
+        """Return the completions of `word`, a partly typed name of a setting: the config groups ("model=") and sections
+        ("train.") that begin with it. If only one section and no group matches, return the section's keys instead.
         """
         if word.startswith("stages."):
             return self._stage_completions(word)
@@ -123,8 +123,9 @@ class _Completer:
         return [*groups, *((f"{name}.", f"keys of {name}") for name in parts)]
 
     def _stage_completions(self, word: str) -> list[Completion]:
-        """Return the stages to choose from: those that were typed before, and the files of conf/stage. If `word` has
-        the name of a stage, return the keys that the stage may set instead.
+        """Return the completions of `word`, which begins with "stages.": the stages named earlier on the command line
+        and the files of conf/stage. If `word` has already named a stage, as in "stages.decay.", return the keys that a
+        stage can set.
         """
         from lmtrain.config.compose_run_settings import STAGE_CHOICES, STAGE_GROUP
         from lmtrain.train.training_stage_settings import GROUPS, stage_may_set
@@ -159,8 +160,8 @@ class _Completer:
         ]
 
     def _keys(self, section_name: str) -> list[Key]:
-        """Return the keys of a settings section, such as `optim`. If the section has several kinds, return those of the
-        kind that is chosen, or of every kind if the choice is not known.
+        """Return the Key entries of a settings section, such as "optim", of the kind that the command line or the
+        defaults choose. If that choice is not known, return those of all kinds; return [] for an unknown section.
         """
         from lmtrain.cli.settings_keys.describe_all_settings import CommentedFile, config_file, default_choices
 
@@ -175,8 +176,9 @@ class _Completer:
         ]
 
     def _value_completions(self, name: str) -> list[Completion]:
-        """Return the choices if `name` is a config group; if it is a key, its default, and its allowed values if they
-        can be listed. The same holds for a group or key of a stage.
+        """Return completions `name=value` for the value of a setting. If `name` is a config group, the values are its
+        choices; if it is a key, its default, and its allowed values if these are a finite list. A stage's group or key
+        is looked up without "stages.NAME.".
         """
         from lmtrain.config.compose_run_settings import STAGE_GROUP
 

@@ -61,8 +61,9 @@ class Translation:
 
 
 def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
-    """Translate another tool's options to settings of lmtrain; `options` maps each option, such as "--train-iters", to
-    its values as typed.
+    """Translate another tool's command-line options (Megatron-LM, nanoGPT, ...) to settings of lmtrain. `options` maps
+    each option, such as "--train-iters", to its values as typed. Options without a counterpart are listed in the
+    result's `notes` or `unknown`.
     """
     result, to_convert, betas = Translation(), list[tuple[str, str, str]](), ["0.9", "0.95"]
     groups = group_choices()
@@ -111,10 +112,9 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
 
 
 def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str | None:
-    """Return the error message for a command line with another tool's options: the translated command to type instead,
-    and notes about options without a counterpart.
-
-    Return None if there are fewer than two such options. `command` is the verb's full name, `error` click's error.
+    """Return the error message for a command line `argv` with another tool's options: the lmtrain command to type
+    instead, and the options without a counterpart. Return None if fewer than two options are foreign. `command` is the
+    full name, such as "lmtrain pretrain", and `error` the error of click.
     """
     own_options = {name: param for param in error.ctx.command.params for name in (*param.opts, *param.secondary_opts)}
     verb, kept_words, options, scripts = command.split()[1:], list[str](), dict[str, list[str]](), list[str]()
@@ -159,8 +159,8 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
 
 
 def _layout_process_count(settings: Mapping[str, str]) -> str:
-    """Return the number of processes that the layout in these settings needs, as text; empty for one process, or if a
-    size is not a number.
+    """Return, as text, the product of parallel.tp, pp, dp_replicate and dp_shard in these settings (1 where not set):
+    the number of processes. Return "" if it is 1, or if a size is not a whole number.
     """
     sizes = [settings.get(f"parallel.{axis}", "1") for axis in ("tp", "pp", "dp_replicate", "dp_shard")]
     count = math.prod(int(size) if size.isdecimal() else 0 for size in sizes)
@@ -195,8 +195,9 @@ def _switch_override(name: str, groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def _decoder_overrides(name: str, values: Sequence[str]) -> str:
-    """Return the overrides, with a blank between two, for an option whose value is another number or word here; empty
-    for other options.
+    """Return the lmtrain overrides, separated by blanks, for a Megatron-LM option whose value has to be converted, such
+    as window_size. `name` is the option in snake case, `values` are its words. Return "" for an option or value that
+    this function does not know.
     """
     value = " ".join(values)
     if name == "position_embedding_type":
@@ -216,8 +217,8 @@ def _decoder_overrides(name: str, values: Sequence[str]) -> str:
 
 
 def _combined_override(name: str, values: Sequence[str]) -> str:
-    """Return the override for an option whose several values become one setting, such as `--split 98 1 1`; empty for
-    other options.
+    """Return the one override for another tool's option that takes several values, such as `--split 98 1 1`. `name` is
+    the option in snake case, `values` are its words. Return "" for all other options.
     """
     if name == "rampup_batch_size" and len(values) == 3:
         return "train.rampup={{start: {}, increment: {}, samples: {}}}".format(*values)
@@ -230,7 +231,8 @@ def _combined_override(name: str, values: Sequence[str]) -> str:
 
 
 def _add_overrides(result: Translation, overrides: str) -> None:
-    """Add overrides, with a blank between two, to `result.settings`: the first, and others whose key is not set yet.
+    """Add `overrides`, KEY=VALUE words separated by blanks, to `result.settings`. The first one replaces an earlier
+    value of its key; the others are added only if their key has no value yet.
 
     because: the others are an option's defaults, which an option of its own may have set before
     """
@@ -242,8 +244,8 @@ def _add_overrides(result: Translation, overrides: str) -> None:
 
 
 def _add_override(result: Translation, override: str) -> None:
-    """Add the override KEY=VALUE to `result.settings`. If it sets `data.datasets`, also add data=blend, which reads
-    several datasets.
+    """Add one override KEY=VALUE to `result.settings`, replacing an earlier value. The key `data.datasets` also sets
+    `data` to "blend", the kind of data that reads several datasets.
     """
     key, _, value = override.partition("=")
     if key == "data.datasets":
@@ -252,10 +254,9 @@ def _add_override(result: Translation, override: str) -> None:
 
 
 def _add_converted(result: Translation, option: str, value: str, key: str, operator: str, factor_key: str) -> None:
-    """Add the setting `key` with a converted value: `value` times (`operator` "*") or divided by ("/") the value of the
-    setting `factor_key` in the same translation.
-
-    If the line does not have that setting or a number is wrong, add a note instead.
+    """Set `key` in `result.settings` to a converted value: `value` times (`operator` "*") or divided by ("/") the
+    setting `factor_key`. If `result.settings` lacks that setting, or one of them is not a number, add a sentence about
+    `option` to `result.notes` instead.
     """
     if key == "train.global_batch" and key in result.settings:
         # because: nanoGPT's batch is a micro-batch
