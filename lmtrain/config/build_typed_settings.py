@@ -57,12 +57,9 @@ S = TypeVar("S", bound=Settings)
 
 
 def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: SettingNames | None = None) -> S:
-    """Build an instance of the settings class `cls` from nested dicts, `data`, converting and checking each value.
-    Raise one error that lists all problems. `prefix` is put before keys in messages, if `data` is only a group of the
-    config.
-
-    `names` adds suggestions for unknown keys from other groups and tools; without it, only keys of the same level are
-    suggested.
+    """Build an instance of the settings class `cls` from `data`, nested dicts, converting and checking each value.
+    Raise one SettingsError or LayoutError that lists all problems. `prefix` is the dotted key of `data` within the
+    config, for messages. With `names`, a message on an unknown key also suggests keys of other groups and tools.
     """
     builder = _Builder(names)
     result = builder.build_group(cls, data, prefix)
@@ -81,8 +78,8 @@ class _Builder:
         self.names, self.problems = names, list[str]()
 
     def build_group(self, cls: type[Settings], data: Any, path: str) -> Any:
-        """Build an instance of the settings class `cls` from `data`, a mapping of its keys. Return _INVALID after
-        recording the problems. `path` is the dotted key of the group, "" for the whole config.
+        """Build an instance of the settings class `cls` from `data`, a dict of its keys. If anything is wrong, append
+        messages to `self.problems` and return _INVALID. `path` is the dotted key of the group, "" for the whole config.
         """
         if not isinstance(data, dict):
             return self._record(
@@ -121,8 +118,9 @@ class _Builder:
         return _INVALID
 
     def _report_unknown_key(self, path: str, value: Any, known_keys: Mapping[str, Any]) -> None:
-        """Record the problem that the key `path` is not a setting, with a suggestion from `known_keys`, the valid keys
-        of its group. If the user typed keys below `path`, record one for each of them.
+        """Append the message that the dotted key `path` is not a setting to `self.problems`, with a suggestion from
+        `known_keys`, the valid keys of its group. If the user typed keys below `path`, append one message for each of
+        these instead.
         """
         if self.names is None:
             hint = spelling_hint(path.rpartition(".")[2], known_keys)
@@ -133,8 +131,8 @@ class _Builder:
             self.problems.append(self.names.refusal(key, text, known_keys))
 
     def _choose_class(self, base: type[Choice], kind: Any, path: str) -> type[Choice] | None:
-        """Return the subclass of the choice `base` that `kind` names; if `kind` is unknown, record a problem for the
-        group `path` and return None.
+        """Return the subclass of `base` whose `kind` is this one. If there is none, append a message about the group
+        `path` to `self.problems` and return None.
         """
         if base.kind:
             classes = {base.kind: base}
@@ -148,8 +146,9 @@ class _Builder:
         return classes[kind]
 
     def _build_field(self, field: dataclasses.Field[Any], hint: Any, value: Any, path: str) -> Any:
-        """Convert `value` to the type hint of a settings field. A text such as "300B" or "4h" is parsed first if the
-        field's metadata names a unit. Return _INVALID after recording a problem.
+        """Convert `value` to the type hint of a settings field and return it; a text such as "300B" or "4h" is parsed
+        first if the field's metadata names a unit. If it does not fit, append a message to `self.problems` and return
+        _INVALID.
         """
         if isinstance(value, str) and (unit := field.metadata.get("unit")):
             try:
@@ -161,8 +160,8 @@ class _Builder:
         return self._build_value(hint, value, path, show(default) if has_example else "")
 
     def _build_value(self, hint: Any, value: Any, path: str, example: str = "") -> Any:
-        """Convert `value` to the type hint `hint`, or record a problem and return _INVALID. `path` is the dotted key;
-        `example` is a valid value to show in the message.
+        """Convert `value` to the type `hint` and return it. If it does not fit, append a message to `self.problems` and
+        return _INVALID. `path` is the dotted key, and `example` a valid value to show in the message.
         """
         origin = get_origin(hint)
         if hint is Any:
@@ -217,8 +216,9 @@ class _Builder:
         return scalar
 
     def _build_tuple(self, hint: Any, value: Any, path: str, example: str) -> Any:
-        """Convert a list to the type hint `hint`, a tuple[X, ...], or record a problem and return _INVALID. `example`
-        is a valid value to show in the message.
+        """Convert a list to the type `hint`, a tuple[X, ...], and return it. If it does not fit, append a message to
+        `self.problems` and return _INVALID. `path` is the dotted key, and `example` a valid value to show in the
+        message.
         """
         inner = get_args(hint)[0]
         if not isinstance(value, (list, tuple)):
@@ -249,8 +249,8 @@ class _Builder:
 
 
 def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
-    """Convert `value` to the type `hint`: bool, int, float or str. Return None if it is of another type that is not
-    converted.
+    """Convert `value` to the type `hint`: bool, int, float or str. Return None if `value` does not fit it: for example,
+    numbers become texts and 2.0 becomes 2, but 2.5 does not become an int, nor a text a number.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is bool and isinstance(value, bool):

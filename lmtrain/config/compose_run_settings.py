@@ -45,12 +45,13 @@ def compose(
     report: Callable[[str], None] | None = None, defaults: Mapping[str, Any] = MappingProxyType({}),
     rewrite: Rewrite | None = None,
 ) -> S:  # fmt: skip
-    """Build an instance of the settings class `cls` from NAME.yaml, in the user's folder `config_dir` or in conf/, and
-    from the command line's overrides. Raise one error with all problems.
+    """Build an instance of the settings class `cls` from the root config NAME.yaml, the files that it includes and the
+    overrides of the command line; raise one error with all problems. `config_dir` is the user's own config folder,
+    searched before conf/. `defaults` are groups, such as `model`, that replace those of the files. `report` is called
+    with a message for each default that was changed to fit the overrides.
 
-    `defaults` are groups, such as `model`, that replace those of the files. `report` is called with a message for each
-    default that was changed to fit the overrides. `rewrite` may change the tree of settings before it is checked; it
-    gets what the user typed, as key -> word, and returns the same under the keys that the changed tree has for it.
+    `rewrite` may change the tree of settings before it is checked; it gets what the user typed, as key -> word, and
+    returns the same under the keys that the changed tree has for it.
     """
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
@@ -73,8 +74,9 @@ def typed_words(overrides: Sequence[str]) -> dict[str, str]:
 def _remaining_problems(
     cls: type[Settings], error: RefusedOverrides, config_dir: Path | None, name: str, defaults: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Compose again without the overrides that `error` refused and yield the problems of the others, so that the user
-    sees all at once. Problems that only arise because the refused overrides are missing are left out.
+    """Yield the problems that the settings have apart from the overrides that `error` refused, so that the user sees
+    all at once: the other overrides are composed again. Problems that only arise because the refused overrides are
+    missing are left out.
     """
     if not error.refused or not all("=" in word for word in error.refused):
         return  # because: the key that an override without `=` was meant for is unknown
@@ -93,9 +95,9 @@ def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
-    """Return all settings as nested dicts, composed from NAME.yaml, in the user's folder `config_dir` or in conf/, the
-    files it includes, the groups in `defaults`, which replace those of the files, and the overrides. References such as
-    `${optim.lr}` are replaced; types are not checked yet.
+    """Return all settings as nested dicts, not yet checked for their types: the root config NAME.yaml and the files
+    that it includes, the groups in `defaults` in place of the files' groups, then the overrides. References such as
+    `${optim.lr}` are replaced by values. `config_dir` is the user's own config folder, searched before conf/.
 
     Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
     """
@@ -121,8 +123,8 @@ def compose_plain(
 
 
 def _name_stages(tree: dict[str, Any], keys: Sequence[str]) -> None:
-    """Add an empty stage to `tree` for each new one that the dotted keys name: stages run in the order in which they
-    are first named.
+    """Add to `tree`, nested dicts of settings, an empty dict stages.NAME for each training stage that `keys` such as
+    "stages.NAME.optim.lr" name and `tree` lacks. New stages are added in the order of `keys`, in which they will run.
     """
     for key in keys:
         if key.startswith("stages.") and isinstance(tree.get("stages"), dict):
@@ -130,8 +132,8 @@ def _name_stages(tree: dict[str, Any], keys: Sequence[str]) -> None:
 
 
 def _read_named_files(node: Any, folders: Sequence[Path], path: str = "") -> Iterator[str]:
-    """Replace, in `node`, the settings below the dotted key `path`, each text that names a file of a group by the
-    settings in that file. Yield an error message for each name that no file has.
+    """Replace, in the nested dicts `node`, each text that stands for a config file (stages.decay=NAME) by the settings
+    in that file, in place. Yield an error message for each name without a file. `path` is the dotted key of `node`.
     """
     for name, value in list(node.items()) if isinstance(node, dict) else ():
         key = f"{path}.{name}" if path else str(name)
@@ -152,8 +154,8 @@ def _read_named_files(node: Any, folders: Sequence[Path], path: str = "") -> Ite
 
 
 def _read_group_file(file: Path, folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the settings in a file of a group, with those of the files of the same group that its `defaults` name.
-    Raise SettingsError if the file holds no settings, or names a file that is not there.
+    """Return the settings in a config file, on top of those in the files of the same folder name that its `defaults`
+    list names. Raise SettingsError if the file holds no settings, or names a file that does not exist in `folders`.
     """
     # because: yaml is slow to import
     from lmtrain.config.strict_yaml import read_yaml
@@ -171,8 +173,8 @@ def _read_group_file(file: Path, folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _without_defaults(data: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
-    """Return data settings of a file without those that are the defaults of their kind: a stage takes these from the
-    run.
+    """Return the `data` settings of a config file without those that equal the shipped defaults of their kind, so that
+    a training stage takes these from the run instead. `kind` is always kept.
     """
     shipped = folders[-1] / "data" / f"{data.get('kind')}.yaml"
     defaults = _read_group_file(shipped, folders) if shipped.is_file() else {}
@@ -180,8 +182,8 @@ def _without_defaults(data: dict[str, Any], folders: Sequence[Path]) -> dict[str
 
 
 def _group_of(key: str) -> str | None:
-    """Return the group whose files the dotted key takes by name: `stage` for stages.decay, and `schedule` for
-    stages.decay.schedule; None if it takes none.
+    """Return the folder of conf/ with the files that a dotted key accepts by name: "stage" for stages.decay, "schedule"
+    for stages.decay.schedule. Return None if the key takes no file.
     """
     match = re.fullmatch(r"stages\.[^.]+(?:\.(\w+))?", key)
     if match is None or match[1] not in (None, *STAGE_CHOICES):
@@ -192,9 +194,9 @@ def _group_of(key: str) -> str | None:
 def prepare_composition(
     overrides: Sequence[str], *, config_dir: Path | None, name: str
 ) -> tuple[CompositionRequest, list[Any]]:
-    """Parse and check the overrides. Return the request for Hydra, with the overrides that choose files such as
-    `model=gpt2_small`, and Hydra's Override objects for those that set single values. Raise RefusedOverrides if any
-    override is malformed or names an unknown choice.
+    """Parse and check the overrides, and return them in two groups: a request for Hydra with those that choose files,
+    such as `model=gpt2_small`, and Hydra's Override objects of those that set single values. Raise RefusedOverrides if
+    one is malformed or chooses an unknown file.
     """
     # because: hydra is slow to import
     from lmtrain.config.hydra_source import CompositionRequest
@@ -227,8 +229,9 @@ def prepare_composition(
 
 
 def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
-    """Return the overrides of each run of a sweep: `a=1,2 b=3,4` -> [["a=1", "b=3"], ["a=1", "b=4"], ["a=2", "b=3"],
-    ["a=2", "b=4"]]. `config_dir` is the user's config folder, in which `glob()` finds names as well.
+    """Return the list of overrides of each run of a sweep, one run for each combination of values: `a=1,2 b=3,4` gives
+    [["a=1", "b=3"], ["a=1", "b=4"], ["a=2", "b=3"], ["a=2", "b=4"]]. `config_dir` is the user's own config folder,
+    whose file names `glob()` finds as well.
 
     Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS runs.
     """
@@ -262,8 +265,8 @@ def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) ->
 
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
-    """Return the names of the config files in each folder of conf/ and of `config_dir`, the user's: group -> choices,
-    such as `model` -> [gpt2_large, ...].
+    """Return a dict that maps each config group to the names of its files, without .yaml: `model` -> [gpt2_large, ...].
+    Groups are the folders in conf/ and in `config_dir`, the user's own.
     """
     choices: dict[str, set[str]] = {}
     for root in _config_folders(config_dir):
@@ -295,8 +298,8 @@ def _existing_config_name(name: str, config_names: Sequence[str], folders: Seque
 
 
 def _choice_problems(group: str, value: Any, choices: Sequence[str]) -> list[str]:
-    """Return an error message for each name in `value` that is not one of the group's `choices`. `value` comes from an
-    override such as `model=gpt2_small`: a name, None or a list of names.
+    """Return an error message for each unknown name in `value`, the right side of an override such as
+    `model=gpt2_small`: a name, None or a list of names. `choices` are the known names of the config group `group`.
     """
     chosen = value if isinstance(value, list) else [value]
     wrong = [name for name in chosen if name is not None and str(name) not in choices]
@@ -304,7 +307,9 @@ def _choice_problems(group: str, value: Any, choices: Sequence[str]) -> list[str
 
 
 def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
-    """Return the sentence about an unknown choice of a group: the nearest one, or all, or how to list very many."""
+    """Return a sentence for the error message that `name` is no choice of a config group: it names the nearest choice
+    or all of them, or, if they are very many, the command that lists them.
+    """
     if len(choices) > MAX_LISTED and closest_value(name, choices) is None:
         return f"`lmtrain config list {group}` lists its {len(choices)} choices."
     return suggest_value(name, choices)

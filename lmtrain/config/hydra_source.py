@@ -69,8 +69,8 @@ class Entry:
 
 
 def compose_files(request: CompositionRequest) -> dict[str, Any]:
-    """Let Hydra merge the root config with every file that defaults lists and the choices of the command line include.
-    Return nested dicts in which references such as `${optim.lr}` are not resolved yet.
+    """Let Hydra merge the root config with all files that its defaults list and the choices of the command line
+    include, and return the merged settings as nested dicts. References such as `${optim.lr}` are not replaced yet.
 
     The merged tree is cached until a config file changes: merging takes nearly all of the time of composition, and the
     runs of a sweep mostly choose the same files.
@@ -87,8 +87,8 @@ def compose_files(request: CompositionRequest) -> dict[str, Any]:
 
 
 def _file_states(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield path, inode, size, mtime and ctime (ns) of each config file in the folders. The values change when a file
-    is rewritten, and are the key of a cache.
+    """Yield (path, inode, size, mtime in ns, ctime in ns) of each .yaml file in the folders and below. They serve as
+    the key of a cache, since they change when a file is rewritten.
     """
     for folder in folders:
         for path in sorted(folder.rglob("*.yaml")):
@@ -98,8 +98,8 @@ def _file_states(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, 
 
 
 def merged_files(request: CompositionRequest) -> list[tuple[YamlFile, str]]:
-    """Return the config files that Hydra merges, in order, each with the dotted key under which its content goes (""
-    for the top).
+    """Return the config files that Hydra merges, the first ones overridden by later ones. Each comes with the dotted
+    key below which its settings go, such as "model", or "" for the top level.
     """
     with _open_loader(request) as loader:
         merged = loader.compute_defaults_list(request.name, request.choices, RunMode.RUN).defaults
@@ -109,8 +109,8 @@ def merged_files(request: CompositionRequest) -> list[tuple[YamlFile, str]]:
 
 @contextmanager
 def _open_loader(request: CompositionRequest) -> Iterator[ConfigLoader]:
-    """Yield Hydra's config loader, set up to search the request's folders and to read files with YamlSource. Hydra's
-    errors in the `with` block are raised as SettingsError.
+    """Context manager that yields Hydra's config loader, set up to search the folders of `request` and to read files
+    with YamlSource. Errors that Hydra raises in the `with` block become SettingsError.
     """
     Plugins.instance().register(YamlSource)
     YamlSource.request, YamlSource.files_read, YamlSource.cached_files = request, {}, {}
@@ -152,7 +152,7 @@ def _check_num_files(request: CompositionRequest) -> None:
 
 
 def _read_cached(path: Path) -> YamlFile:
-    """Read a YAML file, or return it from the cache of this composition."""
+    """Return the parsed content of a YAML file. Each file is read at most once in a composition."""
     if path not in YamlSource.cached_files:
         YamlSource.cached_files[path] = read_yaml(path)
     return YamlSource.cached_files[path]
@@ -201,8 +201,8 @@ class YamlSource(ConfigSource):
 
 
 def _package_header(file: YamlFile) -> tuple[str | None, list[str]]:
-    """Parse a config file's line `# @package NAME`, which says under which key its content goes. Return (NAME, or None
-    without such a line; error messages).
+    """Parse the comment line `# @package NAME` at the top of a config file, which names the key below which its
+    settings go. Return (NAME, error messages); NAME is None if there is no such line or it is wrong.
     """
     for line in _HEADER.findall(file.header):
         words = line.split()
@@ -217,9 +217,9 @@ def _package_header(file: YamlFile) -> tuple[str | None, list[str]]:
 def _file_problems(
     config_path: str, package: str | None, file: YamlFile, request: CompositionRequest, root_file: YamlFile | None
 ) -> Iterator[str]:
-    """Yield error messages on a config file: its `# @package` line, passed as `package`, its defaults list and its
-    references. `config_path` is its path without `.yaml` within conf/; `root_file` is the root config, None if not read
-    yet.
+    """Yield error messages on a config file that was read: on its `# @package` line (`package` is the NAME in it), its
+    defaults list and its references `${key}`. `config_path` is the file's path within conf/, without .yaml; `root_file`
+    is the root config, or None before it is read.
     """
     group = config_path.rpartition("/")[0]
     if "hydra" in file.data:
@@ -246,8 +246,8 @@ def _file_problems(
 
 
 def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
-    """Parse the defaults list of a config file and return (its valid entries, error messages on the others).
-    `config_path` is the file's path without `.yaml` within conf/.
+    """Parse the defaults list of a config file; return its valid entries, and error messages on the others.
+    `config_path` is the file's path within conf/, without .yaml.
     """
     raw, folder = file.data.get("defaults", []), config_path.rpartition("/")[0]
     if not isinstance(raw, list):
@@ -265,8 +265,8 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
 
 
 def _parse_entry(item: Any, location: str, folder: str) -> Entry | str:
-    """Return an item of a defaults list as an Entry, or an error message about it. `folder` is that of its config file
-    within conf/.
+    """Parse one item of a config file's defaults list to an Entry; return an error message instead if it is malformed.
+    `location` is the file and line for the message, `folder` the file's folder within conf/.
     """
     [(key, value)] = item.items() if isinstance(item, dict) and len(item) == 1 else [("", item)]
     values = value if isinstance(value, list) and key else [value]
@@ -287,8 +287,8 @@ def _parse_entry(item: Any, location: str, folder: str) -> Entry | str:
 
 
 def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, root_groups: set[str]) -> Iterator[str]:
-    """Yield an error message if an entry of a defaults list names an unknown file or group, or chooses a group again
-    without `override`. `is_root` is True if the root config has the entry.
+    """Yield an error message if an entry of a defaults list names a file or group that does not exist, or, without the
+    word `override`, a group for which a file is chosen already. `is_root` is True if the entry is in the root config.
 
     `root_groups` are the groups that the root config's own defaults list chooses.
     """
@@ -321,8 +321,8 @@ def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, ro
 
 
 def _explain_failure(error: Exception, request: CompositionRequest, files_read: Mapping[str, YamlFile]) -> list[str]:
-    """Return error messages for `error`, Hydra's or a RecursionError: entries and overrides that contradict other
-    files, or else a general message. `files_read` maps the config path of each file that was read to the file.
+    """Return error messages on why Hydra failed with `error`: defaults lists and overrides that contradict each other,
+    or else one general message. `files_read` holds the files that were read, by path within conf/ without .yaml.
     """
     lists = [read_entries(name, file)[0] for name, file in files_read.items()]
     chosen = [entry for entries in lists for entry in entries if not entry.override and entry.group]

@@ -208,7 +208,9 @@ class SettingNames:
         return [self._suggested_override(key, value) for key in matches]
 
     def refusal(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
-        """Return the error message on an unknown key; the arguments are those of `way_out`."""
+        """Return the whole error message that the dotted key `path` is not a setting, with a suggestion what to type
+        instead. `value` is the text typed for it, `known_keys` are the valid keys of its group.
+        """
         if (stage := self._split_stage_key(path)) is None:
             return f"{path}={value} is not a setting. {self.way_out(path, value, known_keys)}"
         prefix, key = stage
@@ -230,8 +232,8 @@ class SettingNames:
         return (f"{field}.{name}", key) if key and get_origin(hint) is dict else None
 
     def way_out(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
-        """Return the sentence that ends the error message on an unknown key: what to type instead. `path` is the key,
-        `value` the value typed for it, `known_keys` are the valid keys of its group.
+        """Return a sentence, the end of an error message, that tells the user what to type in place of the unknown key
+        `path`. `value` is the text typed for it, `known_keys` are the valid keys of its group.
         """
         if sentence := UNSUPPORTED_SETTINGS.get(path.rpartition(".")[2].lower().replace("-", "_")):
             return sentence
@@ -242,8 +244,8 @@ class SettingNames:
         return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], known_keys)
 
     def _suggested_override(self, key: str, value: str) -> str:
-        """Return the override `key=value` to suggest. If the key only takes certain values, the value is replaced by
-        the nearest of them.
+        """Return the override `key=value` to suggest to the user. If the key accepts only certain values, an invalid
+        `value` is replaced by the nearest of them.
         """
         if "." not in key:
             return self._suggested_choice(key, value)
@@ -268,10 +270,10 @@ def percent_as_fraction(value: object) -> str | None:
 
 
 def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
-    """Return the entry of `known_values` that the user probably meant by `value`, or None if none is close.
+    """Return the entry of `known_values` that the user probably meant by `value`: the same word, lmtrain's word for
+    another tool's value, or the nearest spelling. Return None if none is close.
 
-    The entry is the value itself, our word for another tool's value, or the nearest spelling; of a name on Hugging
-    Face's hub, such as Qwen/Qwen3-0.6B, the part after the owner counts.
+    Of a name on Hugging Face's hub, such as Qwen/Qwen3-0.6B, the part after the owner counts.
     """
     known_values = list(known_values)
     for word in (value, value.lower()):
@@ -289,8 +291,8 @@ def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
 
 
 def suggest_value(value: str, known_values: typing.Iterable[str]) -> str:
-    """Return a sentence for an unknown value: "Did you mean X?", where X is our word for another tool's value or the
-    nearest spelling, or else a list of all known values.
+    """Return a sentence that tells the user what to type in place of an unknown `value`: "Did you mean X?" if
+    `closest_value` finds an X in `known_values`, else a list of all known values.
     """
     known_values = list(known_values)
     closest = closest_value(value, known_values)

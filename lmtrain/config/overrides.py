@@ -110,8 +110,8 @@ def sweep_refusal(override: Any) -> str:
 
 
 def blend_hint(key: str, value: str) -> str:
-    """Return a sentence on how to mix datasets, if a list was given for a key that takes one path, such as
-    `data.path=a,b`; else "". It is appended to an error message.
+    """Return a sentence, to append to an error message, on how to train on several datasets at once, for a user who
+    gave a list to a key that takes one path, as in `data.path=a,b`. Return "" in all other cases.
     """
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
     if key not in _BLEND_KEYS or len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
@@ -121,8 +121,8 @@ def blend_hint(key: str, value: str) -> str:
 
 
 def apply_override(tree: dict[str, Any], override: Any) -> str | None:
-    """Set, add or remove a key of `tree`, nested dicts of settings, in place, as Hydra's `override` says. Return an
-    error message if that is impossible, else None.
+    """Change `tree`, nested dicts and lists of settings, in place: set, add or remove the key that Hydra's Override
+    object `override` names. Return an error message if the tree has no place for the key, else None.
     """
     key, text = str(override.key_or_group), override.input_line
     *path, last = key.split(".")
@@ -154,7 +154,9 @@ def apply_override(tree: dict[str, Any], override: Any) -> str | None:
 
 
 def hydra_quoted(text: str) -> str:
-    """Put a text in quotes so that Hydra's override grammar reads it as one string."""
+    """Return `text` in quotes, with quotes inside it escaped, so that Hydra's override grammar reads it as a single
+    string.
+    """
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Quote, QuotedString
 
@@ -162,14 +164,16 @@ def hydra_quoted(text: str) -> str:
 
 
 def shell_quoted(word: str) -> str:
-    """Put a word in quotes for a shell, if it needs any."""
+    """Return `word` in quotes as a POSIX shell needs it; unchanged if it needs none."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word):
         return word
     return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Return `new`; if both are dicts, return `old` updated with `new`, recursively."""
+    """Return `old` updated with `new`, recursively, if both are dicts; otherwise return `new`. Neither argument is
+    changed.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         return old | {key: _merged(old.get(key), value) for key, value in new.items()}
     return new
@@ -238,15 +242,17 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
 
 
 def _is_text_path(text: str) -> bool:
-    """Return True if `text` is the path of a file with the suffix of a text, or of a folder that holds one."""
+    """Return True if `text` is the path of an existing file with a suffix .txt, .jsonl or .parquet, or of a folder that
+    directly holds such a file.
+    """
     path = Path(text)
     files = path.iterdir() if path.is_dir() else [path]
     return any({".txt", ".jsonl", ".parquet"} & set(file.suffixes) and file.is_file() for file in files)
 
 
 def _syntax_problem(text: str) -> str:
-    """Return the error message for an override that Hydra's grammar rejects: it names the unmatched quote or bracket,
-    and suggests quotes.
+    """Return the error message for an override that Hydra's grammar rejects: it names the unmatched quote or bracket or
+    the special characters, and shows how to quote the value.
     """
     key, _, value = text.partition("=")
     if value.startswith("="):

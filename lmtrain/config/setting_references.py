@@ -27,8 +27,8 @@ class ReferenceProblem(Exception):
 
 
 def reference_problem(text: str) -> str | None:
-    """Check the syntax of the references `${key}` in a text. Return None if all are right, else sentences such as "The
-    reference ${x:y} calls a resolver. Use plain values.", before which the caller puts the key and the text.
+    """Check the syntax of the references `${key}` in a text. Return None if all are right, else the end of an error
+    message, such as "The reference ${x:y} calls a resolver. Use plain values."
     """
     for match in _REFERENCE.finditer(text):
         if ":" in match[1]:
@@ -75,8 +75,9 @@ class _Resolver:
         self.tree, self.problems, self.num_references, self.num_values = tree, list[str](), 0, 0
 
     def resolve_subtree(self, node: Any, path: Path, chain: tuple[str, ...]) -> Any:
-        """Return the value `node` at `path` of the tree with all references in it resolved. `chain` has the keys of the
-        references followed so far, to find cycles.
+        """Return a copy of `node`, a value in the settings tree at `path`, in which all references `${key}` are
+        replaced by the values that they name. `chain` lists the keys of the references followed so far, to detect
+        cycles.
         """
         self.num_values += bool(chain)
         if chain and self.num_values > _MAX_VALUES:

@@ -107,8 +107,8 @@ class Settings:
         return value is not None and value < minimum, key, f"must be at least {minimum}", way_out
 
     def at_most(self, maximum: int, key: str, way_out: str = "") -> Check:
-        """Return a check, to pass to `checked`, that the field `key` is `maximum` or less; None passes. `way_out` says
-        how to correct the value.
+        """Return a check, an argument for `checked`, that fails if the field `key` is above `maximum`; None passes.
+        `way_out` is the sentence that tells the user how to correct the value.
         """
         value = getattr(self, key)
         return (
@@ -162,7 +162,7 @@ class Settings:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value of a setting as nested dicts and lists."""
+    """Return a setting's value with nested settings as dicts and tuples as lists."""
     if isinstance(value, Settings):
         return value.to_dict()
     if isinstance(value, tuple):
@@ -191,8 +191,8 @@ plugins: dict[str, list[ModuleType]] = {}  # package named by --plugin -> the pa
 
 
 def add_plugin(name: str) -> None:
-    """Import the package that --plugin names and its torch-free files (names ending with an entry of PLUGIN_FILES), so
-    that `kinds` finds the classes in them.
+    """Import the Python package that --plugin names, and those of its modules whose names end with one of PLUGIN_FILES,
+    which need no torch. Classes in them become choices that `kinds` finds.
 
     Raise UsageError if the import fails. Only the command line names plugins: a config file must not decide which code
     runs.
@@ -208,8 +208,8 @@ def add_plugin(name: str) -> None:
 
 
 def load_modules(package: str, ending: str = "") -> Iterator[ModuleType]:
-    """Import and yield the modules of `package` whose names end with `ending`, then the modules of all packages that
-    --plugin named.
+    """Import and yield the modules directly in `package` whose names end with `ending`, then the modules of all plugins
+    that `add_plugin` imported.
     """
     yield from _package_modules(package, ending)
     for files in plugins.values():
@@ -224,8 +224,8 @@ def _package_modules(package: str, ending: str) -> list[ModuleType]:
 
 
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
-    """Return kind -> class for all alternatives of the choice `base`, sorted by kind: its subclasses in its own package
-    and in plugins.
+    """Return a dict that maps the name of each alternative of the choice `base`, such as an optimizer, to its class,
+    sorted by name. The classes are subclasses of `base` in its own package and in plugins.
 
     Raise SettingsError if two classes have the same kind.
     """

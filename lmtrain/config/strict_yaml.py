@@ -48,10 +48,8 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a YAML config file, whose top level must be a mapping, and return its data with the line number of each
-    value.
-
-    Raise MissingInputError if the file cannot be read, SettingsError if its content is wrong.
+    """Read a YAML config file and return its data with the line number of each value. Raise MissingInputError if the
+    file cannot be read, and SettingsError if it is empty, is not valid YAML or has no keys at its top level.
     """
     text = _read_text(path)
     loader = _Loader(text, path)
@@ -239,10 +237,9 @@ _EXPLANATIONS: tuple[tuple[str, bool, str, str], ...] = (
 
 
 def _explain_yaml_error(error: Exception, text: str, last_read_line: int) -> tuple[int, str, str]:
-    """Translate a PyYAML error on the file content `text` to (line number, what is wrong there, how to correct it), for
-    a message.
-
-    `last_read_line` counts the lines that the loader had read, for errors without a position.
+    """Translate an error that PyYAML raised on the file content `text` to (line number from 1, what is wrong there, how
+    to correct it), the last two as clauses for an error message. `last_read_line` is the number of lines read so far,
+    for errors without a position.
     """
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     context = getattr(error, "context_mark", None) or mark
