@@ -57,7 +57,9 @@ def _css_variables(colours: Mapping[str, str]) -> str:
 
 
 def page_style() -> str:
-    """Return the CSS of a page. Its colours are light or dark, by the browser's preference or the page's own switch."""
+    """Return the CSS text of an HTML page, for a light and a dark mode: the reader's browser decides, or a switch in
+    the page (data-theme).
+    """
     dark = _css_variables(_DARK)
     return (
         f":root {{ color-scheme: light dark; {_css_variables(_LIGHT)} }}\n"
@@ -68,8 +70,8 @@ def page_style() -> str:
 
 
 def build_page(title: str, parts: Iterable[Part], more_style: str = "") -> str:
-    """Return a complete HTML document: the parts, in order, are its body, and `more_style` is CSS to add to the usual
-    style.
+    """Return a complete HTML document as text. `parts`, texts of HTML or Pictures, are its body in this order;
+    `more_style` is CSS text added to that of `page_style`.
     """
     # because: on a narrow screen a picture scrolls within its frame, since shrunk to fit nobody could read it
     body = "\n".join(
@@ -83,7 +85,8 @@ def build_page(title: str, parts: Iterable[Part], more_style: str = "") -> str:
 
 
 def standalone_svg(svg: str) -> str:
-    """Return an SVG picture of a page as the text of an SVG file of its own, in light colours.
+    """Convert an SVG element made for an HTML page to the text of an SVG file that other programs can show: with its
+    own style sheet, in the light colors.
 
     because: programs other than browsers do not support var(), so colours are written out; resvg does not resolve the
     system's default fonts, so two common fonts are named
@@ -123,7 +126,8 @@ def script_element(name: str) -> str:
 
 
 def html_table(rows: Sequence[Cells]) -> str:
-    """Return the rows (column -> text) as an HTML table, with a column for each key of the rows.
+    """Return an HTML table as text. Each row maps a column's title to the text of its cell; there is a column for each
+    title that occurs in `rows`.
 
     A key that begins with `<` marks a column of left-aligned words, any other key a column of numbers.
     """

@@ -31,8 +31,8 @@ _MAX_DRAWN_POINTS = 1400  # because: a picture that cannot be zoomed shows no mo
 
 
 def ticks(low: float, high: float, max_count: int, form: Form = "number") -> list[float]:
-    """Return round tick values for a linear axis from `low` to `high`: about `max_count` at most. `form` is the kind of
-    number, which decides what is round.
+    """Return round values at which to place ticks on a linear axis from `low` to `high`: at most about `max_count`, in
+    ascending order; [low] for an empty range. `form`, such as "seconds", decides which values count as round.
     """
     if not high > low:
         return [low]
@@ -54,8 +54,8 @@ def _tick_step(min_step: float, form: Form) -> float:
 
 
 def log_ticks(low: float, high: float, max_count: int) -> list[float]:
-    """Return tick values for a logarithmic axis from `low` to `high`: powers of ten, or, if these are few, also 2 and 5
-    times them. `max_count` is the desired number at most.
+    """Return values at which to place ticks on a logarithmic axis from `low` to `high`, both above 0: powers of ten, or
+    also 2 and 5 times them if these are too few. About `max_count` are wanted at most.
 
     A range too short for either gets evenly spaced ticks.
     """
@@ -75,7 +75,9 @@ def log_ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def tick_labels(values: Sequence[float], form: Form) -> list[str]:
-    """Format tick values with the fewest digits (at least 4) with which all labels differ."""
+    """Return the labels of the ticks at `values`: texts with units, all with the same number of significant digits (4
+    or more), the smallest with which no two labels are equal.
+    """
     candidates = ([format_value(value, form, digits) for value in values] for digits in range(4, 12))
     shortest = [format_value(value, form) for value in values]
     return next((texts for texts in candidates if len(set(texts)) == len(texts)), shortest)
@@ -170,7 +172,7 @@ class Charts:
         return [axis for axis in AXES if all(len(curve.points.on(axis)) for curve in curves)] or ["step"]
 
     def to_json(self) -> str:
-        """Return the charts as JSON text that can stand inside an HTML script element."""
+        """Return the charts as JSON text that is safe inside an HTML <script> element: "<" is escaped."""
         data = {
             "runs": list(self.runs), "axes": self.axes,
             "figures": [_figure_data(figure) for figure in self.figures],
@@ -183,8 +185,8 @@ class Charts:
 
 
 def draw_figure(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
-    """Draw a figure as an SVG element. The x axis is the first of `charts.axes`. If the legend needs several rows, the
-    picture becomes higher than `height`.
+    """Draw a figure's curves over `charts.axes[0]` and return an SVG element as text, `width` x `height` pixels. If the
+    legend needs several rows, the picture becomes higher than `height`. A figure without values gets a note instead.
     """
     axis = charts.axes[0]
     positions = [x for curve in figure.curves for x in curve.points.on(axis)]
@@ -234,8 +236,8 @@ class _LegendEntry(NamedTuple):
 
 
 def _draw_curve(entry: _LegendEntry, axis: str, to_x: Any, to_y: Any, log: bool) -> Iterator[str]:
-    """Yield the SVG elements of an entry's curve over `axis`. `to_x` and `to_y` convert positions and values to pixels;
-    with `log`, values up to 0 are left out.
+    """Yield the SVG elements of a legend entry's curve over the x axis `axis`, such as "step". `to_x` and `to_y`
+    convert positions and values to pixels. With `log`, values of 0 or less are left out.
     """
     curve, css_class = entry.curve, entry.css_class
     points = [
@@ -250,8 +252,8 @@ def _draw_curve(entry: _LegendEntry, axis: str, to_x: Any, to_y: Any, log: bool)
 
 
 def _place_legend(charts: Charts, figure: Figure, width: float) -> list[_LegendEntry]:
-    """Return a legend entry with look, label and position for each curve, in as many rows as fit `width`. A label that
-    is wider than the figure is cut.
+    """Return a legend entry for each curve of the figure: its color and dash, its label, and its position in rows that
+    fit `width` pixels. Labels wider than the figure are shortened.
     """
     entries: list[_LegendEntry] = []
     x, row = _LEFT_MARGIN, 0
@@ -285,8 +287,8 @@ def _draw_legend_entry(entry: _LegendEntry) -> Iterator[str]:
 
 
 def figure_element(charts: Charts, figure: Figure) -> str:
-    """Return a figure as an HTML <figure> with title, SVG drawing and note. In a browser, chart.js replaces the drawing
-    by one that can be zoomed.
+    """Return a figure as the text of an HTML <figure> element: title, SVG drawing and note. In a browser, the page's
+    script chart.js replaces the drawing by an interactive one.
     """
     note = f'<p class="soft small">{escape(figure.note)}</p>' if figure.note else ""
     css_class = "figure wide" if figure.wide else "figure"
@@ -298,8 +300,8 @@ def figure_element(charts: Charts, figure: Figure) -> str:
 
 
 def _axis_range(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Return the ends of a value axis for values from `low` to `high`: a little wider, and from 0 if `low` is close to
-    0.
+    """Return the lowest and highest value to show on a y axis for values from `low` to `high`: with some space beyond
+    both, and beginning at 0 if `low` is close to 0. A logarithmic axis (`log`) gets 10% beyond both ends.
     """
     if log:
         return (low / 1.1, high * 1.1)

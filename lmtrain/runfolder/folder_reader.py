@@ -25,8 +25,8 @@ _MAX_DEPTH = 4  # levels of folders that are searched for runs
 
 @contextmanager
 def record_errors(run: Path) -> Iterator[None]:
-    """Context manager that turns errors caused by missing keys or wrong types in a run's files into a DataError that
-    names the run folder.
+    """Context manager for code that reads the files of the run folder `run`: KeyError, TypeError, ValueError and the
+    like, which unexpected content causes, become a DataError that names the folder.
     """
     try:
         yield
@@ -50,10 +50,9 @@ def read_working_directory(run: Path) -> Path | None:
 
 
 def run_state(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a run's `state` (running, finished, stopped, failed, killed or "out of sight") and the `process` that
-    holds the folder's lock, or None. `stop` is the content of stop.json, None if there is no file.
-
-    "out of sight" means that the lock belongs to a process of another machine, which cannot be checked from here.
+    """Return a dict with a run's `state` ("running", "finished", "stopped", "failed", "killed" or "out of sight") and
+    `process`, the process that holds the folder's lock, or None. `stop` is the content of stop.json, None without the
+    file. "out of sight" means that the process is on another machine and may or may not be alive.
     """
     if stop is not None:
         on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
@@ -73,15 +72,15 @@ def read_run_state(run: Path) -> dict[str, Any]:
 
 
 def is_run(path: Path) -> bool:
-    """Return True if the folder holds files of a run."""
+    """Return True if the folder is that of a run: it holds metrics.jsonl, or config.json with another file of a run."""
     return (path / METRICS).is_file() or (
         (path / CONFIG).is_file() and any((path / name).exists() for name in _RUN_FILES)
     )
 
 
 def find_runs(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
-    """Yield all run folders at or below a folder, sorted, down to `max_depth` levels. Folders inside a run are not
-    searched.
+    """Yield `folder` if it is a run folder, else all run folders in it, sorted by path, down to `max_depth` levels
+    below. Hidden folders, links and folders inside a run are not searched.
     """
     if is_run(folder):
         yield folder
@@ -120,14 +119,16 @@ class RunFolder:
 
     @property
     def end_reason(self) -> str:
-        """The cause of the run's end, by stop.json or its absence; empty if the run finished or is running."""
+        """Reason why the run ended, in words, as stop.json tells it; for a killed run, that it left no such file. "" if
+        the run finished or is running.
+        """
         if self.stop is None:
             return f"left no {STOP}" if self.state == "killed" else ""
         return "" if self.state == "finished" else str(self.stop.get("cause", "?"))
 
     def read(self, name: str, consequence: str) -> dict[str, Any] | None:
-        """Return the object in the JSON file `name` of the run folder. If it cannot be read, return None and add a
-        sentence to `problems`; it ends with `consequence`, such as "its settings are not known".
+        """Return the dict in the JSON file `name` of the run folder. If it cannot be read, return None and append a
+        sentence to `self.problems` that ends with `consequence`, such as "its settings are not known".
         """
         path = self.path / name
         try:
@@ -142,8 +143,8 @@ class RunFolder:
 
 
 def read_run(path: Path, name: str) -> RunFolder:
-    """Read a run folder in any state, also a damaged one; `name` is the run's name in output. Raise MissingInputError
-    if it is not a run folder.
+    """Read a run folder, which may be that of a live run or damaged: what cannot be read is listed in the result's
+    `problems`. `name` is the name under which output shows the run. Raise MissingInputError if it is not a run folder.
     """
     if not is_run(path):
         raise MissingInputError(
@@ -162,7 +163,9 @@ def read_run(path: Path, name: str) -> RunFolder:
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:
-    """Read run folders. Each run is named by the end of its path, with as few parts as make all names different."""
+    """Read several run folders. The `name` of each is the end of its path, with as many folder names as are needed to
+    make all names different.
+    """
     paths_parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, paths_parts), default=1) + 1):
         names = ["/".join(parts[-length:]) for parts in paths_parts]

@@ -32,8 +32,9 @@ def request_file_cause(name: str) -> str:
 
 
 def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **extra_facts: Any) -> str | None:
-    """Write stop.json (see `stop_file.write`) if the run folder exists, and fsync the folder. Return an error text, or
-    None if it was written. With `replace` False, an existing file stays.
+    """Write the cause of a run's end to stop.json, as `stop_file.write` does, and fsync the folder. Return an error
+    message if that fails; None if it was written, or if the folder does not exist. With `replace` False, an existing
+    file is left as it is.
     """
     path = folder / STOP
     if not folder.is_dir():
@@ -49,10 +50,9 @@ def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True
 
 
 def write_failure(folder: Path, error: LmtrainError, env: ProcessEnv) -> None:
-    """Write the error of a failing process to stop.json. With several ranks, the first one that writes wins, since its
-    peers fail because of it.
-
-    A failure to write becomes a note of `error`, which is printed below the message.
+    """Write to stop.json the error with which this process fails. With several ranks an existing file is left as it is,
+    because the first rank to fail has the true cause. An OutputError is not written. If writing fails, the reason is
+    added to `error` as a note.
     """
     if isinstance(error, OutputError):
         return  # because: the folder belongs to another run, or cannot be written
@@ -64,10 +64,9 @@ def write_failure(folder: Path, error: LmtrainError, env: ProcessEnv) -> None:
 
 
 def write_unsaved_stop(folder: Path, cause: str) -> str | None:
-    """Write to stop.json that the run was stopped on request before this start had saved anything. `cause` names the
-    request, such as a signal.
-
-    The caller may not hold the folder's lock: it is taken here. Return an error text, or None on success.
+    """Write to stop.json that the run was stopped on request before it had saved a checkpoint in this start. `cause`
+    names the request, such as a signal. Return an error message, or None on success. This function takes the folder's
+    lock itself.
     """
     try:
         with folder_lock(folder):
@@ -78,8 +77,8 @@ def write_unsaved_stop(folder: Path, cause: str) -> str | None:
 
 
 def write_process_failure(folder: Path, outcome: Outcome) -> str | None:
-    """Write to stop.json how a launcher's processes ended after one of them failed. Return an error text, or None on
-    success.
+    """Write to stop.json how a launcher's processes ended after one of them failed, unless by an output error. Return
+    an error message if writing fails, else None.
     """
     if outcome.exit_code == OutputError.exit_code:
         return None  # because: an output error can mean that the folder belongs to another run
@@ -103,7 +102,7 @@ def read_stop_or_empty(folder: Path) -> dict[str, Any]:
 
 
 def read_object_or_empty(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Return an empty dict if the file is missing, damaged or holds something else.
+    """Return the JSON object in a file as a dict; {} if the file is missing or damaged, or holds another type of value.
     """
     try:
         facts = read_json(path)
@@ -113,8 +112,8 @@ def read_object_or_empty(path: Path) -> dict[str, Any]:
 
 
 def read_last_stop(folder: Path) -> dict[str, Any]:
-    """Return cause, exit code and ranks to blame from stop.json, for the start row of the next start; long texts are
-    cut. Return {} if the file is missing or damaged.
+    """Return why the previous start of a run ended, from stop.json: cause, exit code and the ranks at fault, with long
+    texts cut. The next start records this in its metrics. Return {} if the file is missing or damaged.
     """
     facts = read_stop_or_empty(folder)
     return {
@@ -124,11 +123,12 @@ def read_last_stop(folder: Path) -> dict[str, Any]:
 
 
 def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int] | None) -> Outcome | None:
-    """Return a launcher's `outcome` with the rank and cause that the watchdog wrote to stop.json, if it found a hung or
-    lost process; else None.
+    """Return a copy of a launcher's `outcome` with the rank and cause that a rank's watchdog wrote to stop.json because
+    of a hung or lost process. Return None if there is no such report from this start, or if the outcome is not a lost
+    peer.
 
-    `stamp_before` is the stamp of stop.json when the processes started: with the same stamp, the file is from an
-    earlier start. An outcome other than a lost peer gives None as well.
+    `stamp_before` is the `stop_stamp` when the processes started: if it is unchanged, the file is from an earlier
+    start.
     """
     if not is_stop_written_since(folder, stamp_before) or outcome.exit_code != PeerLostError.exit_code:
         return None
@@ -139,8 +139,8 @@ def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int
 
 
 def stop_stamp(folder: Path) -> list[int] | None:
-    """Return a list that differs after stop.json is rewritten: inode, size and mtime in nanoseconds. Return None if
-    there is no file.
+    """Return [inode, size, mtime in ns] of stop.json, which is a different list after the file was rewritten. Return
+    None if there is no such file.
     """
     try:
         stat = os.stat(folder / STOP)

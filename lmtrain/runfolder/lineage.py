@@ -56,7 +56,9 @@ class Parent:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Parent:
-        """Return the entry that `to_dict` described. Raise ValueError, TypeError or KeyError if `data` is damaged."""
+        """Build a Parent from the dict that `to_dict` returned. Raise ValueError, TypeError or KeyError if `data` is
+        malformed.
+        """
         texts = {key: data[key] for key in ("kind", "run", "path", "checkpoint", "manifest_sha256")}
         if not all(isinstance(text, str) for text in texts.values()) or type(data["step"]) is not int:
             raise ValueError(f"{data!r} is not the parent of a run")
@@ -72,8 +74,8 @@ def run_of_checkpoint(checkpoint: Path) -> Path:
 
 
 def parse_lineage(entries: object, place: Path) -> list[Parent]:
-    """Return the parents that a lineage lists as JSON data; none if `entries` is None. Raise DataError, which names
-    `place`, if it is damaged.
+    """Convert `entries`, a run's lineage as a list of dicts from JSON, to Parent objects in the same order; None gives
+    []. Raise DataError if it is malformed, with `place` as the name of the file.
     """
     try:
         return [] if entries is None else [Parent.from_dict(entry) for entry in entries]  # type: ignore[attr-defined]
@@ -95,8 +97,8 @@ def file_sha256(path: Path) -> str:
 
 
 def waiting_branches(run: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (run folder, name of the checkpoint) for each run beside `run` that has begun from one of its checkpoints
-    and has saved none itself, so that it needs that one to go on.
+    """Yield (run folder, checkpoint's name) for each other run in the folder of `run` that began from one of the
+    checkpoints of `run` and has not saved any of its own yet. Such a run still needs that checkpoint to resume.
     """
     for folder in sorted(run.resolve().parent.iterdir()):
         if not os.path.isfile(folder / LINEAGE):

@@ -30,11 +30,9 @@ _TAIL_BYTES = 4 << 20  # because: the last ten thousand or so rows show a run's 
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl that are still valid, in the order of writing. Raise a DataError, with the
-    line's number, on a line that is not a row.
-
-    A later attempt resumes at the step of its start row, so rows that an earlier attempt wrote beyond that step are
-    dropped. Of rows with the same event, step (of a save, the saved step) and name, only the last is kept.
+    """Return the rows of a metrics.jsonl in the order of writing, without those that a restart made obsolete: rows
+    beyond the step at which a later start resumed, and repeated rows of one event, step and name, of which the last
+    counts. Raise DataError, with the line's number, if a line is not a row.
     """
     rows: dict[tuple[str, int, str], Row] = {}
     for row in _read_all_rows(path):
@@ -72,8 +70,8 @@ def _read_all_rows(path: Path) -> Iterator[Row]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield each line of a file. Only the first ROW_BYTES + 1 bytes of a longer line are returned, so that no line can
-    fill the memory.
+    """Yield each line of a file as bytes, with its newline. A line longer than ROW_BYTES is cut to ROW_BYTES + 1 bytes,
+    so that no line can fill the memory.
     """
     with open(path, "rb") as file:
         while line := file.readline(ROW_BYTES + 1):
@@ -83,8 +81,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def parse_row(line: bytes) -> Row:
-    """Parse a line of metrics.jsonl to a row, in which nan, inf and -inf are still strings. Raise one of ROW_ERRORS if
-    the line is not a row.
+    """Parse a line of metrics.jsonl to a dict, in which nan, inf and -inf are still strings. Raise one of ROW_ERRORS if
+    the line is not JSON, or lacks a text `event` or an integer `step`.
     """
     row: Row = json.loads(line)
     if type(row["event"]) is not str or type(row["step"]) is not int:
@@ -113,8 +111,8 @@ class RowFollower:
         return []
 
     def _find_start(self, file: IO[bytes], size: int) -> int:
-        """Return the offset at which to start reading: the first whole line within the last `tail_bytes` bytes. `size`
-        is the file's size.
+        """Return the byte offset at which to start reading a file of `size` bytes: the first line that begins within
+        its last `tail_bytes` bytes; 0 if the file is not longer.
         """
         if size <= self._tail_bytes:
             return 0
@@ -128,16 +126,17 @@ def read_last_rows(path: Path) -> list[Row]:
 
 
 def read_first_step(path: Path) -> Row:
-    """Return the first step row of a metrics.jsonl, or an empty dict if there is none."""
+    """Return the first row of a metrics.jsonl that is about a training step; {} if there is none or the file cannot be
+    read.
+    """
     with suppress(OSError):
         return next((row for row in _valid_rows(read_lines(path)) if row.get("event") == "step"), {})
     return {}
 
 
 def loss_warning(first_row: Row, last_row: Row) -> str:
-    """Return a warning if a finished run's last loss is not finite or is above its first loss, else an empty text.
-
-    `first_row` and `last_row` are the run's first and last step rows.
+    """Return "loss not finite" or "loss above its first" if a finished run's last loss is so, else "". The arguments
+    are the run's first and last step rows.
     """
     first_loss, last_loss = (row.get("loss") for row in (first_row, last_row))
     if not isinstance(last_loss, float | int):
@@ -148,10 +147,8 @@ def loss_warning(first_row: Row, last_row: Row) -> str:
 
 
 def last_write_time(rows: Sequence[Row], path: Path) -> str | None:
-    """Return the ISO time of the last row. If the row has no time, as in older versions, return the time at which the
-    file was modified.
-
-    Return None if there is no such file.
+    """Return the ISO time at which the last of `rows`, the rows of the metrics file `path`, was written. If it does not
+    record its time, return the file's modification time, or None if there is no such file.
     """
     if rows and isinstance(rows[-1].get("time"), str):
         return str(rows[-1]["time"])
@@ -168,8 +165,8 @@ def _valid_rows(lines: Iterable[bytes]) -> Iterator[Row]:
 
 
 def to_json_data(value: Any) -> Any:
-    """Return nested data in the form that metrics.jsonl stores: nan, inf and -inf become strings, tuples lists, keys
-    texts.
+    """Return a copy of nested data that JSON can store: nan, inf and -inf become strings, tuples become lists, and keys
+    become texts.
 
     Tensors and numpy scalars are left as they are, and json refuses them, so that no device is synchronized here.
     """

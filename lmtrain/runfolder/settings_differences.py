@@ -32,8 +32,8 @@ def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the values that differ between nested dicts, as dotted key -> a value for each tree; None if a tree lacks
-    the key.
+    """Return the values that differ between several nested dicts: dotted key -> list with the value of each dict, in
+    their order. The value is None for a dict without the key.
     """
     flat_trees = [dict(flatten(tree)) for tree in trees]
     keys = dict.fromkeys(key for leaves in flat_trees for key in leaves)
@@ -42,10 +42,8 @@ def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def compare_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the settings that were changed, as dotted key -> [value before, value after]. Both arguments map dotted
-    keys to values.
-
-    A key that `before` lacks and the keys of the group `run` are left out.
+    """Return the settings whose values differ, as dotted key -> [value before, value after]. Both arguments map dotted
+    keys to values. Keys that `before` lacks, and keys that begin with "run.", are left out.
     """
     # because: a setting that the older version did not have yet has not been changed
     return {
@@ -55,8 +53,9 @@ def compare_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
 
 
 def settings_history(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
-    """Return the values of each setting over a run, each with the first step at which it held. `starts` are the run's
-    start rows in the order of writing.
+    """Return the values that each setting had over the starts of a run: dotted key -> list of (first step with this
+    value, value), steps counted from 1. `starts` are the rows of the event "start" in the metrics, in the order of
+    writing.
     """
     valid_starts: list[tuple[int, dict[str, Any]]] = []
     for row in starts:
@@ -74,8 +73,8 @@ def settings_history(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
 
 
 def read_settings_history(run: Path) -> dict[str, History]:
-    """Return the settings history of a run folder. If no start row holds settings, it has only the settings in
-    config.json, from step 1 on.
+    """Return the values that each setting of a run had, as `settings_history` does, from the start rows in its metrics.
+    If no row records settings, return those in config.json, from step 1 on.
     """
     rows = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
     starts = [row for row in rows if row["event"] == "start"]

@@ -25,8 +25,9 @@ _REQUEUE_CODES = (StoppedEarly.exit_code, PeerLostError.exit_code)
 def write(
     folder: str | os.PathLike[str], cause: str, exit_code: int, *, replace: bool, fsync: bool = True, **extra_facts: Any
 ) -> None:
-    """Write stop.json atomically: the cause of the run's end, its exit code, and the checkpoint from which the next
-    start resumes. With `replace` False, an existing file stays. Raise OSError if it cannot be written.
+    """Write stop.json into the run folder atomically: the cause of the run's end, its exit code, the newest checkpoint,
+    from which the next start resumes, and `extra_facts`. With `replace` False, an existing file is left as it is. Raise
+    OSError if writing fails.
 
     Readers never see half of it. The first process that fails has the true cause, since its peers fail because of it,
     so it passes `replace=False`; a writer that speaks for all processes passes True. With `fsync` the text is fsynced
@@ -55,7 +56,9 @@ def write(
 
 
 def _link_if_absent(temporary: str, path: str) -> None:
-    """Give a temporary file the name `path` by a hard link, unless `path` exists already."""
+    """Give the file `temporary` the additional name `path` by a hard link, or rename it where hard links are not
+    supported. If `path` exists already, do nothing.
+    """
     try:
         os.link(temporary, path)
     except FileExistsError:
