@@ -59,8 +59,8 @@ class Calibration:
 
 
 def machine_cost_model(hardware: Hardware) -> CostModel:
-    """Return the cost model for a machine: the factors that were fitted to published runs, overridden by those that a
-    calibration on this machine stored in `hardware`.
+    """Return the cost model for predicting runs on a machine: the shipped factors, which were fitted to published runs,
+    with those replaced that `hardware` holds from a calibration on this machine.
     """
     return CostModel(
         time=FittedFactors({**fitted_time_factors().values, **hardware.factors}),
@@ -70,8 +70,9 @@ def machine_cost_model(hardware: Hardware) -> CostModel:
 
 
 def calibrate(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Calibration:
-    """Fit the data-sheet figures and cost factors of a machine to the step times of measured runs. Return the fitted
-    machine, and the relative error of each run's prediction before the fit and after a fit to all other runs.
+    """Fit the data-sheet figures and cost factors of a machine to the step times of measured runs. Return a
+    Calibration: the fitted machine, and for each run the relative error of its prediction before the fit, and after a
+    fit to all other runs (0.1: predicted 10% too long).
     """
     before, full_fit = (
         _prediction_errors(hardware, runs),

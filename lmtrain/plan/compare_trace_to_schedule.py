@@ -45,10 +45,9 @@ class ReplayComparison:
 
 
 def compare_with_replay(segment: Segment, times: StepTimes) -> ReplayComparison | None:
-    """Simulate the pipeline schedule of traced steps with their measured durations, and return the measured and
-    simulated seconds of the pipeline and its bubble. `times` holds the steps to compare and their seconds by cause.
-
-    Return None without a pipeline, for an unknown schedule (a plugin's needs --plugin), and if the trace lacks actions.
+    """Simulate the pipeline schedule of a traced run with the measured durations of its actions, and return the
+    measured and the simulated seconds of the pipeline and of its bubble. `times` names the steps to compare. Return
+    None if there is no pipeline, the schedule is unknown (a plugin's needs --plugin) or the trace lacks actions.
     """
     layout = segment.layout
     if layout.pp == 1 or segment.schedule not in kinds(PipelineSchedule) or not times.steps:
@@ -87,8 +86,9 @@ def _replay(table: ScheduleTable, costs: ActionSeconds, send_s: float) -> Timeli
 
 
 def _median_action_seconds(work: NDArray[Any], num_pipelines: int) -> list[ActionSeconds]:
-    """Return, for each of `num_pipelines` pipelines, (kind, stage) -> the median seconds of this pipeline action,
-    including collectives within the action. `work` holds the traced spans of forwards and backwards.
+    """Return a list with a dict for each of the `num_pipelines` pipelines (data- and tensor-parallel copies): (kind of
+    action, stage) -> median seconds over micro-batches and steps. They include collectives during the action. `work`
+    holds the traced spans of forwards and backwards.
     """
     durations: list[defaultdict[tuple[Kind, int], list[float]]] = [defaultdict(list) for _ in range(num_pipelines)]
     for rank, kind, stage, begin, end in work[["rank", "kind", "stage", "begin_ns", "end_ns"]].tolist():
@@ -100,8 +100,9 @@ def _median_action_seconds(work: NDArray[Any], num_pipelines: int) -> list[Actio
 
 
 def _median_send_s(spans: NDArray[Any]) -> float:
-    """Return the median seconds from the send to the receipt of a pipeline message, or 0. Only messages whose receiver
-    was already waiting are counted, because the arrival of others is not in `spans`, the traced spans.
+    """Return the median seconds from the start of sending a pipeline message to its receipt; 0 if there is no such
+    message. Only messages for which the receiver was already waiting are counted, since `spans`, the traced spans, do
+    not show when others arrived.
     """
     sent, received = message_pairs(spans)
     begin, end = spans["begin_ns"], spans["end_ns"]

@@ -215,8 +215,8 @@ class Hardware(Settings):
         return self.memory_GiB * 2**30
 
     def peak(self, precision: str) -> float:
-        """Return the peak FLOP/s of matrix products whose inputs have this precision ("bf16", "fp32", ...), 0 if
-        unsupported.
+        """Return the peak FLOP/s of the device for matrix products whose inputs have the number format `precision`,
+        such as "bf16" or "fp32"; 0 if the device does not support it.
 
         tf32 stands for fp32 inputs that are cut to tf32.
         """

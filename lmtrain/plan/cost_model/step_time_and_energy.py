@@ -48,8 +48,9 @@ class WorkSeconds:
 
 
 def price_work(cases: Cases, factors: FittedFactors) -> WorkSeconds:
-    """Return the seconds that one tp rank computes for one micro-batch, for each run in `cases`: in one transformer
-    block by kind of work (matrix products, attention, pointwise operations), and in the output head with its loss.
+    """Return the predicted seconds of computation for one micro-batch on one tensor-parallel rank, for each run in
+    `cases`: of one transformer block by kind of work (matrix products, attention, pointwise operations), and of the
+    output head with its loss. Communication is not included.
     """
     shapes = (
         (cases.query_width + 2 * cases.key_width, cases.width),
@@ -234,8 +235,8 @@ def replica_group(cases: Cases, factors: FittedFactors) -> CommunicationGroup:
 
 
 def _group(cases: Cases, factors: FittedFactors, size: PerCase, stride: PerCase) -> CommunicationGroup:
-    """Return the size, bandwidth and latency of a communication group of `size` ranks whose rank numbers are `stride`
-    apart, for each run in `cases`.
+    """Return the bandwidth and latency of a communication group, for each run in `cases`. The group has `size` ranks,
+    and the numbers of neighboring ranks differ by `stride`.
     """
     local = ranks_per_node(cases, size, stride)
     link = cases.link_Bps * factors["link_share"]
@@ -259,8 +260,8 @@ def _group(cases: Cases, factors: FittedFactors, size: PerCase, stride: PerCase)
 
 
 def ranks_per_node(cases: Cases, size: PerCase, stride: PerCase) -> PerCase:
-    """Return the least number of ranks that a communication group has on any of its nodes, for each run in `cases`. The
-    group has `size` ranks whose rank numbers are `stride` apart.
+    """Return how many ranks of a communication group share a node, for each run in `cases`; the least number if its
+    nodes have different numbers. The group has `size` ranks, and the numbers of neighboring ranks differ by `stride`.
 
     A group that lies across two nodes may have few of its ranks in one of them. A run is spread evenly over as few
     nodes as possible: 128 devices are 64 in each of two racks of 72. A group that spans the whole run has all the
@@ -354,8 +355,8 @@ class StepTime:
 
 
 def stage_weights(cases: Cases) -> tuple[PerCase, PerCase]:
-    """Return two numbers of weights on one tp rank, for each run in `cases`: in a transformer block, and in the
-    vocabulary matrix.
+    """Return two numbers of weights (elements) on one tensor-parallel rank, for each run in `cases`: of one transformer
+    block, and of the vocabulary matrix.
     """
     heads, keys = cases.num_heads * cases.head_width, np.maximum(cases.num_kv_heads, cases.tp) * cases.head_width
     block = cases.width * (2 * heads + 2 * keys) + cases.width * cases.ffn_width * (2 + cases.gated)
@@ -414,9 +415,9 @@ def price_microbatch(cases: Cases, factors: FittedFactors) -> MicrobatchSeconds:
 
 
 def price_step(cases: Cases, factors: FittedFactors, replayed_pipeline_s: PerCase | None = None) -> StepTime:
-    """Return the seconds of a training step by cause (computation, bubble, gradient reduction, ...), for each run in
-    `cases`. `replayed_pipeline_s` holds the pipeline's seconds from simulated schedules; without it, a closed form is
-    used.
+    """Return the predicted seconds of a training step by cause (computation, bubble, gradient reduction, ...), for each
+    run in `cases`. `replayed_pipeline_s`, if given, holds each run's pipeline seconds from a simulation; otherwise a
+    formula estimates them.
     """
     micro = price_microbatch(cases, factors)
     block, table = stage_weights(cases)
@@ -481,8 +482,8 @@ def price_step(cases: Cases, factors: FittedFactors, replayed_pipeline_s: PerCas
 
 
 def _accumulate_seconds(cases: Cases, factors: FittedFactors, num_weights: PerCase) -> PerCase:
-    """Return the seconds per micro-batch, for each run in `cases`, that it takes to add the gradients of `num_weights`
-    weights to their running sum: memory traffic of reading both and writing the sum.
+    """Return the seconds that it takes to add one micro-batch's gradients of `num_weights` weights to the step's sum,
+    for each run in `cases`: the memory traffic of reading both and writing the sum.
 
     Gradients have the compute precision; their sum has its own number of bytes, four in our runs. A shard's sum is
     short, and its traffic is neglected.
@@ -499,8 +500,9 @@ def _accumulate_seconds(cases: Cases, factors: FittedFactors, num_weights: PerCa
 
 
 def _data_parallel_seconds(cases: Cases, factors: FittedFactors, num_weights: PerCase) -> tuple[PerCase, PerCase]:
-    """Return two durations per step for each run in `cases`, as if nothing overlapped: of reducing the gradients of
-    `num_weights` weights over the data-parallel ranks, and of all-gathering these weights (ZeRO 1 and 2).
+    """Return two durations of collectives per training step, for each run in `cases`: of reducing the gradients of
+    `num_weights` weights over the data-parallel ranks, and of all-gathering updated weights (ZeRO 1 and 2, else 0).
+    Overlap with computation is not subtracted.
     """
     all_ranks = dp_group(cases, factors, cases.dp)
     shard_group = dp_group(cases, factors, np.where(cases.zero < 3, cases.shard, 1.0))

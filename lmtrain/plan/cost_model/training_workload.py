@@ -198,8 +198,8 @@ def stack_cases(cases: Sequence[Case]) -> Cases:
 
 
 def _case_values(case: Case) -> dict[str, float]:
-    """Return all numbers that describe a run, by name: the fields of the case and of its program, and the machine's
-    figures in units of bytes, seconds and FLOP/s. Choices (network, generation of the device) become index numbers.
+    """Return all numbers that describe a run, by name: the fields of the Case and of its program, and the machine's
+    figures in bytes, seconds and FLOP/s. Values that are names, such as the kind of network, become index numbers.
     """
     hardware, program = case.hardware, case.program
     fp32 = case.precision in ("fp32", "tf32")

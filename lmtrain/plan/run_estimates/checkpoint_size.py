@@ -50,8 +50,8 @@ def count_saved_tensors(num_slots: OptimizerTensorCounter, *, keeps_average: boo
 
 
 def checkpoint_bytes(model: ModelSettings, num_slots: OptimizerTensorCounter) -> int:
-    """Return the bytes of a checkpoint's tensors: all weights and optimizer tensors in fp32. `num_slots(name, shape)`
-    is the number of tensors beside a weight.
+    """Return the bytes of all tensors in a checkpoint of the model: weights and optimizer tensors in fp32.
+    `num_slots(name, shape)` returns how many optimizer tensors, such as moments, belong to a weight.
     """
     return sum(
         _FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in unpadded_shapes(model).items()
@@ -61,11 +61,11 @@ def checkpoint_bytes(model: ModelSettings, num_slots: OptimizerTensorCounter) ->
 def check_manifest_limits(
     model: ModelSettings, layout: Layout, num_slots: OptimizerTensorCounter, data_bytes: int
 ) -> int:
-    """Return the bytes of a checkpoint that a run with this layout would save, as the save estimates them. Raise
-    CheckpointError if the checkpoint would have too many pieces or too large a manifest.
+    """Return the estimated bytes of a whole checkpoint that a run with this layout saves, of which `data_bytes` are
+    tensors. Raise CheckpointError if its tensors would be saved in too many pieces or its manifest (index file) would
+    be too large. `num_slots(name, shape)` returns how many optimizer tensors belong to a weight.
 
-    `num_slots(name, shape)` is the number of tensors beside a weight, `data_bytes` the size of all tensors. Files that
-    the run adds are not counted. The result depends only on dp_shard, tp and the number of processes.
+    Files that the run adds are not counted. The result depends only on dp_shard, tp and the number of processes.
     """
     shapes, cuts, vocab_size = model.weights(), model.cuts(), model.shape.vocab_size
     names: dict[Kind, list[str]] = {}  # because: all blocks of a model are cut alike, so each kind is computed once

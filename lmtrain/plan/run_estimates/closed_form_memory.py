@@ -40,8 +40,8 @@ class RankMemory:
 
 
 def price_memory(cases: Cases, factors: FittedFactors) -> RankMemory:
-    """Return the bytes by purpose (weights, activations, ...) on the rank that needs most memory, for each run in
-    `cases`.
+    """Return the predicted bytes by purpose (weights, activations, ...) on the rank that needs most memory, for each
+    run in `cases`; a formula, not a count.
     """
     fullest = _stage_memory(cases, factors, FIRST)
     for position in (MIDDLE, LAST):
@@ -181,9 +181,9 @@ def _logits_bytes(cases: Cases, factors: FittedFactors, num_held: PerCase) -> Pe
 
 
 def _group_buffer_bytes(cases: Cases, largest_group: PerCase, gathered_weights: PerCase) -> PerCase:
-    """Return the bytes of FSDP's buffers for each run in `cases`. FSDP gathers the weights and reduces the gradients of
-    one group (a block) at a time: `largest_group` is the number of weights in the largest group, `gathered_weights` the
-    number that zero 3 holds gathered at a time.
+    """Return the bytes of FSDP's buffers on a rank, for each run in `cases`; 0 without data parallelism.
+    `largest_group` is the number of weights in the largest unit that FSDP gathers and reduces at once (such as a
+    block), `gathered_weights` the number that ZeRO 3 keeps gathered.
     """
     shard = cases.state_shards
     buffers = largest_group * (np.where(shard > 1, cases.precision, 0.0) + cases.reduce_bytes * (1 + 1 / shard))
@@ -191,8 +191,9 @@ def _group_buffer_bytes(cases: Cases, largest_group: PerCase, gathered_weights: 
 
 
 def _micro_batches_in_flight(cases: Cases, position: int) -> list[tuple[PerCase, PerCase]]:
-    """Return pairs of counts for the stage at `position` (FIRST, MIDDLE or LAST), for each run in `cases`:
-    micro-batches that await their backward, and micro-batches between the two halves of a split backward.
+    """Return pairs of numbers of micro-batches whose activations a pipeline stage holds at the same time, for each run
+    in `cases`: those that await their backward, and those between the two halves of a split backward. `position` is the
+    stage: FIRST, MIDDLE or LAST.
 
     Both counts of a pair hold at the same time. There are several pairs if the two counts peak at different times.
     """

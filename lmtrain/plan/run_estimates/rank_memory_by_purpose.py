@@ -50,8 +50,9 @@ _SINGLE_MICROBATCH = InFlight(np.array([[1]]), np.array([[0]]))  # a single micr
 
 
 def count_rank_bytes(run: PlannedRun, rank: int) -> dict[str, int]:
-    """Return purpose -> bytes on a rank when its memory use is highest. Purposes are weights, gradients, masters,
-    moments, average, activations, logits, working, gathered, messages, communicators and slack.
+    """Return the peak memory of rank number `rank` as a dict from purpose to bytes. Purposes are weights, gradients,
+    masters (fp32 copies of weights), moments, average, activations, logits, working, gathered, messages, communicators
+    and slack.
 
     The last two are the purposes in NEED_A_GPU; they are 0 on a CPU.
     """
@@ -128,9 +129,9 @@ class ElementCountsByPart:
         return first_rest + (last_rest if stage.last else ElementCounts())
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[ElementCounts, ElementCounts]:
-        """Return two counts of weights, gradients and optimizer values in a stage: of its embedding table and of its
-        head table, which FSDP gathers separately. Both are empty if the stage has both tables and they are one `tied`
-        tensor.
+        """Return the element counts of a pipeline stage's embedding table and of its output head table, which FSDP
+        gathers separately. A stage without a table has empty counts for it. Both are empty if the stage has both tables
+        and they are one tied weight.
         """
         if stage.first and stage.last and tied:
             return ElementCounts(), ElementCounts()
@@ -154,8 +155,9 @@ class ElementCountsByPart:
 def _count_elements_by_part(
     model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int, shard_index: int
 ) -> ElementCountsByPart:
-    """Count the weights, gradients and optimizer values of each part of a model (blocks, embedding, head, ...) on a
-    rank that holds shard number `shard_index` of `dp_shard` and a `tp`-th part of each cut weight.
+    """Count the elements of weights, gradients and optimizer state of each part of a model (blocks, embedding, head,
+    ...) on one rank. The rank holds shard number `shard_index` of `dp_shard`, and a `tp`-th of each weight that is
+    split by tensor parallelism.
     """
     layout, (_, cuts) = Layout(tp=tp, dp_shard=dp_shard), shapes_and_cuts(model)
     tables = {name.rpartition(".")[0] for name, cut in cuts.items() if cut.split is Split.VOCAB}
@@ -187,8 +189,8 @@ def _count_elements_by_part(
 
 @lru_cache(maxsize=16)
 def _block_kinds(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[object, ...], ...]:
-    """Return a key for each block of the model: the shapes, cuts and optimizer tensors of its weights. Blocks with
-    equal keys take equally many bytes.
+    """Return a hashable key for each transformer block of the model, in order; blocks with equal keys have weights of
+    equal shapes, tensor-parallel splits and numbers of optimizer tensors, and so need equal memory.
     """
     shapes, cuts = shapes_and_cuts(model)
     kinds: list[list[object]] = [[] for _ in range(model.shape.num_layers)]
@@ -214,8 +216,8 @@ def _peak_activation_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate:
 
 
 def _in_flight_of_run(run: PlannedRun, coordinate: Coordinate) -> InFlight:
-    """Return how many micro-batches are in flight on the rank at `coordinate`, in each stage and at each point of a
-    step.
+    """Return all combinations of numbers of micro-batches that the rank at `coordinate` has in flight in its pipeline
+    stages in the course of a training step.
     """
     p = run.parallel
     return (
@@ -227,8 +229,9 @@ def _in_flight_of_run(run: PlannedRun, coordinate: Coordinate) -> InFlight:
 
 @lru_cache(maxsize=4096)
 def _in_flight_of_schedule(schedule: str, rank: int, pp: int, vp: int, num_microbatches: int) -> InFlight:
-    """Return how many micro-batches are in flight on pipeline rank `rank`, in each of its stages and at each point of a
-    step. Equal combinations are listed once.
+    """Return all distinct combinations of numbers of micro-batches that pipeline rank `rank` has in flight in the
+    course of a training step: for each of its `vp` stages, those awaiting a backward and those awaiting the weight half
+    of a split backward.
 
     For many micro-batches, return those of a short step if a step with pp more micro-batches adds no combination.
     """
@@ -255,8 +258,8 @@ def _in_flight_of_schedule(schedule: str, rank: int, pp: int, vp: int, num_micro
 
 
 def _working_bytes(run: PlannedRun, stages: Sequence[Stage]) -> float:
-    """Return the bytes of temporary memory in the most demanding moment of a step on a rank that holds `stages`: the
-    backward of one block with its recomputed activations, or the loss.
+    """Return the bytes of temporary tensors at the moment of a training step that needs most, on a rank with the
+    pipeline stages `stages`: during the backward of one block with its recomputed activations, or during the loss.
     """
     layers = run.layers
     kinds = run.model.layer_kinds
@@ -304,8 +307,8 @@ def _gathered_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordi
 
 
 def count_weight_groups(run: PlannedRun, stage: Stage) -> dict[str, int]:
-    """Return how many FSDP groups of each kind (blocks, embedding, head, rest) a stage has. FSDP gathers the weights
-    and reduces the gradients of a group together.
+    """Return how many units of weights FSDP gathers and reduces separately in a pipeline stage, as a dict with the keys
+    "blocks" (the number of blocks), "embedding", "head" and "rest" (0 or 1 each).
     """
     by_part = _count_elements_by_part(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
     embedding, head = by_part.tables(stage, tied=bool(run.model.ties()))
@@ -315,8 +318,8 @@ def count_weight_groups(run: PlannedRun, stage: Stage) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def _is_head_delayed(schedule: str, rank: int, pp: int, vp: int, num_microbatches: int) -> bool:
-    """Return True if pipeline rank `rank` runs any other action between the forward and the backward of a micro-batch
-    in the last stage, so that the output head's weights stay gathered in between.
+    """Return True if, for any micro-batch, pipeline rank `rank` runs another action between the forward and the
+    backward of the last stage, so that the weights of the output head stay gathered in between.
     """
     last = pp * vp - 1
     return any(

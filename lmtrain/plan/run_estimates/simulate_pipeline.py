@@ -54,8 +54,8 @@ class OperationSeconds:
 def price_runs(
     runs: Sequence[PlannedRun], hardware: Hardware, factors: FittedFactors
 ) -> tuple[StepTime, list[OperationSeconds]]:
-    """Predict the step time of each run on this machine, with simulated pipelines. Return the step times by cause, and
-    the seconds of each run's single operations (forward of a block, ...).
+    """Predict the step time of each run on a machine, with a simulated pipeline. Return the seconds of a step by cause,
+    as arrays over the runs, and for each run the seconds of its single operations (forward of a block, ...).
     """
     cases = stack_cases([build_case(run, hardware) for run in runs])
     microbatch = price_microbatch(cases, factors)
@@ -72,8 +72,9 @@ def price_runs(
 
 
 def pipeline_seconds(run: PlannedRun, seconds: OperationSeconds) -> float:
-    """Return the seconds that a run's pipeline takes for all micro-batches of a step, without data-parallel
-    collectives. `seconds` holds the durations of single operations.
+    """Return the seconds from the first forward to the last backward of a training step of the run, for all
+    micro-batches and without data-parallel collectives. `seconds` holds the durations of single operations, such as the
+    forward of one block.
     """
     parallel, costs = run.parallel, action_seconds(run, seconds)
     if parallel.pp == 1:
@@ -82,8 +83,9 @@ def pipeline_seconds(run: PlannedRun, seconds: OperationSeconds) -> float:
 
 
 def action_seconds(run: PlannedRun, seconds: OperationSeconds) -> dict[tuple[Kind, int], float]:
-    """Return (kind of action, stage number) -> seconds for each pipeline action of a run: forward, backward, and the
-    two halves of a backward. `seconds` holds the durations of single operations.
+    """Return (kind, stage number) -> seconds for each action of a run's pipeline on one micro-batch: forward, whole
+    backward, and the two halves of a split backward. `seconds` holds the durations of single operations, such as the
+    forward of one block.
     """
     return {
         (kind, stage.number): seconds.seconds_of_action(kind, len(stage.layers), in_last_stage=stage.last)
@@ -92,8 +94,9 @@ def action_seconds(run: PlannedRun, seconds: OperationSeconds) -> dict[tuple[Kin
 
 
 def replay_step(run: PlannedRun, seconds: OperationSeconds, num_microbatches: int | None = None) -> Timeline:
-    """Simulate one training step of a run and return its timeline. `seconds` holds the durations of single operations;
-    `num_microbatches` replaces the run's own number of micro-batches.
+    """Simulate one training step of a run's pipeline and return the start and end of each action on each pipeline rank.
+    `seconds` holds the durations of single operations, such as the forward of one block; `num_microbatches`, if given,
+    replaces the run's own number.
     """
     parallel = run.parallel
     table = parallel.pipeline.table(parallel.pp, parallel.vp, num_microbatches or run.num_microbatches)
@@ -118,8 +121,8 @@ def _collective_seconds(
     last_microbatch: int,
     seconds: OperationSeconds,
 ) -> dict[Action, float]:
-    """Return, for each pipeline action of one rank, the seconds that it waits for FSDP's collectives: the all-gathers
-    of the weights that it uses first, and the reductions of the gradients that it completes.
+    """Return, for each action in the list of one pipeline rank, the seconds of FSDP's collectives that it has to wait
+    for: gathering the weights if it is the first to use them, and reducing the gradients if it completes them.
 
     `rank_actions` lists the rank's actions in order. `group_counts` maps a stage number to the number of its weight
     groups by kind: blocks, embedding, head, rest. `last_microbatch` is the number of the step's last micro-batch.

@@ -132,8 +132,8 @@ class PlannedRun:
 
     @property
     def window(self) -> int:
-        """Number of positions that a token attends to in sliding-window attention, if kernels skip all other positions;
-        0 if no layer has a window or kernels compute all positions.
+        """Number of positions that a token attends to in sliding-window attention. It is 0 if no layer has such a
+        window, or if the kernels compute all positions and mask the others.
         """
         shape = self.shape
         if self.has_mask or not shape.num_window_layers or shape.window_in(shape.seq_len) == shape.seq_len:
@@ -181,7 +181,9 @@ def build_program(run: PlannedRun, hardware: Hardware) -> Program:
 
 
 def build_case(run: PlannedRun, hardware: Hardware) -> Case:
-    """Convert a run's settings and a machine to a Case, from which the planner predicts time and memory."""
+    """Describe a run with its settings and a machine as a Case: the numbers from which the planner predicts step time
+    and memory.
+    """
     parallel, model, shape = run.parallel, run.model, run.shape
     window_share = shape.num_window_layers / shape.num_layers if run.window else 1.0
     layer_counts = [sum(len(stage.layers) for stage in stages) for stages in run.stages]
@@ -215,8 +217,9 @@ def build_case(run: PlannedRun, hardware: Hardware) -> Case:
 
 
 def _extra_norms(model: ModelSettings) -> int:
-    """Return how many norms of hidden states a block has beyond a usual block of its kind: two, or one that attention
-    and MLP share. A norm times 1 + weight counts twice, as it is two kernels and keeps two tensors.
+    """Return how many norm layers a transformer block has in addition to the usual number: two, or one if attention and
+    MLP run in parallel on one norm's output. A norm that multiplies by 1 + weight counts twice, as it takes two
+    kernels.
     """
     if not hasattr(model, "block_norms"):
         return 0
@@ -225,8 +228,9 @@ def _extra_norms(model: ModelSettings) -> int:
 
 
 def recomputed_shares(run: PlannedRun) -> RecomputedShares:
-    """Return the shares of a block's forward (matrix products, attention, pointwise operations, collectives) that
-    backward recomputes. Each share is the mean over the blocks of one pipeline rank: the rank that recomputes most.
+    """Return the shares, from 0 to 1, of the forward of a pipeline rank's blocks that the backward recomputes, by kind
+    of work: matrix products, attention, pointwise operations, collectives. They are those of the rank that recomputes
+    most.
 
     The other ranks of the pipeline wait for this rank.
     """

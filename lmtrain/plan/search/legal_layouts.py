@@ -38,8 +38,9 @@ _ZERO_STAGES = (1, 0, 2, 3)  # the default first, because the first of several e
 
 
 def with_settings(run: PlannedRun, settings: LayoutSettings) -> PlannedRun:
-    """Return the run with these layout settings: keys of `parallel`, micro_batch and recompute. Keys of `parallel` that
-    are missing get their defaults.
+    """Return a copy of the run with another parallel layout. `settings` holds fields of ParallelSettings, which get
+    their defaults if they are missing, and optionally micro_batch and recompute, which stay those of the run if they
+    are missing.
     """
     run_settings = {key: settings[key] for key in ("micro_batch", "recompute") if key in settings}
     return replace(
@@ -65,9 +66,9 @@ class SettingsTable:
     def add_group(
         self, key: tuple[Any, ...], rows: Iterable[LayoutSettings], other_settings: LayoutSettings
     ) -> list[int]:
-        """Add a group with one row for each of `rows`, unless the table already has the group that `key` identifies.
-        Return the row numbers of the group. `other_settings` are settings from other tables with which the rows are
-        combined.
+        """Add a row to the table for each dict of settings in `rows`, as one group, and return the numbers of these
+        rows. If the table already has a group `key`, add nothing and return that group's rows. `other_settings` are the
+        settings of other tables with which time and memory are predicted.
 
         `other_settings` alone, with defaults for this table's settings, give the case that the first table uses.
         """
@@ -79,8 +80,9 @@ class SettingsTable:
         return self._rows_by_key[key]
 
     def add_row(self, settings: LayoutSettings, other_settings: LayoutSettings, group: int = 0) -> int:
-        """Add one row of settings to the table and return its number. `other_settings` are settings from other tables
-        with which the row is combined to predict time and memory; `group` is the number of its group.
+        """Add `settings` as a row to the table and return its number, from 0. `other_settings` are the settings of
+        other tables with which its time and memory are predicted; `group` is the number of the group of rows to which
+        it belongs.
         """
         self.settings.append(settings)
         self._group_of_row.append(group)
@@ -106,7 +108,8 @@ class SettingsTable:
 
     @cached_property
     def is_distinct(self) -> NDArray[np.bool_]:
-        """Mask of the rows whose predicted time and memory differ from those of all earlier rows of their group.
+        """Boolean array with an entry for each row of the table: True if the row's predicted time and memory differ
+        from those of all earlier rows of its group.
 
         For example, `balance` does not change the prediction if the stages are equal.
         """
@@ -139,7 +142,7 @@ class LayoutSpace:
         return len(self._rows[0])
 
     def run_at(self, row: int) -> PlannedRun:
-        """Return the run with layout number `row` of the space."""
+        """Return a copy of the searched run that has the layout with this row number in the space."""
         settings: LayoutSettings = {}
         for table, rows in zip(self._tables, self._rows, strict=True):
             settings |= table.settings[rows[row]]
@@ -147,7 +150,9 @@ class LayoutSpace:
 
     @cached_property
     def distinct_rows(self) -> Indices:
-        """Indices of all layouts of the space, without those whose prediction equals that of an earlier layout."""
+        """Row numbers of the layouts in the space, without those whose predicted time and memory equal those of an
+        earlier layout.
+        """
         return np.flatnonzero(np.logical_and.reduce([
             table.is_distinct[rows] for table, rows in zip(self._tables, self._rows, strict=True)
         ]))  # fmt: skip
@@ -159,7 +164,8 @@ class LayoutSpace:
         return Cases({name: self.column(name, rows) for name in self._tables[0].columns.arrays})
 
     def column(self, name: str, rows: Indices) -> PerCase:
-        """Return the value of one quantity, such as "pp" or "microbatch", for each of the layouts with these numbers.
+        """Return the value of the quantity `name`, such as "pp" or "microbatch", in each of the layouts with the row
+        numbers `rows`, as an array.
         """
         table = self._table_of_column.get(name, 0)
         values: PerCase = getattr(self._tables[table].columns, name)[self._rows[table][rows]]
@@ -167,8 +173,8 @@ class LayoutSpace:
 
     @cached_property
     def _table_of_column(self) -> dict[str, int]:
-        """Name of a quantity -> index of the settings table that decides it; quantities that are not listed are decided
-        by the first table (the stages).
+        """Dict that maps the name of a quantity, such as "microbatch", to the index of the settings table whose rows
+        decide its value. Quantities that it lacks are decided by table 0. Raise ValueError if two tables decide one.
         """
         table_of_column: dict[str, int] = {}
         for index, table in enumerate(self._tables[1:], 1):
@@ -204,7 +210,7 @@ class _LayoutEnumerator:
         }
 
     def space(self) -> LayoutSpace:
-        """Enumerate all layouts that the settings' rules allow, and return them as a LayoutSpace."""
+        """Find all layouts of the run that are legal by the rules of its settings, and return them as a LayoutSpace."""
         combinations = []
         for pipeline, tp in product(self._pipeline_settings(), self._fixed_or_all("tp", self._divisors)):
             pp = pipeline["pp"]
@@ -213,8 +219,9 @@ class _LayoutEnumerator:
         return LayoutSpace(self._run, list(self._tables.values()), combinations)
 
     def _combinations(self, pipeline: LayoutSettings, tp: int, dp: int) -> list[list[int]]:
-        """Return, for each settings table, the rows that are legal with this pipeline, tp and dp; every combination of
-        these rows is a legal layout. The lists are empty if the batch cannot be divided.
+        """Return, for each settings table, the row numbers that are legal with these pipeline settings and sizes tp and
+        dp; any choice of one row from each list is a legal layout. All lists are empty if no micro-batch size divides
+        the batch.
         """
         schedule, pp, vp = pipeline["schedule"], pipeline["pp"], pipeline["vp"]
         layout, all_copies = Layout(pp, vp, dp, 1, tp), {"dp_replicate": 1, "dp_shard": dp, "zero": 1}
@@ -262,8 +269,8 @@ class _LayoutEnumerator:
                         yield {"pp": pp, "vp": vp, "schedule": word, "balance": balance}
 
     def _replica_settings(self, dp: int, zero_stages: Sequence[int]) -> Iterator[LayoutSettings]:
-        """Yield the legal combinations of dp_replicate, dp_shard and zero whose replicas and shards take up `dp` ranks;
-        zero is among `zero_stages`.
+        """Yield dicts with dp_replicate, dp_shard and zero, all legal combinations with dp_replicate x dp_shard = `dp`
+        and zero in `zero_stages`.
         """
         for shard, zero in product(
             self._fixed_or_all("dp_shard", self._divisors), self._fixed_or_all("zero", zero_stages)
@@ -274,8 +281,8 @@ class _LayoutEnumerator:
                     yield settings
 
     def _sequence_parallel_settings(self, tp: int) -> Iterator[LayoutSettings]:
-        """Yield the values of sequence_parallel, True or False, that are legal with this number of tensor-parallel
-        ranks.
+        """Yield {"sequence_parallel": True} and {"sequence_parallel": False}, those of the two that are legal with `tp`
+        tensor-parallel ranks.
         """
         candidates = (
             {"sequence_parallel": sequence} for sequence in self._fixed_or_all("sequence_parallel", (True, False))
@@ -283,7 +290,9 @@ class _LayoutEnumerator:
         return (settings for settings in candidates if self._is_accepted_cached(tp=tp, **settings))
 
     def _micro_batch_settings(self, dp: int) -> Iterator[LayoutSettings]:
-        """Yield the micro-batch sizes that divide the samples of each of `dp` data-parallel ranks."""
+        """Yield {"micro_batch": size} for each size that divides the samples that one of `dp` data-parallel ranks gets
+        in a step.
+        """
         samples_per_replica, rest = divmod(self._run.global_batch, dp)
         return (
             {"micro_batch": n}
@@ -293,7 +302,9 @@ class _LayoutEnumerator:
         )
 
     def _recompute_settings(self, pipeline: LayoutSettings) -> Iterator[LayoutSettings]:
-        """Yield the recompute settings that are legal with these pipeline settings (pp, vp, schedule, balance)."""
+        """Yield {"recompute": settings} for each way to recompute activations that is legal with these pipeline
+        settings (pp, vp, schedule, balance).
+        """
         parallel, num_layers = ParallelSettings(**pipeline), self._run.model.shape.num_layers
         for recompute in self._fixed_or_all("recompute", [kind() for kind in kinds(RecomputeSettings).values()]):
             assert isinstance(recompute, RecomputeSettings)
@@ -328,7 +339,7 @@ class _LayoutEnumerator:
         return True
 
     def _is_accepted(self, **settings: Any) -> bool:
-        """Return True if these `parallel` settings are legal, both by themselves and together with the run's model."""
+        """Return True if `settings`, fields of ParallelSettings, are legal by themselves and for the run's model."""
         try:
             parallel = ParallelSettings(**settings)
         except LmtrainError:

@@ -126,9 +126,9 @@ class RankedLayouts:
         return self._sorted_indices(self.seconds, self.is_allowed & (self.seconds < best_seconds))
 
     def iter_fitting(self, indices: Indices, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Yield, in the given order, the indices whose layouts fit in memory. The bytes of a yielded layout are
-        counted, not estimated. With `columns` such as ("pp", "tp"), yield only the first layout for each combination of
-        their values.
+        """Yield those of `indices`, in this order, whose layouts fit in the memory of a device by an exact count of
+        bytes. With `columns` such as ("pp", "tp"), yield only the first fitting layout for each combination of their
+        values.
         """
         seen = set[tuple[float, ...]]()
         for start in range(0, len(indices), _CHUNK):
@@ -151,7 +151,8 @@ class RankedLayouts:
                     yield index
 
     def replay_fastest(self) -> None:
-        """Simulate the pipelines of the fastest layouts and replace their estimated step times by the simulated times.
+        """Replace the estimated step times of the fastest layouts in `self.seconds` by those of simulated pipelines,
+        and correct the joules to match.
 
         Other layouts with the same pipeline are scaled by the same ratio. Called once, before any result is read.
         """
@@ -190,7 +191,9 @@ class RankedLayouts:
         return self.space.run_at(int(self.rows[index]))
 
     def count_bytes(self, index: int) -> float:
-        """Count the bytes on the fullest rank of the layout at this index; the result is cached."""
+        """Return the bytes that the layout at this index needs on its fullest rank, by an exact count; the result is
+        cached.
+        """
         if index not in self._counted_bytes:
             run = self.run_at(index)
             self._counted_bytes[index] = float(sum(count_rank_bytes(run, fullest_rank(run)).values()))
@@ -213,8 +216,8 @@ class RankedLayouts:
         return indices[np.argsort(_rounded(values[indices]), kind="stable")]
 
     def first_of_each(self, indices: Indices, columns: tuple[str, ...] = SHARDING_COLUMNS) -> Indices:
-        """Return, in the given order, the first of `indices` for each combination of values that the layouts have in
-        `columns`, such as ("pp", "tp").
+        """Return `indices` without those that have the same values in `columns`, such as ("pp", "tp"), as an earlier
+        one.
         """
         if not len(indices):
             return indices
@@ -223,9 +226,9 @@ class RankedLayouts:
 
 
 def rank_layouts(space: LayoutSpace, hardware: Hardware, limits: LayoutLimits, cost_model: CostModel) -> RankedLayouts:
-    """Predict bytes, seconds and joules of all layouts of the space on this machine; layouts that need far too much
-    memory are not timed. The step times of the fastest layouts within `limits` come from simulated pipelines, all
-    others from a closed form.
+    """Predict memory, step time and energy of all layouts of the space on this machine, and return them so that they
+    can be read in order of speed. The step times of the fastest layouts within `limits` come from simulated pipelines,
+    others from a formula; layouts far too large for memory get infinite times.
     """
     rows = space.distinct_rows
     seconds, estimated_bytes, joules = (np.full(len(rows), np.inf) for _ in range(3))
@@ -244,7 +247,9 @@ def rank_layouts(space: LayoutSpace, hardware: Hardware, limits: LayoutLimits, c
 
 
 def _group_numbers(columns: Sequence[PerCase]) -> NDArray[np.intp]:
-    """Return a group number for each entry: two entries have the same number if they are equal in every column."""
+    """Return a group number for each index of the columns, which are arrays of equal length: two indices get the same
+    number if their values are equal in every column.
+    """
     numbers = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
         values, index = np.unique(column, return_inverse=True)

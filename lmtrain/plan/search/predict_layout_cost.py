@@ -122,7 +122,9 @@ def results_at(ranked: RankedLayouts, indices: Iterable[int]) -> list[LayoutResu
 
 
 def price_layouts(runs: Sequence[PlannedRun], hardware: Hardware, cost_model: CostModel) -> list[LayoutResult]:
-    """Predict time, memory and energy of each run in its layout on this machine."""
+    """Predict step time, memory and energy of each run, in the layout that it has, on this machine. Return a result for
+    each run, in the same order.
+    """
     if not runs:
         return []
     time, seconds = price_runs(runs, hardware, cost_model.time)
@@ -151,8 +153,8 @@ def _step_parts(time: StepTime, index: int) -> dict[str, float]:
 
 
 def excess_share(layout: LayoutResult, best: LayoutResult, objective: str) -> float:
-    """Return by which share a layout is worse than the best: 0.1 is 10% more. The objective "joules" compares joules
-    per token, any other the seconds of a step.
+    """Return how much more a layout needs than the best one, as a share: 0.1 is 10% more. Compared are joules per token
+    if `objective` is "joules", otherwise the seconds of a step.
     """
     return (
         layout.joules_per_token / best.joules_per_token - 1
@@ -162,8 +164,8 @@ def excess_share(layout: LayoutResult, best: LayoutResult, objective: str) -> fl
 
 
 def why_slower(layout: LayoutResult, best: LayoutResult) -> str:
-    """Describe the part of a step in which a layout loses most time against the best layout, for example "the
-    pipeline's bubble +1.2 s", and the part in which it gains most if that is considerable.
+    """Return a phrase that names the part of a step in which `layout` loses most time against `best`, such as "the
+    pipeline's bubble +1.2 s". It also names the part in which it gains most if that is over 5% of the loss.
     """
     increases = {name: layout.parts[name] - best.parts[name] for name in STEP_PARTS}
     largest = max(increases, key=lambda name: increases[name])
@@ -182,8 +184,8 @@ def _signed(seconds: float) -> str:
 
 
 def best_by_pp_and_tp(ranked: RankedLayouts) -> dict[tuple[int, int], LayoutResult | float]:
-    """Return (pp, tp) -> the fastest layout with these sizes that fits in memory. If none fits, the value is instead
-    the number of bytes that the smallest such layout needs on its fullest rank.
+    """Return a dict with a value for each pair of sizes (pp, tp): the fastest layout that fits in memory. If none fits,
+    the value is the number of bytes that the smallest one needs on its fullest rank.
     """
     fastest = results_at(ranked, ranked.iter_fitting(ranked.fastest, ("pp", "tp")))
     results: dict[tuple[int, int], LayoutResult | float] = {
@@ -197,8 +199,8 @@ def best_by_pp_and_tp(ranked: RankedLayouts) -> dict[tuple[int, int], LayoutResu
 
 
 def too_large_results(ranked: RankedLayouts, limit: int) -> Iterator[LayoutResult]:
-    """Yield up to `limit` layouts that would be faster than the best one but do not fit in memory. If no layout fits at
-    all, yield the layouts that need the least memory.
+    """Yield up to `limit` layouts that do not fit in memory but would be faster than the fastest that fits. If no
+    layout fits at all, yield those that need the least memory.
     """
     if ranked.best_index is not None:
         yield from results_at(ranked, ranked.first_of_each(ranked.faster_but_too_large)[:limit])
@@ -240,8 +242,8 @@ class ScalingInputs:
     objective: str = "time"  # "time" or "joules": the quantity to minimize
 
     def rank_layouts(self, gpus: int) -> RankedLayouts:
-        """Rank all layouts of the run on `gpus` devices. The global batch is `batch_per_gpu` times `gpus` if that is
-        not 0.
+        """Rank all legal layouts of the run on `gpus` devices. If `self.batch_per_gpu` is not 0, the global batch is
+        that number times `gpus`; otherwise it is the run's own.
         """
         run = replace(self.run, global_batch=round(self.batch_per_gpu * gpus) or self.run.global_batch)
         return rank_layouts(
@@ -254,8 +256,8 @@ class ScalingInputs:
 
 
 def scaling_curve(inputs: ScalingInputs, first_ranking: RankedLayouts, gpus: Sequence[int]) -> Iterator[CurvePoint]:
-    """Yield the best layouts for each number of devices in `gpus`, in order. `first_ranking` is the ranking at the
-    first of these numbers, which is thus not computed again.
+    """Yield a CurvePoint with the best layouts for each number of devices in `gpus`, in order. `first_ranking` is the
+    ranking of layouts for `gpus[0]`, which the caller has already.
     """
     previous: LayoutResult | None = None
     for index, num_gpus in enumerate(gpus):
@@ -273,8 +275,8 @@ def scaling_curve(inputs: ScalingInputs, first_ranking: RankedLayouts, gpus: Seq
 
 
 def _best_among(ranked: RankedLayouts, indices: Indices, required: dict[str, int]) -> LayoutResult | None:
-    """Predict and return the first layout in `indices` that fits in memory and has the required values (`{"pp": 1}`);
-    return None if there is none.
+    """Return the result of the first layout in `indices` that fits in memory and has the values `required`, such as
+    {"pp": 1}; None if there is none.
     """
     for name, size in required.items():
         indices = indices[ranked.space.column(name, ranked.rows[indices]) == size]
