@@ -43,8 +43,9 @@ class Run(Protocol):
 
 
 def needs_mask(model: ModelSettings, *, document_mask: bool, kind: LayerKind | None = None) -> bool:
-    """Return True if attention needs a mask beyond the kernel's own causal rule: in layers of this kind, or in any
-    layer if `kind` is None.
+    """Return True if attention needs an explicit mask in addition to the causal rule that kernels have built in: for
+    layers of this `kind`, or for any layer of the model if `kind` is None. A document mask, a bidirectional model and a
+    sliding window need one.
 
     A bidirectional model always needs a mask, because its rows can end early.
     """
@@ -94,16 +95,22 @@ class AttentionSizes:
         return self.kind.rotary or self.norm != "none"
 
     def core_bytes(self) -> float:
-        """Return the bytes that attention keeps between its two linears, if nothing is recomputed."""
+        """Return the bytes per token that attention keeps for backward between its first and its last linear layer, if
+        nothing is recomputed.
+        """
         return self._core_input_bytes() + self.norm_bytes() + self.score_bytes() + self.mask_bytes()
 
     def projection_bytes(self) -> float:
-        """Return the bytes that attention keeps if its core is recomputed from queries, keys and values."""
+        """Return the bytes per token that attention keeps for backward if its core, from scores to the weighted sum of
+        values, is recomputed: queries, keys and values, and what their norms keep.
+        """
         own = self.heads + self.keys if self.has_own_queries else 0.0
         return self.qkv + own + self.norm_bytes()
 
     def product_bytes(self) -> float:
-        """Return the bytes of the results of attention's products, without its last linear."""
+        """Return the bytes per token of the results of attention's matrix products: queries, keys and values, scores,
+        and the weighted sums of values. The last linear layer is not included.
+        """
         scores = self.number_bytes * self.num_scores if self.holds_scores else FP32_BYTES * self.num_heads
         return self.qkv + self.heads + scores
 
@@ -113,8 +120,9 @@ class AttentionSizes:
         return self.run.shape.seq_len * self.num_heads
 
     def _core_input_bytes(self) -> float:
-        """Return the bytes of the queries, keys and values that the core keeps. Views of the fused projections keep
-        these whole; keys and values that several query heads share are repeated for a mask.
+        """Return the bytes per token that the core of attention (from scores to the weighted sum of values) keeps of
+        its queries, keys and values. The whole fused projections are counted if any of these is a view of them, and
+        repeated copies of keys and values if the kernel needs them.
         """
         if self.holds_scores and not self.caps_scores:
             views = self.norm != "none" and not self._norm_copies
@@ -134,8 +142,9 @@ class AttentionSizes:
         return (self.run.on_cpu or is_split) and self.number_bytes < FP32_BYTES
 
     def norm_bytes(self) -> float:
-        """Return the bytes that the norms of queries and keys keep besides their output: an fp32 copy of their input,
-        a number for each mean of squares, and the normalized numbers that a weight multiplies.
+        """Return the bytes per token that the norms of queries and keys keep for backward in addition to their output:
+        an fp32 copy of their input, a number for each mean of squares, and the normalized input. Return 0 for models
+        without these norms.
         """
         if self.norm == "none":
             return 0.0
@@ -144,8 +153,8 @@ class AttentionSizes:
         return copies + roots + (self.heads + self.keys if self.has_norm_weight else 0.0)
 
     def score_bytes(self) -> float:
-        """Return the bytes that the softmax of the scores keeps: a number for each row in a fused kernel, else whole
-        matrices.
+        """Return the bytes per token that the softmax over attention scores keeps for backward: one number for each
+        head in a fused kernel, otherwise matrices of all scores.
         """
         if not self.holds_scores:
             return FP32_BYTES * self.num_heads
@@ -158,8 +167,8 @@ class AttentionSizes:
         return (e + FP32_BYTES + shares) * self.num_scores
 
     def mask_bytes(self) -> float:
-        """Return the bytes of the mask that each layer makes for itself: in the compute dtype for fused attention, as
-        bools for capped scores.
+        """Return the bytes per token of the mask matrix that each layer makes and keeps for itself: in the compute
+        dtype for fused attention, as bools for capped scores, 0 for other attention.
         """
         if self.caps_scores:
             shape = self.run.shape
@@ -173,7 +182,9 @@ class AttentionSizes:
 
     @property
     def num_mask_elements(self) -> int:
-        """The number of elements of a micro-batch's attention mask as a matrix; 0 without a mask."""
+        """Number of elements of the attention mask matrix for one micro-batch; 0 if there is no mask or it is no
+        matrix.
+        """
         shape = self.run.shape
         if not self.has_mask:
             return 0

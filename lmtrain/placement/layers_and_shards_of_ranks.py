@@ -68,8 +68,9 @@ class Placement:
 def place_parameters(
     shapes: Mapping[str, Shape], cuts: Cuts, layout: Layout, coordinate: Coordinate, vocab_size: int
 ) -> dict[str, Placement]:
-    """Return, by name, the placement of every parameter in `shapes` on the rank at `coordinate`. `cuts` says how
-    parameters are split over tp; `vocab_size` is the number of tokens, without padding.
+    """Return name -> placement for every parameter in `shapes`: which rows and regions of it the rank at `coordinate`
+    holds, and whether that rank saves them. `cuts` tells how tensor parallelism splits each parameter; those that it
+    lacks are not split. `vocab_size` is the number of tokens, without padding.
 
     `shapes` are the model's own, with padding; a tied weight occurs once.
     """
@@ -97,8 +98,9 @@ def place_parameters(
 
 
 def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
-    """Return the shape of the part of a parameter that each of `tp` tensor-parallel ranks holds; `cut` says how the
-    parameter is split. The vocabulary is padded to equal parts.
+    """Return the shape of the part of a parameter that one of `tp` tensor-parallel ranks holds. `shape` is that of the
+    whole parameter, and `cut` tells along which dimension it is split. A part of the vocabulary is rounded up, so that
+    all parts are equal.
     """
     match cut.split:
         case Split.ROW:
@@ -111,9 +113,9 @@ def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
 
 
 def section_parts(num_rows: int, cut: Cut, tp: int) -> list[tuple[int, int]]:
-    """Return, for each section of a weight of `num_rows` rows that `cut` splits by outputs, the number of its rows that
-    each of `tp` ranks holds, and the number of ranks that hold the same rows: more than one if the section has fewer
-    heads than there are ranks.
+    """Return a pair for each section (such as queries, keys, values) of a weight that tensor parallelism splits by
+    output rows: how many of the section's rows each of `tp` ranks holds, and how many ranks hold the same rows. The
+    latter is 1 unless the section has fewer heads than there are ranks.
     """
     parts = []
     for section in cut.sections or (num_rows,):
@@ -123,8 +125,9 @@ def section_parts(num_rows: int, cut: Cut, tp: int) -> list[tuple[int, int]]:
 
 
 def copied_part(num_rows: int, cut: Cut, tp: int) -> tuple[int, int]:
-    """Return the first row of a tensor-parallel part from which on several ranks hold the same rows, and the number of
-    these ranks; if there are no such rows, return the part's length and 1.
+    """Return, for one tensor-parallel rank's part of a weight, the index of the first of its rows that other ranks hold
+    too, and how many ranks hold them. From that row on, all are held so. If there are none, return the number of rows
+    and 1.
 
     Sections of which ranks hold copies are the last ones: keys and values follow queries.
     """
@@ -142,8 +145,9 @@ def shard_rows(num_rows: int, num_shards: int, index: int) -> range:
 
 
 def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> Iterator[Region]:
-    """Yield the rectangles in which a checkpoint stores a weight of this shape, those of every rank without duplicates.
-    `cut` says how the weight is split over tp; `vocab_size` is the number of tokens, without padding.
+    """Yield the regions (rectangles) of a weight that a checkpoint stores as separate pieces: those of all ranks, each
+    once. `shape` is that of the whole weight, `cut` tells how tensor parallelism splits it, and `vocab_size` is the
+    number of tokens, without padding.
     """
     part, true_shape = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)
     first_copied, num_sharing = copied_part(true_shape[0], cut, layout.tp)
@@ -156,8 +160,8 @@ def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> It
 
 
 def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> int:
-    """Return the number of rectangles in which a checkpoint stores a weight, that of `saved_regions` with these
-    arguments, without iterating over them.
+    """Return the number of regions that `saved_regions` yields for the same arguments: the pieces in which a checkpoint
+    stores a weight. It is computed without building them.
     """
     part, num_rows = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)[0]
     size = -(-part[0] // layout.dp_shard)
@@ -171,7 +175,9 @@ def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -
 
 
 def _num_parts(cut: Cut, layout: Layout) -> int:
-    """Return the number of tensor-parallel parts."""
+    """Return into how many different parts tensor parallelism splits a weight with this cut: `layout.tp`, or 1 if it is
+    not split.
+    """
     return 1 if cut.split is Split.NONE else layout.tp
 
 
@@ -187,8 +193,9 @@ def _cut_of(cuts: Cuts, name: str) -> Cut:
 def _regions(
     true_shape: Shape, cut: Cut, padded_part: Shape, rows: range, tp: int, tp_index: int
 ) -> tuple[Region, ...]:
-    """Return the regions of a whole weight of shape `true_shape` that are in `rows` of one tensor-parallel part: the
-    part of rank `tp_index` of `tp`, which has the shape `padded_part`. `cut` says how the weight is split.
+    """Return the regions of a weight that one rank holds: those in `rows` of the part of tensor-parallel rank
+    `tp_index` of `tp`. `true_shape` is the shape of the whole weight, `padded_part` that of the part with its padding,
+    and `cut` tells how the weight is split.
     """
     column = tp_index * padded_part[1] if cut.split is Split.ROW else 0
     regions = []
@@ -204,8 +211,8 @@ def _regions(
 
 def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, tp_index: int) -> list[tuple[int, int, int]]:
     """Return the rows of a weight that tensor-parallel rank `tp_index` of `tp` holds, as runs of consecutive rows:
-    (first row in the rank's part, first row in the whole weight, number of rows). The whole has `num_rows` rows, the
-    part `part_rows`.
+    (first row within the rank's part, first row within the whole weight, number of rows). `num_rows` is the number of
+    rows of the whole weight, `part_rows` that of the part.
     """
     if cut.split is Split.VOCAB:
         return [(0, tp_index * part_rows, min(part_rows, num_rows - tp_index * part_rows))]
@@ -221,8 +228,9 @@ def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, tp_index: int) -> li
 
 
 def _assign_owners(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
-    """Return an owner, from 0 to num_owners - 1, for each name in `sizes`, so that owners get about equal sums of
-    sizes. The largest name comes first, and each goes to the owner with the smallest sum so far.
+    """Assign each name in `sizes` to an owner, a number from 0 to num_owners - 1, so that the sums of sizes are about
+    equal; return name -> owner. Names are assigned from the largest to the smallest, each to the owner with the
+    smallest sum so far.
 
     The result is equal on every rank.
     """
@@ -263,8 +271,8 @@ def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, li
 
 
 def parameter_names_of_stages(settings: ModelSettings, stages: list[Stage]) -> list[str]:
-    """Return the names that checkpoints give to the parameters of these pipeline stages. A weight of the last stage
-    that is tied to another, such as a tied head, has the other's name.
+    """Return the names of the parameters of these pipeline stages, as checkpoints name them and in the model's order. A
+    weight of the last stage that is tied to one of the first, such as a tied head, appears under the name of that one.
     """
     last = any(stage.last for stage in stages)
     layers = {layer for stage in stages for layer in stage.layers}
@@ -279,8 +287,8 @@ def parameter_names_of_stages(settings: ModelSettings, stages: list[Stage]) -> l
 
 @lru_cache(maxsize=4)
 def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str]]]:
-    """Return the (position, name) of each layer's parameters, by layer number; the position is that in the list of all
-    parameters. Layer -1 is what comes before the blocks, layer num_layers what comes after them.
+    """Return layer number -> list of (index among all of the model's parameters, name) of the layer's parameters.
+    Number -1 stands for what comes before the blocks, such as the embedding, num_layers for what comes after them.
     """
     result: dict[int, list[tuple[int, str]]] = {}
     for position, name in enumerate(settings.weights()):
@@ -291,7 +299,9 @@ def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str
 def placements_of_rank(
     settings: ModelSettings, parallel: ParallelSettings, coordinate: Coordinate
 ) -> dict[str, Placement]:
-    """Return, by name, the placements of the parameters of the rank at `coordinate`: which regions of them it holds."""
+    """Return name -> placement for the parameters of the rank at `coordinate`, which are those of its pipeline stages:
+    which rows and regions of each the rank holds, and whether it saves them.
+    """
     weights = settings.weights()
     stages = stages_of_rank(settings, parallel, coordinate.pp)
     shapes = {name: weights[name] for name in parameter_names_of_stages(settings, stages)}
@@ -299,8 +309,9 @@ def placements_of_rank(
 
 
 def layers_of_stages(num_layers: int, num_stages: int, cost_of_head: float = 0.0) -> list[range]:
-    """Divide the layers among the pipeline stages so that the largest load of a stage is as small as possible; return
-    each stage's range of layers, possibly empty. A layer costs 1, the head of the last stage `cost_of_head`.
+    """Divide `num_layers` layers among the pipeline stages so that the largest load of a stage is as small as possible.
+    Return each stage's range of consecutive layer numbers, from 0; it may be empty. A layer is a load of 1; the output
+    head adds `cost_of_head` to the last stage.
 
     Each layer goes to the stage with the smallest load so far. With a head that costs 0 the lengths differ by at most
     1, and the longer ranges come first.

@@ -149,8 +149,8 @@ def tp_sizes(shape: ModelShape) -> list[int]:
 
 
 def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:
-    """Return a problem that names the setting which prevents the compilation of blocks in this layout, or None if they
-    can be compiled.
+    """Return the setting of this layout that makes torch.compile of the transformer blocks impossible, as a Problem
+    with a message; None if the blocks can be compiled. `uses_dropout` is True if the model has dropout.
     """
     if parallel.splits_backward:
         return Problem(
@@ -168,8 +168,9 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
 
 
 def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Iterator[Problem]:
-    """Yield the reasons why a global batch of `global_batch` samples cannot be divided over the layout's data-parallel
-    ranks into micro-batches of `micro_batch` samples, or gives the pipeline too many actions.
+    """Yield a Problem with a message if `global_batch` samples cannot be divided equally over the layout's
+    data-parallel ranks into micro-batches of `micro_batch` samples, or if the pipeline has too many micro-batches x
+    stages in a step.
     """
     dp, stages = layout.dp, layout.pp * layout.vp
     if global_batch % dp != 0:
@@ -189,8 +190,8 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
 
 
 def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
-    """Yield a problem if the first size or the increment of a batch-size ramp-up is not a multiple of the micro-batch
-    times the data-parallel ranks, so that some batch could not be divided.
+    """Yield a Problem with a message for the start and the increment of a batch-size ramp-up, if it is not a multiple
+    of `micro_batch` x data-parallel ranks. All batch sizes of the ramp-up can be divided if there is no problem.
     """
     together = micro_batch * layout.dp
     for key in ("start", "increment"):
@@ -200,8 +201,9 @@ def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterato
 
 
 def parse_layout(text: str, previous: ParallelSettings | None = None) -> ParallelSettings:
-    """Parse a layout such as `tp=2,pp=4`, in which axes not named are 1. Settings that are no part of a layout, such as
-    timeout_s, are copied from `previous`, if given.
+    """Parse a parallel layout such as `tp=2,pp=4` (dp means dp_shard) and return it as settings; sizes that the text
+    does not name are 1. Other settings, such as timeout_s, are copied from `previous`, or get their defaults without
+    it.
 
     Raise SettingsError on an unknown or repeated axis.
     """
@@ -220,7 +222,9 @@ def parse_layout(text: str, previous: ParallelSettings | None = None) -> Paralle
 
 
 def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
-    """Raise SettingsError with all reasons why a model with these settings cannot use this layout."""
+    """Raise one SettingsError or LayoutError that lists all reasons why a model with these settings cannot be split by
+    this layout. Dropout and torch.compile are not considered.
+    """
     problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
     if texts := [problem.text() for problem in problems]:
         raise settings_error(texts)

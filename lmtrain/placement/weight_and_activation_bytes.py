@@ -68,9 +68,9 @@ class ElementCounts:
 def count_elements(
     placements: Iterable[Placement], layout: Layout, num_slots: Callable[[str, Shape], int] = lambda name, shape: 2
 ) -> ElementCounts:
-    """Return how many elements of weights and optimizer state a rank holds of the parameters in `placements`.
-
-    `num_slots` returns how many state tensors the optimizer keeps for a parameter of this name and global shape.
+    """Return how many elements of weights and optimizer state a rank holds, given the placements of its parameters.
+    `num_slots(name, shape)` returns how many state tensors the optimizer keeps for a parameter of this name and whole
+    shape; the default, 2, is that of Adam.
     """
     placements = list(placements)
     return ElementCounts(
@@ -88,9 +88,9 @@ def count_elements(
 def rank_bytes(
     counts: ElementCounts, layout: Layout, *, zero: int, work_bytes: int, keeps_average: bool = False
 ) -> RankBytes:
-    """Return the bytes of weights, gradients and optimizer state that a rank holds between two micro-batches. `zero` is
-    the ZeRO level, `work_bytes` the size of an element in the compute dtype; `keeps_average` adds an average of the
-    weights.
+    """Return the bytes of weights, gradients and optimizer state that a rank holds between two micro-batches. `counts`
+    are the rank's elements, `zero` is the ZeRO stage (0 to 3), `work_bytes` the bytes of an element in the compute
+    dtype, and `keeps_average` adds an fp32 average of the weights.
 
     zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
     and gathers a block at a time.
@@ -114,8 +114,9 @@ def placements_of_stages(
     layout: Layout,
     shard_index: int,
 ) -> list[Placement]:
-    """Return the placements of the parameters of a rank's pipeline stages; a tied weight held by two of them occurs
-    twice. `shard_index` is the rank's index along dp_shard.
+    """Return the placement of each parameter of the pipeline stages `stages` on a rank whose index along dp_shard is
+    `shard_index` (other indexes are 0). If the rank has the first and the last stage, a weight that they share occurs
+    twice.
 
     Parameters of equal shape and cut, as in all layers, are computed once.
     """
@@ -182,8 +183,9 @@ class ActivationSizes:
         return self.rms and self.cpu and self.run.number_bytes < FP32_BYTES
 
     def norm_bytes(self) -> float:
-        """Return the bytes per token that a norm layer keeps for backward: its input, its statistics, and the
-        normalized numbers if they are no part of its kernel. Its output counts with the layer that reads it.
+        """Return the bytes per token that a norm layer keeps for backward: its input and its statistics, and the
+        normalized input if a separate kernel multiplies it by the weight. The output is counted by the layer that reads
+        it.
         """
         from_zero = self.cut if self.norm_weight == "from_zero" else 0.0
         if self.rms and self.cpu:  # in fp32: the input, and the normalized input that multiplies the weight
@@ -194,8 +196,8 @@ class ActivationSizes:
         return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts + from_zero
 
     def block_bytes(self, recompute: str, kind: LayerKind) -> float:
-        """Return the bytes per token that a transformer block of this kind keeps for backward with the recompute kind
-        `recompute`: `none`, `attention`, `operators` or `full`.
+        """Return the bytes per token that one transformer block, whose layer is of this `kind`, keeps for backward.
+        `recompute` names what backward computes again: "none", "attention", "operators" or "full".
         """
         attention = self.attention(kind)
         if recompute == "full":
@@ -206,8 +208,8 @@ class ActivationSizes:
         return self._residual_bytes() + inside + attention.heads + self.mlp_bytes() + 2 * self.dropped
 
     def _residual_bytes(self) -> float:
-        """Return the bytes per token that a block keeps of hidden states: what norms keep, and the inputs of the
-        linears that read them.
+        """Return the bytes per token that a block keeps for backward of its hidden states outside of attention and MLP:
+        what the norms keep, and their outputs, which the first linear layers read.
         """
         inputs = 1 if self.parallel_block == "one_norm" else 2
         # because: two norms of the same hidden states keep one tensor
@@ -215,7 +217,8 @@ class ActivationSizes:
         return self.num_norms * self.norm_bytes() + inputs * self.cut - shared
 
     def mlp_bytes(self) -> float:
-        """Return the bytes per token that the MLP keeps, from the output of its first linear to the input of its last.
+        """Return the bytes per token that an MLP keeps for backward: all tensors from the output of its first linear
+        layer to the input of its last.
         """
         # because: a GPU's kernel computes the activation again
         if not self.cpu:
@@ -227,8 +230,8 @@ class ActivationSizes:
         return self.ffn + (squared if self.activation in ("relu", "relu2") else self.up)
 
     def shared_bytes(self, stage: Stage) -> float:
-        """Return the bytes per micro-batch, not per token, of tensors that a stage's blocks share, such as rotary
-        angles and the mask, and of small tensors that BERT's heads and losses keep.
+        """Return the bytes per micro-batch, not per token, of tensors that a pipeline stage keeps once for all of its
+        blocks, such as rotary angles and attention masks, and of small tensors of the heads and losses.
         """
         run, model = self.run, self.run.model
         rows = run.shape.seq_len * (run.micro_batch if run.document_mask else 1)
@@ -253,15 +256,16 @@ class ActivationSizes:
         return total
 
     def embedding_bytes(self) -> float:
-        """Return the bytes per token that the first stage's embedding keeps for backward."""
+        """Return the bytes per token that the embedding, which the first pipeline stage has, keeps for backward."""
         return (
             self.dropped + (self.norm_bytes() if isinstance(self.run.model, BertSettings) and self.post_norm else 0.0)
             + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
         )  # fmt: skip
 
     def input_bytes(self, stage: Stage) -> float:
-        """Return the bytes per token of the hidden states that a later stage receives, if they are kept in addition to
-        what its blocks keep: only if the first norm keeps an fp32 copy instead of them. Otherwise return 0.
+        """Return the bytes per token that a pipeline stage other than the first keeps of the hidden states that it
+        receives, in addition to what its blocks keep. It is 0 unless its first norm keeps an fp32 copy in place of
+        them.
         """
         recompute = self.run.recompute_kind(stage.layers[0]) if stage.layers else "none"
         is_first_read_by_norm = self.norms_inputs or not stage.layers
@@ -269,8 +273,8 @@ class ActivationSizes:
         return self.cut if copied else 0.0
 
     def head_bytes(self) -> float:
-        """Return the bytes per token that the last stage's final norm, head and loss keep for backward, without the
-        logits.
+        """Return the bytes per token that the final norm, the output head and the loss keep for backward on the last
+        pipeline stage; logits are counted separately.
         """
         # because: over tp the loss keeps each row's label index and two sums
         loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else self.z_loss
@@ -286,8 +290,9 @@ class ActivationSizes:
         return final + first_tokens + self.run.scored_share * scored_bytes
 
     def deferred_block_bytes(self) -> float:
-        """Return the bytes per token that a block keeps from the input half to the weight half of a split backward: the
-        inputs and output gradients of its linears.
+        """Return the bytes per token that a block keeps between the two halves of a split backward (zero-bubble
+        schedules): the inputs of its linear layers and the gradients of their outputs, from which the second half
+        computes weight gradients.
 
         Matrix products on a sharded sequence each keep their own gathered copy; on a whole sequence they share equal
         tensors.
@@ -304,7 +309,9 @@ class ActivationSizes:
         return self.run.scored_share * (self.whole + dense)
 
     def activation_bytes(self, stage: Stage) -> ActivationBytes:
-        """Return the bytes of activations that a micro-batch keeps in this pipeline stage until its backward."""
+        """Return the bytes of activations of one micro-batch that the pipeline stage holds between its forward and its
+        backward, with logits and the tensors between two halves of a split backward counted separately.
+        """
         kinds = self.run.model.layer_kinds
         blocks = Counter((self.run.recompute_kind(number), kinds[number]) for number in stage.layers)
         hidden = sum(num_blocks * self.block_bytes(*block) for block, num_blocks in blocks.items())

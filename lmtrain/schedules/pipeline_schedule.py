@@ -43,8 +43,9 @@ class PipelineSchedule(Choice):
         """Return the actions of a rank in execution order."""
 
     def table(self, num_ranks: int, chunks: int, num_microbatches: int) -> ScheduleTable:
-        """Return the actions of all ranks as a checked table; `chunks` is the number of stages per rank. Raise
-        ValueError if the schedule does not allow that number.
+        """Return the ordered actions (forwards and backwards) of all `num_ranks` pipeline ranks for one training step,
+        checked for consistency. `chunks` is the number of stages per rank. Raise ValueError if the schedule does not
+        allow that number.
         """
         if not self.allows(chunks):
             raise ValueError(f"The pipeline schedule {self.kind} cannot have {chunks} stages a rank: it {self.rule}.")
@@ -142,8 +143,9 @@ class _RowBuilder:
         self.actions: list[Action] = []
 
     def add(self, chunk: int, *kinds: Kind) -> None:
-        """Append an action of each of these kinds to the rank's list, for the rank's stage number `chunk` (0 or 1). An
-        action takes the next micro-batch of its kind in that stage.
+        """Append an action of each of `kinds` to the rank's list, in this order. `chunk` is the index (0 or 1) of the
+        stage among the rank's stages; each action is for the next micro-batch that had no action of this kind in that
+        stage.
         """
         for kind in kinds:
             self.actions.append(Action(kind, self.stages[chunk], self.count[kind, chunk]))
@@ -198,7 +200,9 @@ class ZBV(PipelineSchedule):
 
 
 def schedule_named(name: str) -> PipelineSchedule:
-    """Return the pipeline schedule with this name, such as `1f1b`; raise KeyError if there is none."""
+    """Return an instance of the pipeline schedule with this name, such as "1f1b" or "interleaved"; raise KeyError if
+    there is none.
+    """
     schedule = kinds(PipelineSchedule)[name]()
     assert isinstance(schedule, PipelineSchedule)
     return schedule

@@ -23,8 +23,9 @@ def makespan(
     schedule: PipelineSchedule, num_ranks: int, chunks: int, num_microbatches: int,
     costs: Mapping[tuple[Kind, int], float],
 ) -> float:  # fmt: skip
-    """Simulate a training step with `num_ranks` pipeline ranks of `chunks` stages each, and return its seconds. `costs`
-    holds the seconds of an action by (kind of action, stage).
+    """Return the simulated seconds of a training step's pipeline, from the first action to the end of the last, with
+    `num_ranks` ranks of `chunks` stages each. `costs` maps (kind of action, stage) to seconds; messages between ranks
+    take no time.
 
     Many micro-batches are extrapolated from a few rounds, after which the pattern repeats.
     """
@@ -46,8 +47,8 @@ def makespan(
 
 
 def _simulated_end_s(actions: Sequence[_OrderedAction], num_ranks: int, costs: Sequence[float]) -> float:
-    """Return the seconds until the last rank has run all of its `actions`, which are in an order from
-    `_actions_in_order`. `costs` holds the seconds of an action, at index (kind of action x num_stages + stage).
+    """Return the simulated seconds until the last of `actions` has ended. `actions` is a result of `_actions_in_order`;
+    `costs` lists the seconds of actions at the indices that it gives: index of the kind x num_stages + stage.
     """
     ends, free = [0.0], [0.0] * num_ranks
     for at, rank, first_need, second_need in actions:
@@ -65,9 +66,9 @@ def _simulated_end_s(actions: Sequence[_OrderedAction], num_ranks: int, costs: S
 def _actions_in_order(
     schedule: PipelineSchedule, num_ranks: int, chunks: int, num_microbatches: int
 ) -> list[_OrderedAction]:
-    """Return the actions of all ranks in an order in which they can run: (index of the action's cost, rank, numbers of
-    two actions that must end first). Actions are numbered from 1 in this order; 0 means none. Raise ValueError on a
-    deadlock.
+    """Return the actions of all ranks, sorted so that each comes after those that it depends on, as tuples: (index of
+    its cost, rank, number of one action that must end first, number of another). Actions are numbered from 1 in this
+    order; 0 stands for none. Raise ValueError if the ranks would deadlock.
     """
     num_stages = num_ranks * chunks
     rows = [list(schedule.row(rank, num_ranks, chunks, num_microbatches)) for rank in range(num_ranks)]
@@ -124,7 +125,7 @@ class Timeline:
 
     @property
     def busy(self) -> list[float]:
-        """The seconds for which each rank works, by rank."""
+        """Seconds for which each rank runs actions, as a list by rank; the rest of the makespan is its idle time."""
         times = [0.0] * self.num_ranks
         for span in self.spans:
             times[span.rank] += span.end - span.start
@@ -154,9 +155,9 @@ class Costs:
 def simulate(
     table: ScheduleTable, costs: Costs = Costs(), cost_of: Callable[[Action], float] | None = None
 ) -> Timeline:
-    """Return the start and end of every action of the table if each rank runs its actions in order, each as soon as its
-    inputs have arrived. `costs` has the seconds of actions by kind; `cost_of`, if given, returns those of an action
-    instead.
+    """Return a timeline with the start and end of every action in the table, in seconds. Each rank runs its actions in
+    the table's order, each as soon as the actions that it depends on have ended and their messages arrived. `costs`
+    holds seconds by kind of action; `cost_of(action)`, if given, replaces them, apart from those of messages.
     """
     cost_of = cost_of or costs.of
     ends: dict[Action, float] = {}

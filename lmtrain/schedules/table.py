@@ -82,8 +82,9 @@ class ScheduleTable:
 
 
 def prerequisites(action: Action, last_stage: int) -> list[Action]:
-    """Return the actions that must end before `action` can run. A forward needs the previous stage's, a backward (or
-    its input half) the stage's own forward and the next stage's backward, a weight half its input half.
+    """Return the actions on the same micro-batch that must end before `action` can run: for a forward, the previous
+    stage's forward; for a backward (or its input half), the stage's own forward and the next stage's backward; for a
+    weight half, its input half. `last_stage` is the number of the last stage.
     """
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
@@ -95,8 +96,9 @@ def prerequisites(action: Action, last_stage: int) -> list[Action]:
 
 
 def executable_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
-    """Yield (rank, action) for the actions of all ranks, `actions[rank]`, keeping each rank's order and yielding an
-    action only after its prerequisites. Raise ValueError if the ranks would deadlock.
+    """Yield (rank, action) for the actions of all ranks, in an order in which each action comes after its prerequisites
+    and each rank keeps its own order. `actions[rank]` lists that rank's actions, and `last_stage` is the number of the
+    last stage. Raise ValueError if the ranks would deadlock.
     """
     done: set[Action] = set()
     at, ready = [0] * len(actions), deque(range(len(actions)))
