@@ -84,7 +84,7 @@ class SingleStage:
         loss_scale: float,
         observer: TrainingObserver,
     ) -> dict[int, Tensor]:
-        """Run forward and backward of each micro-batch in turn; return the loss terms of each by micro-batch number.
+        """Run forward and backward of each micro-batch in turn; return micro-batch number -> its loss terms.
         `stage_forward(stage, micro-batch, input)` runs a forward, `observer` is notified of each action, and
         `loss_scale` multiplies the loss. `hidden_shape` is unused.
         """
@@ -139,9 +139,9 @@ class Pipeline:
         loss_scale: float,
         observer: TrainingObserver,
     ) -> dict[int, Tensor]:
-        """Run this rank's actions of the pipeline schedule in a training step. Return each micro-batch's loss terms by
-        its number on the rank of the last stage, else an empty dict. `stage_forward(stage, micro-batch, hidden states)`
-        runs a forward, and `observer` is notified of each action.
+        """Run this rank's actions of the pipeline schedule in a training step. Return micro-batch number -> its loss
+        terms on the rank of the last stage, {} on others. `stage_forward(stage, micro-batch, hidden states)` runs a
+        forward, and `observer` is notified of each action.
 
         `hidden_shape` is the shape of the tensors between stages. The loss is multiplied by `loss_scale` for backward.
         """
@@ -173,8 +173,8 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, stage_forward: StageForward, hidden_shapes: Sequence[Shape]) -> dict[int, Tensor]:
-        """Run only the forwards of this rank's stages. Return each batch's output by its index on the rank of the last
-        stage, else an empty dict. `stage_forward(stage, batch index, hidden states)` runs a forward.
+        """Run only the forwards of this rank's stages. Return batch index -> its output on the rank of the last stage,
+        {} on others. `stage_forward(stage, batch index, hidden states)` runs a forward.
 
         There are as many batches as `hidden_shapes`, the shape of the tensors between stages for each.
         """

@@ -82,8 +82,8 @@ def choose_layout(
 ) -> tuple[RunConfig, list[str]]:
     """Return `config` with the layout of `num_processes` processes that has the shortest predicted step time among
     those that fit in memory, and lines of text with the reasons. `fixed_settings` maps layout keys to values that must
-    be kept. In a run with training stages, the layout must fit all of them, and the longest decides which is fastest.
-    Raise LayoutError if no layout fits.
+    be kept. With training stages, it must fit all of them, and the step time is that of the longest. Raise LayoutError
+    if none fits.
     """
     assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
     if config.stages:

@@ -145,8 +145,8 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
 
 
 def with_this_machine(config: RunConfig, runs_here: bool) -> RunConfig:
-    """Return `config` with compute.device=cpu if the run would be on this machine and this machine has no GPU. Return
-    it unchanged in all other cases, and if config.hardware or compute.device names a device. `runs_here` is True if all
+    """Return `config` with compute.device=cpu if neither config.hardware nor compute.device names a device, the run
+    would be on this machine, and this machine has no GPU; otherwise return it unchanged. `runs_here` is True if all
     processes of the layout would run on this machine.
 
     If the processes of a larger layout do not run here (`runs_here`), they may find GPUs, so their config stays.
@@ -209,7 +209,8 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
 
 def measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     """Return {"validation": text, "evaluation": text}: which samples validation reads, and which tasks are evaluated
-    how often. A key is left out if there is nothing to say.
+    how often. Leave out "evaluation" if there are no tasks, and "validation" if neither a held-out part of the training
+    data nor data.valid_paths is to be described.
     """
     facts: dict[str, Any] = {}
     if inputs.data.validation_note:
@@ -332,9 +333,8 @@ def pipeline_lines(config: RunConfig, model: ModelSettings) -> Iterator[str]:
 
 
 def list_text(values: Sequence[int]) -> str:
-    """Return whole numbers as text: [2, 2, 1] -> "2, 2, 1", and in short form if there are many or all are equal.
-
-    Long lists are shortened: "3 each", "2 (0-12), 1 (13-95)", "81 to 111".
+    """Return whole numbers as text: [2, 2, 1] -> "2, 2, 1", and [3, 3] -> "3 each". More than 12 are shortened to text
+    such as "2 (0-12), 1 (13-95)", with the indices in brackets, or "81 to 111".
     """
     runs = [[number for number, _ in group] for _, group in groupby(enumerate(values), lambda pair: pair[1])]
     if len(runs) == 1:

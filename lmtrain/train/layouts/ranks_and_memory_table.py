@@ -95,7 +95,9 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _merged_text(key: str, values: set[Any]) -> str:
-    """Return the text of several rows' values of `key`, which is "host", "rank" or a coordinate."""
+    """Return one text for the `values` that merged rows have in the column `key`: a host or "N hosts" for "host", else
+    the `range_text` of ranks or coordinates.
+    """
     if key != "host":
         return range_text(sorted(values))
     return str(min(values)) if len(values) == 1 else f"{len(values)} hosts"
