@@ -92,7 +92,9 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def previous_checkpoint(path: Path) -> Path | None:
-    """Return the newest readable checkpoint in the same folder that is older than the checkpoint `path`, or None."""
+    """Return the path of the newest readable checkpoint in the same folder that is of an earlier step than the
+    checkpoint `path`, or None if there is none.
+    """
     step = step_from_name(path.name)
     older = [] if step is None else [p for p in _step_folders(path.parent) if (step_from_name(p.name) or 0) < step]
     return next((folder for folder in reversed(older) if manifest_problem(folder) is None), None)
@@ -136,8 +138,8 @@ def manifest_problem(path: Path) -> str | None:
 
 @lru_cache(maxsize=256)  # because: each save checks all checkpoints of the run again
 def _cached_problem(path: Path, version: tuple[int, ...]) -> str | None:
-    """Return why the manifest of the checkpoint `path` cannot be read, or None. `version` is the manifest's inode, size
-    and time of change: with another version the manifest is read again.
+    """Return why the manifest of the checkpoint `path` cannot be read; None if it can, or if a newer lmtrain has
+    written it. `version`, the manifest's inode, size and time of change, is part of the key of the cache.
     """
     try:
         _read_manifest(path)
@@ -210,8 +212,8 @@ def is_best(path: Path) -> bool:
 
 
 def best_checkpoint(run: Path) -> Path:
-    """Return the checkpoint with the best score among those that the run's folder holds. Raise MissingInputError if
-    none has a score.
+    """Return the path of the best checkpoint in the folder of the run `run`: the one with the best value of the measure
+    that the run's setting checkpoint.best_by names. Raise MissingInputError if no checkpoint has a value.
     """
     by_step = {step_from_name(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}
     ranked = rank_checkpoints(by_step, checkpoint_scores(run))
@@ -256,7 +258,8 @@ def check_free_space(folder: Path, need_bytes: int) -> None:
 
 
 def clear_leftovers(folder: Path) -> list[str]:
-    """Remove the temporary folders that killed processes have left in a folder of checkpoints; return their names.
+    """Remove the temporary folders that killed processes have left in `folder`, a folder of checkpoints, and return
+    their names. Return an empty list if there are none, or no such folder.
 
     A checkpoint that was moved aside for its replacement gets its name back if the replacement never took its place.
     Only the owner of the run's lock may call this, with no save in flight.
@@ -282,9 +285,10 @@ def prune_checkpoints(
     folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None, *,
     keep_best: int = 0, scores: Mapping[int, float] | None = None, keep_steps: Collection[int] = (),
 ) -> list[str]:  # fmt: skip
-    """Remove old checkpoints of a folder and return their names. The `keep_last` newest (at least one) and `saved`
-    stay; so do those whose step is a multiple of `keep_every_steps` or one of `keep_steps`, the `keep_best` with the
-    highest `scores`, which are by step, and those from which a run beside this one has begun that has saved none yet.
+    """Remove old checkpoints from `folder`, and return the names of the removed. These stay: the `keep_last` newest (at
+    least one), `saved`, those whose step is a multiple of `keep_every_steps` or in `keep_steps`, the `keep_best` with
+    the highest `scores` (step -> score), and those from which another run was started that has not saved a checkpoint
+    of its own yet.
 
     A checkpoint whose manifest cannot be read is neither counted nor removed: it may be needed to find the cause.
     `saved` need not be the newest: a run that went back to an earlier step saves below later ones.

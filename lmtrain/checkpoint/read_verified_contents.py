@@ -96,8 +96,9 @@ class Contents:
         return entry
 
     def read_bits(self, name: str, box: Box | None = None, out: Array | None = None) -> Array:
-        """Return the elements of a tensor, or of its rectangular part `box`, as integers that hold their bits. They are
-        collected from all pieces of the tensor. `out` is filled and returned if it is given.
+        """Return a tensor, or its rectangular part `box`, as an array of integers that hold the bits of its elements.
+        `out`, if given, is filled and returned. Raise CheckpointError if there is no such tensor or part, or if its
+        data are damaged.
         """
         entry = self.tensor(name)
         box = box or full_box(entry.shape)
@@ -120,8 +121,9 @@ class Contents:
         return out
 
     def describe_weights(self) -> dict[str, Any]:
-        """Return the facts that say which weights are read, if the checkpoint also holds their average: `weights`, and
-        `average`, how that was made. Empty for a checkpoint without an average.
+        """Return facts for a report on a checkpoint that holds both weights and their average: `weights` says which are
+        read ("model" or "ema"), and for "ema" `average` says how they were made. Return an empty dict if it holds no
+        average.
         """
         if not holds_average(self.stored_manifest):
             return {}
@@ -147,7 +149,9 @@ class Contents:
         return read_hashed(self.path / name, entry, MAX_FILE_BYTES)
 
     def find_damage(self) -> list[str]:
-        """Read every byte of every file, and return a message for each thing that is wrong with the checkpoint."""
+        """Read every byte of every file of the checkpoint, and return a message for each thing that is wrong with it;
+        an empty list if it is intact.
+        """
         files, tensors = self.stored_manifest.files, self.stored_manifest.tensors
         unknown_names = sorted({*os.listdir(self.path)} - files.keys() - {MANIFEST})
         problems = [f"{self.path / name} does not belong to the checkpoint. Remove it." for name in unknown_names]
@@ -266,8 +270,8 @@ def checked_model(contents: Contents) -> ModelSettings:
 
 
 def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
-    """Return a message for each way in which a manifest's tensors do not fit a model: names, shapes, tied weights, and
-    an average that is incomplete.
+    """Return a message for each way in which the tensors in a manifest do not fit the model settings: missing or
+    unknown names, wrong shapes, tied weights stored twice, or an incomplete average of the weights. Empty if they fit.
 
     The cost grows with the number of tensors, not with the size of the model in the settings, which may be damaged.
     """

@@ -51,7 +51,7 @@ class MergeRecord:
 
     @property
     def summary(self) -> str:
-        """The merge in one clause: the mean, the number of parents and their steps."""
+        """The merge in one clause: the kind of mean, the number of merged checkpoints and their first and last step."""
         steps = [parent.step for parent in self.parents]
         first, last = min(steps), max(steps)
         at = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
@@ -59,8 +59,8 @@ class MergeRecord:
 
 
 def merge_record(state: Mapping[str, Any], where: object) -> MergeRecord | None:
-    """Return how a merged checkpoint was made, from `state`, the state in its manifest; None for another checkpoint.
-    Raise CheckpointError, which names `where`, if the entry is malformed.
+    """Return the record of how a merged checkpoint was made; None for a checkpoint that no merge has made. `state` is
+    the state in its manifest. Raise CheckpointError, which names `where`, if the record is malformed.
     """
     entry = state.get("merged")
     if entry is None:
@@ -79,7 +79,9 @@ def merge_record(state: Mapping[str, Any], where: object) -> MergeRecord | None:
 
 
 def _parse_parent(entry: Any) -> MergeParent:
-    """Return a parent from its entry. Raise KeyError, TypeError or ValueError if that is malformed."""
+    """Return the parent of a merged checkpoint that `entry`, from the list of parents in its manifest's state,
+    describes. Raise KeyError, TypeError or ValueError if the entry is malformed.
+    """
     run, checkpoint, digest = entry["run"], entry["checkpoint"], entry["manifest_sha256"]
     is_named = isinstance(checkpoint, str) and isinstance(digest, str) and isinstance(run, str)
     if not is_named or not is_count(entry["step"]) or type(entry["weight"]) not in (int, float):

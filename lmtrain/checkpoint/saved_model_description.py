@@ -91,7 +91,9 @@ def checkpoint_source(path: Path, weights: WeightSet = "model") -> ModelSource:
 
 
 def _read_tokenizer(contents: Contents) -> Tokenizer:
-    """Return the tokenizer of a checkpoint, with the ends of generated texts that an imported model came with."""
+    """Return the tokenizer of a checkpoint. For an imported model it also knows the token ids that end a generated
+    text, from the files that came with the original model.
+    """
     names = [name for name in END_ID_FILES if ORIGINAL_PREFIX + name in contents.manifest.files]
     files = {name: contents.read_file(ORIGINAL_PREFIX + name) for name in names}
     return Tokenizer.from_bytes(contents.read_file("tokenizer.json")).with_end_ids(end_ids(files))

@@ -38,8 +38,9 @@ class AverageFacts:
 
 
 def average_facts(state: Mapping[str, Any], where: object) -> AverageFacts | None:
-    """Return how the average in a checkpoint was made, from `state`, the state in its manifest; None if it has none.
-    Raise CheckpointError, which names `where`, if the entry is malformed.
+    """Return how the exponential average of the weights in a checkpoint was made. `state` is the state in its manifest.
+    Return None if the checkpoint holds no average. Raise CheckpointError, which names `where`, if the record is
+    malformed.
     """
     entry = state.get("ema")
     if entry is None:
@@ -53,7 +54,9 @@ def average_facts(state: Mapping[str, Any], where: object) -> AverageFacts | Non
 
 
 def is_average_entry(entry: object) -> bool:
-    """Return whether a value can be what a checkpoint's state says of its average."""
+    """Return whether `entry` is a valid record of how an average of the weights was made: a dict with a decay between 0
+    and 1 and the numbers of steps.
+    """
     if not isinstance(entry, dict) or not all(is_count(entry.get(key)) for key in _COUNTS):
         return False
     return type(entry.get("decay")) in (int, float) and bool(0 < entry["decay"] < 1)
@@ -86,7 +89,8 @@ def view_of_average(manifest: Manifest, where: object) -> Manifest:
 
 
 def check_weight_set(value: object, name: str = "weights") -> WeightSet:
-    """Return `value` if it names weights of a checkpoint. Raise UsageError, which calls it by `name`, if it does not.
+    """Return `value` if it is "model" (the weights themselves) or "ema" (their average). Raise UsageError for any other
+    value; `name` is the name of the option in its message.
     """
     for choice in get_args(WeightSet):
         if value == choice:

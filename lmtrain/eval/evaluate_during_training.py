@@ -38,8 +38,8 @@ class PlannedEvaluation:
 
     @property
     def measures(self) -> list[str]:
-        """The names of the measures that the task reports, found by computing them for answers whose losses are all
-        0.
+        """The names of the measures that the task reports, such as "token_perplexity". They are found by computing the
+        measures for answers whose losses are all 0.
         """
         items_and_targets = [(request.item, request.num_scored) for request in self.prepared.requests]
         item, scored = np.array(items_and_targets, np.int64).reshape(-1, 2).T

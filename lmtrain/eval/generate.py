@@ -105,8 +105,8 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
 def generate_tokens(
     model: Scorable, context: list[int], max_new_tokens: int, sampling: Sampling, seq_len: int, end_ids: frozenset[int]
 ) -> Iterator[int]:
-    """Yield up to `max_new_tokens` token ids that continue `context`, drawn as `sampling` says. Stop after
-    an id of `end_ids`, if such an id is drawn. `seq_len` is the number of tokens that the model sees at once.
+    """Yield up to `max_new_tokens` token ids that continue the token ids `context`, drawn as `sampling` says. An id of
+    `end_ids` is yielded as the last. `seq_len` is the number of tokens that the model sees at once.
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(context)
@@ -120,7 +120,9 @@ def generate_tokens(
 
 @torch.no_grad()
 def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
-    """Return the model's logits for the token that follows `tokens`: [V] in float64 on the host."""
+    """Return the model's logits for the token that follows the token ids `tokens`: shape [vocabulary], float64, on the
+    host.
+    """
     tokens_BT = torch.tensor([tokens], device=model.device)
     keep_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
     keep_BT[0, -1] = True

@@ -51,8 +51,8 @@ def sample_rows(
 
 
 def _item_texts(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]]:
-    """Return item index -> {"text": the beginning of the item's text, "target": the scored part, if not all tokens are
-    scored}.
+    """Return item index -> {"text": the beginning of the item's text}, with a further entry "target", the part that is
+    scored, if the item is not scored whole. An item is a document, line or question.
     """
     first_requests: dict[int, Request] = {}
     for request in prepared.requests:
@@ -229,7 +229,9 @@ def _measures_table(result: Result) -> Table:
 
 
 def _groups_table(result: Result) -> Table:
-    """Return a table of the result's headline measure for each source of items, such as each file."""
+    """Return a table with a row for each source of items, such as an input file: its name and its value of the result's
+    headline measure.
+    """
     headline = result.headline
     return _filled(_plain_table(Column("by source", overflow="fold"), _right_column(headline)), (
         (name, format_measure(headline, measures.get(headline, math.nan)))
@@ -238,8 +240,8 @@ def _groups_table(result: Result) -> Table:
 
 
 def _positions_table(result: Result) -> RenderableType:
-    """Return a table of the mean loss by the number of tokens before the target in its window; an empty text if that
-    was not recorded.
+    """Return a table of the mean loss in nats by the number of tokens that precede the target in its window. Return an
+    empty text if the result has no losses by position.
     """
     if not result.loss_by_position:
         return Text()

@@ -49,8 +49,9 @@ class Journal:
         self._identity = identity.encode()
 
     def find(self, requests: Sequence[Request]) -> list[TargetScores] | None:
-        """Return the recorded answers if the journal's next record is of exactly these requests. Otherwise delete that
-        record and all after it, and return None.
+        """Return the recorded answers if the next record of the journal has the answers to exactly these requests. If
+        it is of other requests, delete it and all records after it. Return None in that case, and at the end of the
+        journal.
         """
         if self._next == len(self._records):
             return None
@@ -132,9 +133,9 @@ class Journal:
 def open_journal(
     output: Path | None, report: Report = lambda text: None, share: Share = lambda data: data
 ) -> Iterator[Journal]:
-    """Open the journal of computed answers, OUTPUT.journal next to the results file `output`, for the enclosed block.
-    If the block raises, the file stays and the next call resumes from it; otherwise it is deleted. `report` receives
-    messages; `share` returns rank 0's bytes on every rank.
+    """Open the journal of computed answers, OUTPUT.journal next to the results file `output`, for the `with` block. If
+    the block raises, the file stays, and the next call with this `output` resumes from it; otherwise it is deleted.
+    `report` receives messages; `share` must return rank 0's bytes on every rank.
     """
     path = None if output is None else output.with_name(f"{output.name}.journal")
     if path is not None:

@@ -45,8 +45,8 @@ class PositionLosses:
         self._nll, self._targets = np.zeros(_NUM_POWERS), np.zeros(_NUM_POWERS, np.int64)
 
     def add(self, request: Request, nll: NDArray[np.float64]) -> None:
-        """Add the losses `nll` of a request's scored targets to the sums for their positions. Requests for a masked
-        model are ignored, since it sees both sides of a target.
+        """Add the losses `nll` of a request's targets to the sums for their positions, that is, by the number of tokens
+        before each target in its window. Requests for a masked model are ignored, since it sees both sides of a target.
         """
         if isinstance(request, MaskedRequest):
             return  # because: a masked model sees both sides of a target
@@ -56,8 +56,8 @@ class PositionLosses:
         self._targets += np.bincount(power, minlength=_NUM_POWERS)
 
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """Return a row per range of positions that has targets: the range, the number of targets, and their mean loss.
-        They become the result's `loss_by_position`.
+        """Return a dict per range of positions (numbers of tokens before a target) that has targets: the range, the
+        number of targets, and their mean loss in nats. They become the result's `loss_by_position`.
         """
         return tuple(
             {
@@ -72,8 +72,8 @@ class PositionLosses:
 
 
 def first_items(prepared: Prepared, limit: int) -> Prepared:
-    """Return `prepared` reduced to its first `limit` items (documents, lines or questions). Raise UsageError if it has
-    only one item.
+    """Return `prepared` reduced to its first `limit` items (documents, lines or questions); unchanged if it has no more
+    than that. Raise UsageError if it has only one item.
 
     Facts stay those of the whole text, except the protocol's id, the denominator and the limit.
     """
@@ -131,9 +131,10 @@ def run(
     hashes: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Evaluate the model `subject` by `task` on the text `source`. `stride` and `seq_len` override the windows, `limit`
-    keeps only the first items, `hashes` has the SHA-256 of published texts by name, and `options` are passed on to
-    `score`.
+    """Evaluate the model `subject` by `task` on the text `source`, and return the outcome. `stride` and `seq_len`
+    (tokens) replace those of the task and the model, `limit` keeps only the first items (documents, lines or
+    questions), `hashes` is text name -> SHA-256 of published texts, to note if another text is scored, and `options`
+    are passed on to `score`.
     """
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     window = choose_window(task, subject.seq_len, seq_len)
@@ -152,8 +153,9 @@ def run(
 def prepare(
     task: Task, source: Path | TextInput, options: TaskOptions, limit: int | None = None
 ) -> tuple[Prepared, str]:
-    """Read `source` and turn it into the requests that `task` scores. Return them, with facts about the text, and the
-    name of the source. `limit` keeps only the first items. Raise DataError if there is nothing to score.
+    """Read `source` and turn it into the requests that `task` scores. Return (the requests with facts about the text,
+    the name of the source). `limit` keeps only the first items (documents, lines or questions). Raise DataError if
+    there is nothing to score.
     """
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
@@ -185,7 +187,7 @@ def score(
 ) -> Outcome:
     """Score the prepared requests with the model `subject`, and return the result. Collective: every rank must call it.
     `name` describes the data in the result, `seq_len` is the window in tokens, and with 0 `resamples` no intervals are
-    computed. `cache` and `shared_answers` have answers that need not be computed again.
+    computed. Answers that `cache` or `shared_answers` have are not computed again.
 
     `cache` is the journal of a killed evaluation; `shared_answers` has the answers to the model's other tasks.
     """
@@ -236,8 +238,8 @@ def score(
 
 
 def _progress_callback(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
-    """Return a callback that receives (tokens fed, tokens cached) and reports them to `progress`, out of the number of
-    tokens in all `requests`; None without `progress`.
+    """Return a callback that takes (number of tokens fed to the model, number of tokens answered from the cache) and
+    reports both to `progress`, out of the tokens in all `requests`. Return None if `progress` is None.
     """
     if progress is None:
         return None
@@ -249,8 +251,9 @@ def _progress_callback(requests: Iterable[Request], progress: Progress | None) -
 def gather_answers(
     requests: Iterable[Request], scored: Iterable[TargetScores], positions: PositionLosses | None = None
 ) -> Answers:
-    """Return for each request its item, the sum of its losses, the number of its targets, and how many of them were the
-    most likely token. `scored` has the requests' scores in order; losses are also added to `positions` if given.
+    """Return arrays with a value per request: its item, the sum of its losses, the number of its targets, and how many
+    of those were the most likely token. `scored` has the scores in the order of `requests`. If `positions` is given,
+    losses are also added to it.
     """
     rows = []
     for request, scores in zip(requests, scored, strict=True):

@@ -219,8 +219,9 @@ class SharedAnswers:
     def score(
         self, requests: Iterable[Request], score: Callable[[Iterable[Request]], Iterable[TargetScores]]
     ) -> Iterator[TargetScores]:
-        """Yield the answer to each request in order: a stored answer if an earlier task had the same request, else the
-        answer of `score`, which is called once with all new requests. Iterates `requests` twice.
+        """Yield the answer to each request in order: the stored answer if an earlier task had the same request, else
+        the answer that `score` computes. `score` is called once, with all requests that are new. `requests` is iterated
+        twice.
         """
         scored = iter(score(self.new(requests)))
         new_answers: list[tuple[bytes, TargetScores]] = []
@@ -249,8 +250,8 @@ def _request_key(request: Request) -> bytes:
 
 def batch_indices(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
     """Yield batches of requests (sequences of tokens to score) of similar length, each as a list of indices into
-    `requests`, in the order in which `collate` fills the rows. `packs` says that requests may share a row, because the
-    model keeps them apart.
+    `requests`, in the order in which `collate` fills the rows. With `packs`, a row of a batch may hold several
+    requests.
 
     A batch has at most as many tokens as `batch_size` of the longest requests.
     """
@@ -345,8 +346,8 @@ def _row_layout(requests: list[Request], *, packs: bool) -> tuple[list[list[Requ
 
 
 def _similar_lengths(ordered: list[int], lengths: list[int]) -> list[int]:
-    """Return as many of the first indices in `ordered` as fit into a batch of one request per row with little padding.
-    `ordered` has indices of requests, the longest first; `lengths` has the lengths of all requests in tokens.
+    """Return the requests of a batch with one request per row: as many of the first in `ordered` as keep the padding
+    small. `ordered` has indices of requests, the longest first; `lengths` has the lengths of all requests in tokens.
     """
     widths = np.array([lengths[index] for index in ordered])
     fed = widths[0] * np.arange(1, len(ordered) + 1)
@@ -355,8 +356,9 @@ def _similar_lengths(ordered: list[int], lengths: list[int]) -> list[int]:
 
 
 def _packed_rows(ordered: list[int], lengths: list[int], most_rows: int) -> list[int]:
-    """Return the indices of requests that are packed into at most `most_rows` rows as wide as the longest, row by row.
-    `ordered` has indices of requests, the longest first; `lengths` has the lengths of all requests in tokens.
+    """Return the indices of the requests of a packed batch, row by row: it has at most `most_rows` rows, each as wide
+    as the longest request and filled with as many as fit. `ordered` has indices of requests, the longest first;
+    `lengths` has the lengths of all requests in tokens.
 
     Each request goes into the row where it leaves the least space. Rows that would need much padding are left out.
     """

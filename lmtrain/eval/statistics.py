@@ -70,7 +70,7 @@ def middle_interval(values: list[float]) -> Interval | None:
 
 def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[str, float]]:
     """Yield one dict per bootstrap resample of the items, `resamples` in all: column name -> sum of the column over the
-    resample. `columns` has a value per item.
+    resample. `columns` has a value per item; with fewer than two items nothing is yielded.
 
     Resamples depend only on the number of items, so that two models are resampled alike.
     """
@@ -89,8 +89,8 @@ def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[
 
 
 def _grouped_rows(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a table of at most MAX_UNITS rows to resample: the rows themselves, or if there are more, the sums of
-    every MAX_UNITS-th row.
+    """Return the rows from which bootstrap resamples are drawn, at most MAX_UNITS: those of `table_IC` [item, column],
+    or if it has more, sums of them (row i is added to row i % MAX_UNITS of the result).
     """
     num_items = len(table_IC)
     if num_items <= MAX_UNITS:
@@ -271,8 +271,8 @@ def _check_ids(tokens: Tokens, vocab_size: int) -> Ints:
 
 
 def add_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: Tokenizer) -> Result:
-    """Return `result` with the scores of a unigram and a bigram model on the same targets, whose counts come from the
-    dataset `train`.
+    """Return a copy of `result` to which the scores of a unigram and a bigram model on the same targets are added.
+    These models are counted on the tokens of the dataset with the path prefix `train`.
 
     Raise DataError if the task's documents are not scored whole, or without an end-of-document token.
     """

@@ -54,7 +54,7 @@ class TaskOptions:
         return f"{task}-s{self.seq_len}" if is_appended else task
 
     def refuse_any_stride(self, task_id: str) -> None:
-        """Raise UsageError if a stride was given to the task `task_id`, whose windows do not overlap."""
+        """Raise UsageError if the user has given a stride, because the windows of the task `task_id` do not overlap."""
         if self.stride is not None:
             raise UsageError(
                 f"--stride={self.stride} does not apply to {task_id}, which has no overlapping windows. Leave it out."
@@ -202,8 +202,8 @@ def finite_or_none(value: Any) -> Any:
 
 
 def all_tasks() -> dict[str, Task]:
-    """Return task id -> task for all published tasks. They are `TASK` or `TASKS` in the modules of eval/tasks and in
-    plugins' `*_task.py` files.
+    """Return task id -> task for all built-in evaluation tasks and those of plugins: the `TASK` or `TASKS` of each
+    module in eval/tasks, and of each plugin's `*_task.py` file.
     """
     return {
         task.id: task
@@ -235,8 +235,9 @@ def find_task(name: str) -> Task:
 
 
 def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
-    """Return the number of tokens fed at once: the number in the task's id, else `requested`, else `model_seq_len`.
-    Raise UsageError if it is more than `model_seq_len`, or if the id and `requested` differ.
+    """Return how many tokens the model is fed at once: the number in the task's id, else `requested`, else
+    `model_seq_len`. Raise UsageError if it is more than `model_seq_len`, or if the id and `requested` name different
+    numbers.
     """
     if None not in (task.seq_len, requested) and task.seq_len != requested:
         raise UsageError(
@@ -252,8 +253,8 @@ def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
 
 
 def item_columns(text_columns: Columns, answers: Answers) -> Columns:
-    """Return columns with a value per item: `text_columns`, and the sums over each item's requests of the losses,
-    targets and right targets in `answers`.
+    """Return column name -> array with a value per item: `text_columns`, and sums over each item's requests of the
+    losses ("nll"), the number of targets ("targets") and how many of them were the most likely token ("greedy").
 
     The column "items_greedy" is 1 for the items whose targets were all the most likely tokens.
     """
@@ -313,8 +314,8 @@ def bits_per_byte(nll_sum_nats: float, num_bytes: float) -> float:
 
 
 def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
-    """Raise UsageError unless `task` fits the model. `causal`: the model predicts the next token, not masked tokens.
-    `pairs`: it can tell whether one segment follows another.
+    """Raise UsageError unless the model is of the kind that `task` needs. `causal` says that the model predicts the
+    next token, rather than masked tokens; `pairs` that it can tell whether one segment of text follows another.
     """
     if task.causal == causal and pairs >= task.pairs:
         return

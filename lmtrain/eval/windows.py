@@ -72,9 +72,9 @@ class MaskedRequest(Request):
 
 
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:
-    """Yield windows over a sequence of `num_tokens` tokens. Window i feeds up to `seq_len` tokens, from token i *
-    `stride` on, and scores the targets that no earlier window scores. With `last_looks_back` the last window starts
-    earlier, so that it is as long as the others.
+    """Yield windows over a sequence of `num_tokens` tokens. Window i feeds up to `seq_len` tokens to the model, from
+    token i * `stride` on, and scores the targets (next tokens) that no earlier window scores. With `last_looks_back`
+    the last window starts earlier, so that it is as long as the others.
 
     The first window scores all its targets, the others their last `stride`. With stride 32 this is Megatron's
     overlapping evaluation, without its trailing windows of padding only; with stride = seq_len the windows are

@@ -112,8 +112,9 @@ def _page_aligned(num_bytes: int) -> Bytes:
 def write_hashed(
     path: Path, parts: Iterable[bytes | memoryview], point: str | None = None
 ) -> tuple[FileEntry, list[bytes]]:
-    """Write the parts one after the other into a new file. Return the file's entry for the manifest and the SHA-256
-    digests of its blocks. `point` is a fault point (see faults.py) that tests use, passed after each part.
+    """Write the byte strings `parts` one after the other into a new file. Return the file's entry for the manifest and
+    the SHA-256 digests of its 4 MiB blocks. `point` names a fault point, passed after each part, at which tests inject
+    failures (see fault_injection.py).
     """
     with HashedWriter(path) as file:
         for part in parts:
@@ -189,7 +190,9 @@ class HashedFile:
         self._digests, self._cache = digests, cache or BlockCache()
 
     def read(self, start: int, size: int) -> memoryview:
-        """Return `size` verified bytes from byte `start` on, which must all lie inside the file."""
+        """Return `size` bytes of the file from byte `start` on; the range must lie inside the file. Raise
+        CheckpointError if a block that they touch does not have its recorded hash.
+        """
         if size and start // BLOCK_BYTES == (start + size - 1) // BLOCK_BYTES:
             return self._read_within_block(start, size)
         data = bytearray(size)
@@ -197,7 +200,9 @@ class HashedFile:
         return memoryview(data)
 
     def read_into(self, start: int, out: memoryview) -> None:
-        """Fill `out`, a view of plain bytes, with verified bytes of the file from byte `start` on."""
+        """Fill `out`, a view of plain bytes, with the bytes of the file from byte `start` on. Raise CheckpointError if
+        a block that they touch does not have its recorded hash.
+        """
         assert 0 <= start <= start + len(out) <= self.size
         done = 0
         while done < len(out):
@@ -212,7 +217,9 @@ class HashedFile:
             self._read_verified_block(index)
 
     def _read_within_block(self, start: int, size: int) -> memoryview:
-        """Return `size` verified bytes from byte `start` on, which must all lie inside the same 4 MiB block."""
+        """Return `size` bytes of the file from byte `start` on, all of one 4 MiB block. Raise CheckpointError if the
+        block does not have its recorded hash.
+        """
         assert 0 <= start < start + size <= self.size
         index, at = divmod(start, BLOCK_BYTES)
         data = self._cache.get(self.path, index)

@@ -166,8 +166,8 @@ def max_manifest_bytes(data_bytes: int) -> int:
 
 
 def check_num_pieces(num_pieces: int) -> None:
-    """Raise CheckpointError if a checkpoint would have more pieces of tensors than a manifest may list. Called before
-    anything is written.
+    """Raise CheckpointError if a checkpoint would have more pieces (separately stored parts of tensors) than a manifest
+    may list. Call it before anything is written.
     """
     if num_pieces > MAX_PIECES:
         raise CheckpointError(
@@ -255,8 +255,8 @@ def _decode_sizes(value: Any) -> tuple[int, ...]:
 
 
 def _check_pieces(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
-    """Raise ValueError if two pieces in a file have the same key, or if the pieces in a file have more bytes than the
-    file.
+    """Raise ValueError if two pieces (stored parts of tensors) in one file have the same key, or if a file has fewer
+    bytes than its pieces together. `tensors` and `files` are the entries of the manifest by name.
     """
     keys: set[tuple[str, str]] = set()
     piece_bytes: Counter[str] = Counter()

@@ -93,8 +93,9 @@ def array_bytes(array: Array) -> Array:
 
 
 def encode_header(specs: Sequence[PieceSpec]) -> bytes:
-    """Return the header of a safetensors file, with its 8 bytes of length, for a file that holds these pieces in this
-    order. Raise CheckpointError for a piece that is listed twice, or if the header would be too large.
+    """Return the header of a safetensors file, including its 8 bytes of length. The file is to hold the pieces `specs`
+    (tensors or rectangular parts of tensors) in this order. Raise CheckpointError if a piece is listed twice, or if the
+    header would be too large.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -113,9 +114,9 @@ def encode_header(specs: Sequence[PieceSpec]) -> bytes:
 
 
 def merge_pieces(pieces_by_rank: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
-    """Return the manifest's entry of each tensor, by name, made from the pieces that all ranks save. `pieces_by_rank`
-    holds each piece with its own entry. Raise CheckpointError unless a tensor's pieces agree on its type and shape and
-    cover it exactly once.
+    """Return tensor name -> the tensor's entry for the manifest, which lists the pieces (rectangular parts) that all
+    ranks save of it. `pieces_by_rank` has (description, manifest entry) of each piece. Raise CheckpointError unless the
+    pieces of a tensor agree on its type and shape and cover it exactly once.
     """
     specs: dict[str, PieceSpec] = {}
     pieces: dict[str, list[PieceEntry]] = {}
@@ -145,8 +146,8 @@ class StoredPiece:
 
 
 def read_header(file: HashedFile) -> dict[str, StoredPiece]:
-    """Return the pieces that a safetensors file holds, by key, from its header. Raise CheckpointError if the header
-    does not describe exactly this file.
+    """Return key -> piece (a tensor or a rectangular part of one: its type, shape and first byte), read from the header
+    of a safetensors file. Raise CheckpointError if the header is malformed or does not fit the size of the file.
     """
     if file.size < 8:
         raise CheckpointError(f"{file.path} is too short for a safetensors file. Restore it from a copy.")
@@ -160,8 +161,8 @@ def read_header(file: HashedFile) -> dict[str, StoredPiece]:
 
 
 def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size: int) -> dict[str, StoredPiece]:
-    """Check the parsed header of a safetensors file and return its pieces by key. The bytes of the tensors begin at
-    byte `base` of the file and end at its end, `file_size`. Raise ValueError if the header is invalid.
+    """Check the parsed header of a safetensors file, and return key -> piece (type, shape and first byte). The data
+    begin at byte `base` and must fill the file up to its end, `file_size`. Raise ValueError if the header is invalid.
     """
     header.pop("__metadata__", None)
     end = 0
@@ -182,8 +183,8 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
 
 
 def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out: Array) -> None:
-    """Fill `out` with the part `box` of a piece. The piece has the shape `shape` and begins at byte `start` of the
-    file.
+    """Read a rectangular part, `box`, of an array in a file into `out`. The array has the shape `shape` and the type of
+    `out`, and begins at byte `start` of the file.
 
     Ranges of at most about one 4 MiB block are read at a time, from the box's first element to its last; if its rows
     are further apart than that, each row is read separately.
@@ -199,8 +200,8 @@ def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out
 
 
 def _read_strided(file: HashedFile, first: int, strides: tuple[int, ...], out: Array) -> None:
-    """Fill `out` with elements of a file. The first lies at byte `first`; neighbours along each axis of `out` lie
-    `strides` bytes apart in the file.
+    """Fill `out` with elements from a file. The first element begins at byte `first`; elements that are neighbors along
+    axis i of `out` begin `strides[i]` bytes apart.
     """
     span_bytes = sum((n - 1) * s for n, s in zip(out.shape, strides, strict=True)) + out.itemsize
     if span_bytes <= BLOCK_BYTES or out.size == 1:

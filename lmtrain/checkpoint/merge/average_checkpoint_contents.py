@@ -47,7 +47,9 @@ class MergedContents:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The newest checkpoint's manifest without the tensors that are left out."""
+        """The manifest for the merged checkpoint: that of the newest parent, without the tensors that the merge leaves
+        out.
+        """
         manifest = self.newest.manifest
         dropped = (AVERAGE_PREFIX,) if self.keeps_moments else (AVERAGE_PREFIX, OPTIMIZER_PREFIX)
         return replace(manifest, tensors={n: t for n, t in manifest.tensors.items() if not n.startswith(dropped)})
@@ -74,8 +76,9 @@ class MergedContents:
         return self.newest.tensor(name)
 
     def read_bits(self, name: str, box: Box | None = None) -> Array:
-        """Return a part of a tensor as integers that hold the bits of its elements. Weights are summed in float64 in
-        the order of the parents and rounded once; all other tensors are the newest checkpoint's.
+        """Return a tensor of the merged checkpoint, or its rectangular part `box`, as integers that hold the bits of
+        its elements. Weights are summed in float64 in the order of the parents and rounded once; other tensors are the
+        newest parent's.
         """
         # because: one checkpoint stays as it is, NaN and all
         if not name.startswith(MODEL_PREFIX) or len(self.parents) == 1:
@@ -96,8 +99,8 @@ class MergedContents:
         return bits
 
     def files(self) -> dict[str, list[PieceSpec]]:
-        """Return the tensor files of the merged checkpoint, as file name -> pieces: those of the newest checkpoint, in
-        their order in its files.
+        """Return file name -> pieces (tensors or rectangular parts of them) for the tensor files of the merged
+        checkpoint. Files and order are those of the newest parent.
         """
         placed: dict[str, list[tuple[int, PieceSpec]]] = {}  # file name -> (first byte, piece)
         for name, tensor in self.manifest.tensors.items():
@@ -107,7 +110,8 @@ class MergedContents:
         return {file: [spec for _, spec in sorted(placed[file], key=lambda pair: pair[0])] for file in sorted(placed)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the merged checkpoint: the newest's, with the parents, and one more entry of its lineage.
+        """Return the state for the manifest of the merged checkpoint: that of the newest parent, with a record of all
+        parents, and with this merge as a further entry of its lineage.
         """
         digests = [file_sha256(parent.path / MANIFEST) for parent in self.parents]
         state: Mapping[str, Any] = self.newest.manifest.state

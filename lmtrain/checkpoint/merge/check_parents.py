@@ -23,8 +23,8 @@ _TRAINING_KEYS = ("dropout", "z_loss", "seq_len", "num_positions")  # they do no
 
 
 def sort_parents(checkpoints: Sequence[Contents]) -> list[Contents]:
-    """Return the checkpoints by the samples that their runs had read, then by step, fewest first; among equals the
-    order stays. Raise UsageError if one of them is given twice.
+    """Return the checkpoints sorted by the number of samples that their runs had read, then by step, the smallest
+    first; equal ones keep their order. Raise UsageError if a checkpoint is given twice.
     """
     by_identity: dict[str, Contents] = {}
     for contents in checkpoints:
@@ -40,8 +40,9 @@ def sort_parents(checkpoints: Sequence[Contents]) -> list[Contents]:
 
 
 def check_parents(parents: Sequence[Contents], *, force: bool) -> None:
-    """Raise CheckpointError, with everything in which the checkpoints `parents` differ, unless the mean of their
-    weights is the weights of a model. Without `force` they must also have a common ancestor.
+    """Check that the checkpoints `parents` can be averaged. Raise CheckpointError, which lists all problems, unless
+    they hold fp32 weights of the same model and tokenizer. Without `force` also raise it if they have no common
+    ancestor.
     """
     newest = parents[-1]
     model = checked_model(newest)
@@ -66,7 +67,9 @@ def check_parents(parents: Sequence[Contents], *, force: bool) -> None:
 
 
 def _type_problems(contents: Contents) -> Iterator[str]:
-    """Yield a text for the weights of a checkpoint that are stored in another type than fp32, if there are any."""
+    """Yield a message that names the weights of a checkpoint that are stored in another type than fp32; nothing if
+    there are none.
+    """
     names = {name: t.dtype for name, t in contents.manifest.tensors.items() if name.startswith(MODEL_PREFIX)}
     others = [f"{name} as {DTYPES[dtype]}" for name, dtype in names.items() if dtype != "F32"]
     if others:
@@ -76,8 +79,8 @@ def _type_problems(contents: Contents) -> Iterator[str]:
 def _differences(
     parent: Contents, newest: Contents, model: ModelSettings, newest_model: ModelSettings
 ) -> Iterator[str]:
-    """Yield a text for each setting of the model that changes what it computes and differs between the checkpoints,
-    and for their tokenizers if these differ.
+    """Yield a message for each model setting that changes what the model computes and differs between the checkpoints
+    `parent` and `newest`, and one if their tokenizers differ.
     """
     values, newest_values = with_explicit_sizes(model), with_explicit_sizes(newest_model)
     for key in dict.fromkeys(differing_keys(model, newest_model) + differing_keys(newest_model, model)):
@@ -100,7 +103,8 @@ def _fingerprint(contents: Contents) -> Any:
 
 
 def _ancestors(contents: Contents, model: ModelSettings) -> set[tuple[str, ...]]:
-    """Return what identifies the runs, the checkpoints and the first weights from which a checkpoint descends.
+    """Return identifiers of all runs, checkpoints and initial weights from which a checkpoint descends, each a tuple
+    such as ("run", path). Two checkpoints have a common ancestor if their sets share an identifier.
 
     A run is identified by its folder, and by run.dir and the seed for copies outside of it, such as resharded ones. A
     run that began from no other has first weights that are a function of its seed and its model's settings.

@@ -16,8 +16,8 @@ UNIFORM, LINEAR, EMA = "uniform", "linear", "ema"
 
 
 def merge_weights(mean: str, num_checkpoints: int) -> list[float]:
-    """Return the share of each of `num_checkpoints` checkpoints, oldest first; the shares add up to 1. `mean` is a name
-    that `parse_mean` or `decay_mean` has returned.
+    """Return the factor of each of `num_checkpoints` checkpoints in their weighted mean, oldest first; the factors add
+    up to 1. `mean` is the kind of mean, such as "uniform" or "ema:0.9", as `parse_mean` or `decay_mean` returns it.
     """
     kind, _, value = mean.partition(":")
     if mean in (UNIFORM, "decay:linear"):  # because: a linear decay counts each change 1/n less than the one before
@@ -33,7 +33,9 @@ def merge_weights(mean: str, num_checkpoints: int) -> list[float]:
 
 
 def parse_mean(text: str) -> str:
-    """Return the value of --mean as the name of a mean. Raise UsageError if it names none."""
+    """Check the value of the option --mean and return it in its standard form: "uniform", "linear" or "ema:BETA". Raise
+    UsageError for any other value.
+    """
     if text in (UNIFORM, LINEAR):
         return text
     kind, _, value = text.partition(":")

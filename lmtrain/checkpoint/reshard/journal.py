@@ -26,9 +26,9 @@ class Journal:
         self.path, self._first = path, {"format": "lmtrain journal of a checkpoint", "version": 2, "key": key}
 
     def read(self, num_blocks: Mapping[str, int]) -> DoneBlocks | None:
-        """Return the digests of the hash blocks (4 MiB of a new file) that the journal records as written to disk.
-        Return None if it is damaged or belongs to other work. `num_blocks` is the expected number of blocks of each
-        file.
+        """Return the digests of the hash blocks (4 MiB of a new file) that the journal lists as written to disk, by
+        file and block index. Return None if it is damaged or was begun for another job. `num_blocks` is the number of
+        blocks that each file has.
         """
         done: DoneBlocks = {}
         try:

@@ -169,8 +169,8 @@ class Attempt:
             self.journal.begin()
 
     def _keep_intact_blocks(self, done: DoneBlocks) -> None:
-        """Read from the disk the hash blocks that the journal lists, `done`, and keep those that still have the digest
-        listed there.
+        """Keep the hash blocks in `done`, those that the journal lists, if their bytes on disk still have the digests
+        listed there. The others are copied again.
         """
         blocks = [(self.targets[file], *block) for file, by_index in done.items() for block in by_index.items()]
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
@@ -180,7 +180,8 @@ class Attempt:
                     target.keep_block(index, digest)
 
     def _remaining_parts(self, segment: Sequence[CopyJob]) -> Iterator[CopyJob]:
-        """Yield the copy jobs (tensor name, box) of a segment that are still to be done, each small enough for memory.
+        """Yield the copy jobs (tensor name, box) that are left of a segment, because the new files do not have their
+        data yet. Boxes are split so that each fits into the memory limit.
 
         Every part that touches a hash block which is not kept is copied, since all bytes of such a block may be wrong.
         """
@@ -196,8 +197,8 @@ class Attempt:
                     yield name, part
 
     def _copy(self, remaining: Sequence[Sequence[CopyJob]]) -> None:
-        """Copy the remaining segments, which are lists of copy jobs, in worker threads. Meanwhile this thread syncs the
-        files, and then records the completed hash blocks in the journal.
+        """Copy the remaining segments, which are lists of copy jobs (tensor name, box), in worker threads. Meanwhile
+        the calling thread syncs the files, and then records the completed hash blocks in the journal.
         """
         finished: SimpleQueue[Future[DoneBlocks]] = SimpleQueue()
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
@@ -282,8 +283,9 @@ class Attempt:
 
 
 def work_key(identity: str, files: FileSpecs) -> str:
-    """Return a digest that identifies the work: the source, by its `identity`, the pieces of each new file and the
-    segment size.
+    """Return a digest that identifies a job of copying tensors into new files, so that a killed job is continued only
+    by the same one. It depends on the `identity` of the source, the pieces of each new file, and the segment and block
+    size.
     """
     layout = {
         name: [[s.name, s.dtype, s.global_shape, s.box.offset, s.box.shape] for s in specs]
@@ -325,8 +327,8 @@ def reshard(
     report: Report = lambda done, total, earlier: None,
 ) -> WrittenCheckpoint:
     """Write the tensors of a checkpoint into new files that split them differently, as the checkpoint folder `output`.
-    `files` lists the pieces of each new file, and `state` is the new checkpoint's state; the rest is as in
-    `write_checkpoint`.
+    `files` lists the pieces of each new file, `state` is the new checkpoint's state, and `limits`, `overwrite` and
+    `report` are as in `write_checkpoint`.
     """
     state = {**state, RESHARD.record: {"from": contents.manifest.digest}}
     return write_checkpoint(
@@ -345,10 +347,10 @@ def write_checkpoint(
     overwrite: bool,
     report: Report,
 ) -> WrittenCheckpoint:
-    """Write the tensors of a source as the checkpoint folder `output`, or go on where a killed attempt was. `files`
-    lists the pieces of each new file. `state` is the new checkpoint's state; its entry `purpose.record` is written with
-    the key of this work. `limits` bound memory and threads. `overwrite` replaces an existing checkpoint. `report` is
-    called with the bytes done, in all, and done by an earlier attempt.
+    """Write the tensors of `source` as the checkpoint folder `output`; an earlier call that was killed is continued.
+    `files` lists the pieces of each new file. `state` is the new checkpoint's state; its entry `purpose.record` also
+    gets the key that identifies this job. `limits` bound memory and threads. `overwrite` replaces an existing
+    checkpoint. `report` is called with (bytes done, bytes in all, bytes done by the earlier call).
     """
     step = source.manifest.step
     for folder in source.folders:
@@ -400,8 +402,8 @@ def check_output(source: Path, output: Path, step: int) -> None:
 
 
 def _is_finished_output(output: Path, purpose: Purpose, key: str) -> bool:
-    """Return whether `output` is the complete checkpoint that an earlier attempt at the same work has made. `key`
-    identifies the work (see `work_key`).
+    """Return whether `output` is already the complete checkpoint that this job is to write: it records the same `key`
+    (see `work_key`), and all its files have the right size.
     """
     if not (output / MANIFEST).is_file():
         return False

@@ -110,7 +110,9 @@ class TargetFile:
 
     @property
     def has_file(self) -> bool:
-        """True if an earlier attempt has left a plain file of the right size that has no other hard link."""
+        """True if the file exists with its full size, as an interrupted earlier job leaves it; it must be a plain file
+        that has no other hard link.
+        """
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
@@ -132,14 +134,16 @@ class TargetFile:
         return self._has_kept_blocks and all(not self._missing[index] for index, *_ in _touched_blocks(position, size))
 
     def create(self) -> None:
-        """Create the file with its full size, or open the file of an earlier attempt, and write its header."""
+        """Create the file with its full size, or open it if an interrupted earlier job has left it, and write its
+        safetensors header.
+        """
         with self._open(os.O_WRONLY | os.O_CREAT) as fd:
             os.ftruncate(fd, self.size)
         self.digests |= self.write(0, memoryview(self._header))
 
     def write(self, position: int, data: memoryview) -> Digests:
-        """Write `data` at byte `position` of the file, except into hash blocks that are kept from an earlier attempt.
-        Return the digests of the hash blocks (4 MiB each) that this completes, by index.
+        """Write `data` at byte `position` of the file, but leave out the hash blocks (4 MiB each) that are kept from an
+        interrupted earlier job. Return index -> digest of the hash blocks that this completes.
         """
         digests: Digests = {}
         parts = [(position, position + len(data))]
@@ -244,8 +248,8 @@ def state_at_layout(state: Mapping[str, Any], parallel: ParallelSettings) -> dic
 def _ranks_of_boxes(
     model: ModelSettings, parallel: ParallelSettings
 ) -> dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]]:
-    """Return parameter name -> (shape of the parameter, box -> ranks that hold this box of it) at the settings
-    `parallel`.
+    """Return parameter name -> (shape of the whole parameter, box -> ranks that hold this box of it), for a model that
+    is split among ranks by the settings `parallel`. A box is a rectangular part of the parameter.
     """
     by_name: dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]] = {}
     for rank in range(parallel.layout.world_size):

@@ -39,8 +39,8 @@ class HostMemory:
         self._chunks: list[Tensor] = []
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
-        """Allocate host memory for a copy of the pieces' data and touch its pages. It is pinned if the data of a piece
-        is on a GPU.
+        """Allocate enough host memory for a copy of the data of `pieces`, this rank's parts of the tensors, and touch
+        its pages. It is pinned if some of the data is on a GPU.
         """
         num_bytes, pin = sum(p.block.nbytes for p in pieces), bool(_devices(pieces))
         while len(self._chunks) * self._chunk_bytes < num_bytes:
@@ -49,8 +49,8 @@ class HostMemory:
             self._chunks.append(chunk)
 
     def capture(self, pieces: Sequence[Piece]) -> RankData:
-        """Copy the data of the pieces to host memory and return it as the content of this rank's tensor file. When this
-        returns, the run may change its tensors.
+        """Copy the data of `pieces`, this rank's parts of the tensors, to host memory, and return the copy as the
+        content of this rank's tensor file. When this returns, the run may change its tensors.
         """
         self.reserve(pieces)
         ordered = sort_for_file(pieces)
@@ -183,7 +183,7 @@ class CheckpointWriter:
                 raise
 
     def _run_keeping_error(self, job: Callable[[], None]) -> None:
-        """Run a job in the writer's thread, and keep any error for `wait` to raise."""
+        """Call `job` in the writer's thread, and keep any exception that it raises for `wait` to raise."""
         try:
             job()
         except BaseException as error:  # because: whatever it is, it belongs to the training loop

@@ -138,8 +138,8 @@ def check_extra_files(files: Mapping[str, bytes]) -> None:
 
 
 def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
-    """Write a rank's tensor file and its list of block hashes into the temporary folder `attempt`. Return what was
-    written; a rank without tensors writes no file.
+    """Write a rank's tensor file and the file with its block hashes into the temporary folder `attempt`. Return the
+    record of both files and of the pieces in them; a rank without tensors writes no file and returns an empty record.
     """
     if not data.specs:
         return RankRecord({}, [])

@@ -77,8 +77,8 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
 
 
 def describe_texts(texts: TextInput) -> ColumnsAndFacts:
-    """Return columns of values per document (words, bytes), and facts about the whole text (its hash, counts and how
-    they were counted). Raise DataError if the texts have only blanks.
+    """Return (columns of values per document, such as words and bytes; facts about the whole text, such as its hash and
+    how it was counted). Raise DataError if the texts have only blanks.
     """
     documents = texts.documents
     words = [len(document.split()) for document in documents]
@@ -99,8 +99,8 @@ def describe_texts(texts: TextInput) -> ColumnsAndFacts:
 def describe_dataset(
     prefix: Path, indexed: IndexedDataset, documents: Iterable[Tokens], tokenizer: Tokenizer
 ) -> ColumnsAndFacts:
-    """Return a column of bytes per document, and facts about the whole dataset (its hash, counts and how they were
-    counted). `documents` are the tokens of its documents without special tokens.
+    """Return (a column with the bytes of each document; facts about the whole dataset, such as its hash and how it was
+    counted). `documents` are the token ids of each of its documents, without special tokens.
     """
     decoded = np.array([len(tokenizer.decode(tokens.tolist()).encode()) for tokens in documents], np.float64)
     num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"

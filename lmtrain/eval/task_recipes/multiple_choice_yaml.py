@@ -72,8 +72,9 @@ class Recipe:
     at: dict[str, str] = field(default_factory=dict)  # file and line of each key, for messages
 
     def questions(self, row: Any, path: Path, line: int) -> Iterator[Question]:
-        """Return the questions in a row of data: one, or one for each entry of the lists under the keys in `each`.
-        `path` and `line` say where the row is, for error messages.
+        """Return the questions in `row`, a line of the data: one, or, if the recipe names lists under `each`, one for
+        each entry of these lists. Raise DataError if the row does not fit the recipe; `path` and `line` say in the
+        message where it is.
         """
         if not isinstance(row, dict):
             raise DataError(f'{path} line {line} is not a JSON object. Give one {{"key": value, ...}} a line.')
@@ -188,8 +189,8 @@ class Row:
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
-    """Read the multiple choice recipe in the YAML file `path` and check it. `find` returns the recipe, given by id or
-    file, that the key `like` names. Raise SettingsError with all problems.
+    """Read the multiple choice recipe in the YAML file `path` and check it. If its key `like` names another recipe, by
+    id or file, `find` is called to get that. Raise SettingsError with all problems found.
     """
     file = read_yaml(path)
     problems = [f"{file.location(key)} has the key {key}, which no recipe has. {spelling_hint(key, KEYS)}"

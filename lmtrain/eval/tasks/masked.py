@@ -95,8 +95,8 @@ class SampledMasks:
 
     @cached_property
     def _sampler(self) -> Any:
-        """The sampler that draws the masked tokens of each window. Windows are passed to it in the form of sentences,
-        each of which is a sample of its own.
+        """The sampler that draws which tokens of each window are masked. It is built for sentences, and gets each
+        window as a sentence that is a sample of its own.
         """
         items, count = self._items, len(self._items)
         number = np.arange(count) - np.searchsorted(items, items)
@@ -303,8 +303,8 @@ class PairAccuracy(Task):
 
 
 def mask_vocabulary(task: Task, options: TaskOptions) -> MaskVocabulary:
-    """Return which of the tokenizer's ids begin a word, continue a word or are special, as masking needs it. Raise
-    UsageError if the window in `options` is too short for `task`.
+    """Return which token ids of the tokenizer begin a word, continue a word or are special, as the choice of masked
+    tokens needs it. Raise UsageError if the window in `options` is too short for `task`.
     """
     if options.seq_len < MIN_SEQ_LEN:
         raise UsageError(f"A window of {options.seq_len} tokens is too short for {task.id}. Use {MIN_SEQ_LEN} or more.")

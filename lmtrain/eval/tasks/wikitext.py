@@ -149,8 +149,8 @@ def join_rows(text: str) -> str:
 
 
 def labelled_windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[tuple[Window, float]]:
-    """Yield (window, weight of each of its targets) over a sequence of `num_tokens` tokens. Windows of `seq_len` tokens
-    start `stride` tokens apart, and each scores the tokens that are in no earlier window.
+    """Yield (window, weight of each of its targets in the mean loss) over a sequence of `num_tokens` tokens. Windows of
+    `seq_len` tokens start `stride` tokens apart, and each scores the tokens that are in no earlier window.
 
     The published loss is a mean over the targets, weighted by the number of labels minus one. If windows do not
     overlap, the first label has no token before it and is no target.
@@ -173,8 +173,8 @@ def _num_targets(window: Window) -> int:
 
 
 def _bytes_of_each_token(text: str, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the number of UTF-8 bytes of each token of `text`; `ends` has the position in `text` at which each token
-    ends.
+    """Return the number of UTF-8 bytes of each token of `text`; `ends` has the index in `text` (in characters) at which
+    each token ends.
     """
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
@@ -313,8 +313,8 @@ class Megatron(OneStream):
 
 
 def spaces_by_article(text: str, parts: list[str]) -> NDArray[np.float64]:
-    """Return the number of spaces in each article, without blanks at either end of the whole text. `parts` are the
-    articles that joined make `text`. The sum is the number of words minus one, as Megatron counts words.
+    """Return the number of spaces in each of `parts`, the articles that joined make `text`. Blanks at the beginning and
+    the end of the whole text do not count. The sum is the number of words minus one, as Megatron counts words.
     """
     first, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     edges = pairwise(accumulate(map(len, parts), initial=0))
@@ -322,7 +322,9 @@ def spaces_by_article(text: str, parts: list[str]) -> NDArray[np.float64]:
 
 
 def named(name: str) -> Task | None:
-    """Return the task for an id with any stride, such as wikitext/hf-stride256; None if `name` is not of this form."""
+    """Return the WikiText task whose id is `name`, a family and any stride, such as wikitext/hf-stride256. Return None
+    if `name` is not of this form.
+    """
     kinds = {kind.family: kind for kind in (HuggingFace, Megatron)}
     match = re.fullmatch(rf"({'|'.join(kinds)})([1-9]\d{{0,8}})", name)
     return kinds[match[1]](int(match[2])) if match else None
@@ -391,8 +393,8 @@ def split_pages(text: str) -> list[str]:
 
 
 def article_of_each_token(ends: NDArray[np.int64], parts: list[str], whole: str) -> NDArray[np.int64]:
-    """Return for each token the index of the article in which it ends. `ends` has the tokens' end positions in the text
-    `whole`, and `parts` are its articles.
+    """Return for each token the index of the article in which it ends. `ends` has the index of each token's end in the
+    text `whole` (in characters), and `parts` are the articles of the text.
 
     The parts may be detokenized separately. Since the detokenizer pairs quotes and brackets across articles, their
     joined text can differ from `whole`. But the characters that are not blank are the same in both, and an article

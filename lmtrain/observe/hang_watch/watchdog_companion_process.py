@@ -104,8 +104,8 @@ class Companion:
                     self.handle_message(message)
 
     def is_over(self) -> bool:
-        """Return True if this companion process may exit. Rank 0's companion, which is the hub, first waits until it
-        has sent the verdict to the other ranks, or until its deadline.
+        """Return True if this companion process may exit. Rank 0's companion, which decides for all ranks, first waits
+        until it has sent the verdict (which rank is to blame) to the others, or until its deadline.
         """
         if self.over or not self.rank_gone:
             return self.over

@@ -202,7 +202,9 @@ class RunPanel:
         return f"{name} {names.index(name) + 1}/{len(names)} to step {self.stages[name]}"
 
     def _slow_lines(self) -> list[Text]:
-        """Return a line of text for a slow rank and one for a slow link, if the newest step row reports them."""
+        """Return lines of text for the panel: one about a slow rank and one about a slow link, each only if the newest
+        step row reports it.
+        """
         return [
             Text.assemble((f"{name:13} ", "dim"), (words, "red"), overflow="fold")
             for name, words in (("slow rank", slow_rank_line(self.row)), ("slow link", slow_link_line(self.row)))

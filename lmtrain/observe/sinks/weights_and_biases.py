@@ -122,7 +122,8 @@ def wandb_run_id(folder: Path) -> str:
 
 
 def main_of_child() -> None:
-    """Execute each JSON line of standard input with the wandb package, and answer it with an empty line.
+    """Run the process that uses the wandb package: carry out each JSON line of standard input, and answer it with an
+    empty line. After a failure answer with a JSON text instead, and exit with code 1.
 
     The first line opens the run, later lines log to it. At the end of its input the process finishes the run, with a
     limit of 600 seconds for uploading the rest.

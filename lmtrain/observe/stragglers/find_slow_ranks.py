@@ -175,8 +175,8 @@ class _Scale:
         return True
 
     def slow_members(self) -> list[int]:
-        """Return the indices of the members (ranks or links) that were slower than the others in each of the newest
-        WINDOWS_IN_A_ROW windows, by more than the minimum excess and by more than chance explains.
+        """Return the indices of the members (ranks or links) that are slow: in each of the newest WINDOWS_IN_A_ROW
+        windows they took longer than the others, by more than the minimum excess and by more than chance explains.
         """
         candidates = [index for index, windows in enumerate(self._in_a_row) if windows >= WINDOWS_IN_A_ROW]
         if not candidates:

@@ -252,8 +252,8 @@ def fork_for_launcher() -> tuple[int, int]:
 
 def run_request(request: Request, fds: Sequence[int]) -> None:
     """Run the requested module's `main` in this forked process, with streams, variables and arguments as in a new
-    process. `fds` came with the request: the gate (a pipe on which the process waits), its standard streams, and
-    perhaps a descriptor to keep.
+    process. `fds` are the descriptors that came with the request: a pipe on which to wait for the start, the three
+    standard streams, and perhaps a descriptor to keep.
     """
     gate_fd, stream_fds, extra_fds = fds[0], fds[1:4], fds[4:]
     if not os.read(gate_fd, 1):

@@ -151,8 +151,8 @@ class StopRequest:
             self.raise_if_due()
 
     def _count_if_new(self) -> bool:
-        """Count a SIGTERM or SIGINT and return True; if it came within `repeat_after_s` of the last one counted, it is
-        the same signal delivered twice: return False.
+        """Count a SIGTERM or SIGINT that has come now, and return True. If it came within `repeat_after_s` of the last
+        one counted, it is the same signal delivered twice: do not count it, and return False.
         """
         now_s = self._clock()
         if self._urgent_since is not None and now_s - self._urgent_since < self._repeat_after_s:
@@ -174,7 +174,7 @@ def install_stop_handlers() -> None:
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Handle this process's stop signals during the `with` block, which is a whole run. Yield the StopRequest that
-    records them, and that holds a signal which came since `install_stop_handlers`.
+    records them, including a signal that has come since `install_stop_handlers`.
     """
     global _active_request
     early, stop = _active_request is not None, _active_request or StopRequest().__enter__()
