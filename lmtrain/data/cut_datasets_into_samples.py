@@ -97,7 +97,9 @@ class DatasetBuilder:
         return range(indexed.num_sequences if self.by_sequence else indexed.num_documents)
 
     def count_tokens(self, indexed: IndexedDataset, documents: range) -> int:
-        """Return the number of tokens in a range of documents (of sequences for Megatron-LM's concatenated text)."""
+        """Return the number of tokens in a range of document numbers, as `split_ranges` gives it. With
+        data.order=megatron, unless samples are masked, it is a range of sequence numbers.
+        """
         if documents == self.full_range(indexed):
             return indexed.num_tokens
         if self.by_sequence:
@@ -171,10 +173,9 @@ class DatasetBuilder:
         self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
     ) -> Dataset:
         """Return the samples of these documents of a dataset, of the kind that the data settings choose: masked,
-        Megatron-LM's, concatenated or packed. `num_samples` is for Megatron-LM's order only (None: one epoch); `tokens`
-        restricts concatenated samples to a range of the dataset's tokens.
-
-        A token range is given for documents that are split between training and validation.
+        Megatron-LM's, concatenated or packed. `num_samples` is used with data.order=megatron only (None: one epoch).
+        `tokens` restricts concatenated samples to a range of the dataset's tokens, if documents are split between
+        training and validation.
         """
         settings, seq_len, vocab_size = self.settings, self.requirements.seq_len, self.requirements.vocab_size
         mask, cache = settings.document_mask, self.cache(indexed)

@@ -204,8 +204,8 @@ class TokenBlocks:
             raise self._damage_error(bad)
 
     def check_all(self, part: int = 0, num_parts: int = 1) -> None:
-        """Check all blocks, or only those of part number `part` if the tokens are divided into `num_parts` equal parts.
-        Raise DataError at a wrong checksum.
+        """Check all blocks, or only those of part number `part` (from 0) if the tokens are divided into `num_parts`
+        equal parts. Raise DataError at a wrong checksum.
         """
         num_tokens, step = self.tokens.num_bytes // self.width, _CHECK_BYTES // self.width
         first, last = (num_tokens * at // num_parts for at in (part, part + 1))

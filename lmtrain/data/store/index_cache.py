@@ -145,9 +145,9 @@ class IndexCache:
         self, kind: str, describe_inputs: Callable[[], dict[str, Any]], build: Callable[[IndexBuild], dict[str, Any]],
         check: EntryCheck = lambda index: True,
     ) -> Index:  # fmt: skip
-        """Return the index of this kind, such as "documents", for exactly the inputs that `describe_inputs` returns;
-        build it if it is not in the cache. `build` fills its arrays and returns a dict to store with them; `check`
-        returns True if all entries of a cached index are in range.
+        """Return the index (a set of arrays) of this kind, such as "documents", for exactly the inputs that
+        `describe_inputs` returns; build it if it is not in the cache. `build` fills its arrays and returns a dict to
+        store with them; `check` returns True if all entries of a cached index are in range.
         """
         if self.folder is None:
             return _build_in_memory(build)

@@ -259,8 +259,8 @@ class IndexedDataset:
         self._files.check_intact()
 
     def check_all(self, part: int = 0, num_parts: int = 1) -> None:
-        """Check the whole .idx and all token blocks; with `num_parts`, only the blocks of part number `part` of that
-        many equal parts. Raise DataError at damage.
+        """Check the whole .idx and all token blocks; with `num_parts`, only the blocks of part number `part` (from 0)
+        of that many equal parts. Raise DataError at damage.
         """
         if self.blocks is not None:
             self.blocks.check_all(part, num_parts)
