@@ -146,8 +146,8 @@ def _text_of_parquet(path: Path, max_bytes: int) -> Iterator[tuple[str, IO[bytes
 
 
 def _add_text(texts: PublishedTexts, stream: IO[bytes], origin: str, result: _SearchResult) -> None:
-    """Read the stream and add its content to `result.texts` if its SHA-256 is that of a published text, otherwise add a
-    reason to `result.refused`. `origin` says where the stream comes from.
+    """Read the stream and compare its SHA-256 with those of the published texts. If one is equal, add the content to
+    `result.texts`, else add a message to `result.refused`. `origin` describes the stream in both.
     """
     data = stream.read(texts.max_bytes + 1)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -256,7 +256,8 @@ def get_corpus(
     report: ReportBytes | None = None,
 ) -> Report:
     """Write the documents of a training corpus to train.jsonl, valid.jsonl and test.jsonl in the folder `output`. They
-    are read from `local_paths` or, if there are none, from downloaded files. Return the counts of documents.
+    are read from `local_paths` or, if that is empty, from the published files, which are downloaded unless `offline`.
+    Return the counts of documents.
 
     A split without documents gets no file.
     """

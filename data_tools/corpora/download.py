@@ -78,8 +78,8 @@ def fetch(
     urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, report: ReportBytes | None = None,
     instructions: str = "",
 ) -> bool:
-    """Download a file to `target` from the first of `urls` that works. Return False if the file was there already.
-    `report` is called with (bytes present, total bytes) while data arrives.
+    """Download a file to `target` from the first of `urls` that works and has the hash `sha256`. Return False if the
+    file was there already. `report` is called with (bytes present, total bytes or None) while data arrives.
 
     A partial download in TARGET.part is continued, and deleted if the complete file has another hash. Raise
     UnreachableError, with `instructions` on how to bring the file by hand, if no address works.

@@ -93,8 +93,9 @@ def _remove_brackets(markup: str) -> str:
 
 
 def _close_bracket(stack: list[_OpenBracket], num_open: Counter[str], kind: str) -> None:
-    """Close the innermost open bracket of the given kind ("{{", "[[", "<!--", a tag) and all unclosed brackets inside
-    it. For a link, add the text that it shows to the bracket around it.
+    """Remove from `stack` the innermost open bracket of the kind `kind` ("{{", "[[", "<!--" or a tag), with the
+    unclosed ones inside it, and drop its content. Of a link, keep the text that it shows, as part of the bracket around
+    it.
     """
     inner: list[str] = []
     while True:

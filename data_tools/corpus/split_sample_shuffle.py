@@ -170,7 +170,7 @@ def shuffle(
     memory_bytes: int = MEMORY_BYTES,
 ) -> Report:  # fmt: skip
     """Write all documents in random order, which depends only on `seed` and their positions in the inputs, and return
-    the report. If the options name a part i of n, write only that part of the order.
+    the report. If the options name a task i of n, write only that share of the shuffled documents, to a part file.
     """
     part = options.reading.part
     key = options.reading.key or "text"

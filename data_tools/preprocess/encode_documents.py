@@ -204,7 +204,9 @@ class SequenceBatch:
 
 
 def prepend_token(batch: SequenceBatch, token: int) -> SequenceBatch:
-    """Return a batch in which the first sequence of each document begins with the additional id `token`."""
+    """Return a copy of the batch in which every document that has a sequence begins with the additional id `token`, as
+    part of its first sequence.
+    """
     before = (np.cumsum(batch.num_sequences) - batch.num_sequences)[batch.num_sequences > 0]
     starts = (np.cumsum(batch.lengths) - batch.lengths)[before]
     lengths = batch.lengths.copy()

@@ -184,8 +184,9 @@ class TokenizeWorker:
         return filtered
 
     def _filter_lengths(self, content: Content, batches: list[SequenceBatch], rejected: set[int]) -> Counter[str]:
-        """Remove documents with too few or too many tokens of the first key from all batches, in place; return the
-        number removed by each limit. `rejected` are the numbers in `content` of documents that are not in the batches.
+        """Remove the documents that have too few or too many tokens under the first key from all batches, by replacing
+        the entries of the list `batches`. Return the number removed by each limit. `rejected` are the numbers in
+        `content` of documents that are not in the batches.
         """
         lengths = batches[0].document_lengths()
         verdict = self._options.filters.classify_lengths(lengths - (lengths > 0) * self._has_eod)

@@ -68,8 +68,8 @@ class Journal:
         self.damaged = False  # True if `read` found a damaged line
 
     def read(self, identity: str | None) -> list[dict[str, Any]] | None:
-        """Return the entries of the journal, without its first line, up to the first damaged line. Return None if there
-        is no journal, or if its first line does not have `identity`, the hash that identifies the run.
+        """Return the entries of the journal, without its first line, up to the first damaged one. Return None if there
+        is no journal, if `identity`, the hash that identifies the run, is None, or if the first line has another one.
         """
         try:
             lines = atomic_files.read_bytes(self._path, _MAX_BYTES, follow_links=False).split(b"\n")[:-1]
@@ -188,7 +188,7 @@ class OutputNames:
 
     def existing_prefixes(self) -> Iterator[Path]:
         """Yield the prefixes of datasets that this output would replace. Without shards, this is the prefix for each
-        key, whether it exists or not; with shards, every existing prefix with the name of a shard.
+        key, whether its files exist or not; with shards, every existing prefix with the name of a shard.
         """
         for key in range(len(self.keys)):
             if self.shard_tokens is None:

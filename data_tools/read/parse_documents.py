@@ -100,7 +100,8 @@ class LineList:
 
     def texts(self, key_number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
         """Yield (item, text under `key`) of every document, in order; for a bad line, (item, Reject). The item is the
-        line's offset in the buffer; `key_number` is used by TextList only.
+        line's offset in the buffer. `key_number`, the number of the key among all that are read, is used by TextList
+        only.
         """
         result = read_jsonl(self._data, key)  # type: ignore[arg-type]
         texts: Iterable[tuple[int, str | Reject]] = zip(result.starts, map(bytes.decode, result.documents), strict=True)
@@ -502,8 +503,8 @@ class SourceTexts:
 
 
 def refuse_blank_texts(texts: Iterable[str], names: OptionNames = COMMAND_LINE) -> Iterable[str]:
-    """Return the texts unchanged. Raise DataError if all are blank, as a tokenizer trained on them would hold only
-    bytes.
+    """Return the texts; if they are an iterator, without the blank ones at its beginning. Raise DataError if all are
+    blank, because a tokenizer trained on them would hold only single bytes.
     """
     ahead = iter(texts)
     first = next((text for text in ahead if text.strip()), None)

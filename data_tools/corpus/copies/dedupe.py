@@ -454,7 +454,8 @@ def find_roots(parent: Indices, nodes: Indices) -> Indices:
 
 def _rows_of_groups(signed: SignedDocuments, parent: Indices, indices: Indices, keep: str) -> Rows:
     """Return a row (group, sort key, document index) for each of the documents `indices`; `parent` is the union-find
-    array of groups. The smallest row of a group is the document to keep: the "longest" or the "first", as `keep` says.
+    array of groups. Sort keys are such that the smallest row of a group is the document to keep: the longest one if
+    `keep` is "longest", else the first one.
     """
     roots = find_roots(parent, indices).astype(np.uint64)
     sort_key = ~signed.rows_at(indices)[:, 3] if keep == "longest" else np.zeros(indices.size, np.uint64)

@@ -351,8 +351,8 @@ def merge_parts(output: Path) -> int:
 
 
 def _find_parts(output: Path) -> list[Path]:
-    """Return the files that the tasks of a job array wrote for the file `output`, in order. Raise if there are none,
-    one is missing, or they come from arrays of different sizes.
+    """Return the part files that the tasks of a job array wrote for the file `output`, in order. Raise
+    MissingInputError if there are none or one is missing, DataError if they come from arrays of different sizes.
     """
     stem, dot, rest = output.name.partition(".")
     pattern = re.compile(rf"{re.escape(stem)}\.part-(\d{{5}})-of-(\d{{5}}){re.escape(dot + rest)}")
