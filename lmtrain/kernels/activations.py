@@ -44,8 +44,8 @@ class _ActivateWithBias(torch.autograd.Function):
 
 
 def forward(product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
-    """Return what `activate_with_bias` returns. Runs a Triton kernel if it can process the tensor, otherwise torch
-    operations.
+    """Return f(product + bias), where f is the activation `kind`; if `gated`, return f(gate) * up of [gate | up] in the
+    last dim of the sum. A Triton kernel computes it if it can process the tensor, otherwise torch operations.
     """
     if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
@@ -56,7 +56,8 @@ def forward(product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Ten
 
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> tuple[Tensor, Tensor]:
     """Return the gradients of `product` and of `bias` in `forward`, given `grad`, the gradient of its output. The
-    second is empty if there is no bias. Runs a Triton kernel if it can process the tensor, otherwise torch operations.
+    second is an empty tensor if `bias` is None. A Triton kernel computes them if it can process the tensor, otherwise
+    torch operations.
     """
     if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
@@ -66,7 +67,7 @@ def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gate
 
 
 def forward_in_torch(product: Tensor, bias: Tensor | None, kind: str, gated: bool = False) -> Tensor:
-    """Return what `activate_with_bias` returns, by torch operations on any device."""
+    """Return f(product + bias), or the gated form of it, as `forward` does, by torch operations on any device."""
     x = _add_bias(product, bias)
     if gated:
         gate, up = x.chunk(2, dim=-1)
@@ -77,8 +78,8 @@ def forward_in_torch(product: Tensor, bias: Tensor | None, kind: str, gated: boo
 def backward_in_torch(
     grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gated: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `product` and of `bias` (empty if there is none) in `forward`, given `grad`, the gradient
-    of its output. Uses torch operations, on any device.
+    """Return the gradients of `product` and of `bias` in `forward`, given `grad`, the gradient of its output, by torch
+    operations on any device. The second is an empty tensor if `bias` is None.
     """
     x = _add_bias(product, bias)
     grad = grad.to(x.dtype)
@@ -103,7 +104,7 @@ def _activate(x: Tensor, kind: str) -> Tensor:
 
 
 def _activate_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
-    """Return the gradient of x in `_activate`, given `grad`, the gradient of its output."""
+    """Return the gradient of `x`, given `grad`, the gradient of f(x), where f is the activation `kind`."""
     match kind:
         case "silu":
             y: Tensor = torch.ops.aten.silu_backward(grad, x)

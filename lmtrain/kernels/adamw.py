@@ -18,7 +18,8 @@ from lmtrain.kernels.triton_availability import can_run_kernel
 @torch.no_grad()
 def step(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
     """Run an AdamW step in place for each weight in `entries`: update the weight, its running averages and its
-    half-precision copy. `rates` holds the learning rate, betas, eps, weight decay and update count.
+    half-precision copy, if there is one. `rates` has learning rate, betas, eps, weight decay and the number of this
+    update.
 
     Gradients are multiplied by `gradient_factor`, a scalar on the device (None: 1), but not overwritten.
     """
@@ -32,8 +33,9 @@ def step(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor 
 
 @torch.no_grad()
 def write_directions(entries: Sequence[AdamWTensors], rates: Rates) -> None:
-    """Update the running averages of each weight in `entries`, and overwrite its `weight` tensor with Adam's direction,
-    without reading it. `rates` holds the learning rate, betas, eps and update count.
+    """Update the running averages of each weight in `entries`, and overwrite its `weight` tensor, whose values are not
+    read, with Adam's direction times the learning rate. `rates` has learning rate, betas, eps and the number of this
+    update.
 
     The direction is `step_size * first_average / (corrected root of second_average + eps)`; the caller subtracts it.
     """
@@ -47,8 +49,8 @@ def write_directions(entries: Sequence[AdamWTensors], rates: Rates) -> None:
 
 @torch.no_grad()
 def write_directions_in_torch(entries: Sequence[AdamWTensors], rates: Rates) -> None:
-    """Update the running averages of each weight in `entries`, and overwrite its `weight` tensor with Adam's direction,
-    as `write_directions` does. Uses torch operations, on any device.
+    """Update the running averages of each weight in `entries`, and overwrite its `weight` tensor with Adam's direction
+    times the learning rate, as `write_directions` does, by torch operations on any device.
     """
     for entry in entries:
         divisor = _update_averages(entry, entry.gradient, rates)
@@ -57,8 +59,8 @@ def write_directions_in_torch(entries: Sequence[AdamWTensors], rates: Rates) -> 
 
 @torch.no_grad()
 def step_in_torch(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
-    """Run an AdamW step in place for each weight in `entries`, as `step` does. Gradients are multiplied by
-    `gradient_factor` (None: 1). Uses torch operations, on any device.
+    """Run an AdamW step in place for each weight in `entries`, as `step` does, by torch operations on any device.
+    Gradients are multiplied by `gradient_factor` (None: 1), but not overwritten.
     """
     for entry in entries:
         gradient = entry.gradient if gradient_factor is None else entry.gradient * gradient_factor
@@ -69,8 +71,8 @@ def step_in_torch(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor
 
 
 def _update_averages(entry: AdamWTensors, gradient: Tensor, rates: Rates) -> Tensor:
-    """Update a weight's running averages of gradients and of squared gradients in place. Return the divisor of the
-    first average in Adam's direction: the bias-corrected root of the second average, plus eps.
+    """Update a weight's running averages of gradients and of squared gradients in place. Return the number by which
+    Adam divides the first average: the bias-corrected root of the second average, plus eps, for each element.
     """
     first, second = rates.betas
     entry.first_average.lerp_(gradient, 1.0 - first)

@@ -20,8 +20,8 @@ NO_COLUMN = -1  # column index of a label outside these columns
 
 
 def row_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return [3, N], for each row of logits its maximum, the sum of exp(logit - maximum), and the logit in column
-    `column_N`, that of the row's label. A row whose column is NO_COLUMN gets 0 as its label's logit.
+    """Return [3, N]: for each row of logits its maximum, the sum of exp(logit - maximum), and the logit in column
+    `column_N`, the row's label. Where the column is NO_COLUMN, the third number is 0.
 
     `dtype` overrides the dtype of the sums and the result.
 
@@ -37,8 +37,8 @@ def row_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | Non
 
 def logits_gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
     """Return the gradient of the cross-entropy with respect to the logits, (exp(logit - top) / sum - onehot(column)) *
-    weight, where `column_N` is the column of each row's label, or NO_COLUMN, and `weight_N` the gradient of each row's
-    loss.
+    weight. `column_N` is the column of each row's label, or NO_COLUMN for none, and `weight_N` the gradient of each
+    row's loss.
 
     `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary. The GPU kernel overwrites the logits with
     the result.
@@ -58,8 +58,8 @@ def row_statistics_in_torch(logits_NV: Tensor, column_N: Tensor, dtype: torch.dt
 def logits_gradient_in_torch(
     logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor
 ) -> Tensor:
-    """Return the gradient of the cross-entropy with respect to the logits, as `logits_gradient` does with these
-    arguments. Uses torch operations, on any device, and leaves the logits unchanged.
+    """Return the gradient of the cross-entropy with respect to the logits, as `logits_gradient` does for these
+    arguments, by torch operations on any device. The logits are left unchanged.
     """
     chunks = list(row_chunks(logits_NV))
     if len(chunks) == 1:
@@ -88,8 +88,8 @@ def _chunk_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | 
 
 
 def row_chunks(logits_NV: Tensor) -> Iterator[slice]:
-    """Yield slices that divide the rows of the logits into chunks of at most CHUNK_ELEMENTS logits, but of at least one
-    row. Without rows yield one slice.
+    """Yield slices that divide the rows of the logits into consecutive chunks, each of at most CHUNK_ELEMENTS logits
+    but at least one row. If there are no rows, yield one slice.
 
     Under a compiler the only slice is all rows, because the compiler fuses the fp32 copies away.
     """

@@ -22,8 +22,8 @@ _CUBIC = tl.constexpr(0.044715)
 
 
 def forward(product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
-    """Return f(product + bias), computed by a Triton kernel, where f is the activation `kind`; or f(gate) * up of [gate
-    | up] in the last dim, if `gated`.
+    """Return f(product + bias), where f is the activation `kind`, computed by a Triton kernel. If `gated`, return
+    f(gate) * up of [gate | up] in the last dim of the sum.
     """
     product = product.contiguous()
     parts = 2 if gated else 1
@@ -39,8 +39,8 @@ def forward(product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Ten
 
 
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str, gated: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `product` and of `bias` (empty if there is none) in `forward`, given `grad`, the gradient
-    of its output. Computed by a Triton kernel.
+    """Return the gradients of `product` and of `bias` in `forward`, given `grad`, the gradient of its output, computed
+    by a Triton kernel. The second is an empty tensor if `bias` is None.
     """
     grad, product = grad.contiguous(), product.contiguous()
     num_columns = grad.shape[-1]

@@ -28,8 +28,8 @@ _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32
 def step(
     entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None, *, as_directions: bool = False
 ) -> None:
-    """Run an AdamW step for each weight in `entries` by a Triton kernel, in place, as adamw.step does. With
-    `as_directions` overwrite the weights with Adam's directions instead, as adamw.write_directions does.
+    """Run an AdamW step in place for each weight in `entries`, by a Triton kernel, as adamw.step does. If
+    `as_directions`, overwrite the weights with Adam's directions instead, as adamw.write_directions does.
 
     A kernel is launched for each combination of `compute_copy` dtype and alignment: usually one or two launches.
     """
@@ -47,8 +47,8 @@ def _launch(
     entries: list[AdamWTensors], rates: Rates, gradient_factor: Tensor | None, copy_dtype: torch.dtype | None,
     alignment: int, as_directions: bool,
 ) -> None:  # fmt: skip
-    """Launch the AdamW kernel once over all weights in `entries`, which have half-precision copies of the same dtype
-    (`copy_dtype`, None for no copies) and addresses and sizes that are multiples of `alignment` bytes.
+    """Launch the AdamW kernel once over all weights in `entries`. Their half-precision copies all have the dtype
+    `copy_dtype` (None: there are no copies), and their addresses and sizes are multiples of `alignment`.
     """
     device = entries[0].weight.device
     tensor_of, start_of, size_of = _split_into_chunks(tuple(entry.weight.numel() for entry in entries), CHUNK, device)
@@ -66,9 +66,9 @@ def _launch(
 
 @lru_cache(maxsize=8)
 def _split_into_chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Divide tensors with these numbers of elements into chunks of `chunk` elements, each for one program of a Triton
-    kernel. Return on the device each program's tensor number, the offset of its chunk in that tensor, and the size of
-    each tensor.
+    """Divide tensors with these numbers of elements into chunks of at most `chunk` elements, one for each program of a
+    Triton kernel. Return three int64 tensors on the device: the number of each program's tensor, the index of its
+    chunk's first element in that tensor, and the number of elements of each tensor.
     """
     counts = [-(-size // chunk) for size in sizes]
     tensor_of = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)

@@ -13,8 +13,8 @@ _LEAST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 def row_statistics(logits_NV: Tensor, column_N: Tensor) -> Tensor:
-    """Return [3, N], for each row of logits its maximum, the sum of exp(logit - maximum), and the logit in column
-    `column_N` (0 for NO_COLUMN), computed by a Triton kernel.
+    """Return [3, N], computed by a Triton kernel: for each row of logits its maximum, the sum of exp(logit - maximum),
+    and the logit in column `column_N` (0 where that is NO_COLUMN).
     """
     num_rows, num_columns = logits_NV.shape
     assert logits_NV.stride(1) == 1
@@ -29,8 +29,8 @@ def row_statistics(logits_NV: Tensor, column_N: Tensor) -> Tensor:
 def overwrite_with_gradient(
     logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor
 ) -> Tensor:
-    """Overwrite the logits with the gradient of the cross-entropy and return them: (exp(logit - top) / sum -
-    onehot(column)) * weight. The arguments are those of cross_entropy.logits_gradient.
+    """Overwrite the logits with the gradient of the cross-entropy, (exp(logit - top) / sum - onehot(column)) * weight,
+    by a Triton kernel, and return them. The arguments are those of cross_entropy.logits_gradient.
     """
     num_rows, num_columns = logits_NV.shape
     assert logits_NV.stride(1) == 1

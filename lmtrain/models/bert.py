@@ -23,7 +23,8 @@ from lmtrain.models.layers.output_heads import MaskedHead, PairHead
 
 
 def build(settings: BertSettings) -> Bert:
-    """Build the whole BERT model on torch's default device; raise SettingsError if `settings` has no vocabulary size.
+    """Build the whole BERT model on torch's default device, with weights that are still to be initialized. Raise
+    SettingsError if `settings` has no vocabulary size.
     """
     if settings.vocab_size is None:
         raise SettingsError(["model.vocab_size=null needs a tokenizer, and there is none. Set model.vocab_size=30522."])

@@ -64,8 +64,8 @@ class Stack(nn.Module):
         return {name: _start_of(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
-        """Return the hidden states after this stage's blocks, and after the final norm if the stage has it.
-        `hidden_BTD` is the output of the previous pipeline stage, None for the first.
+        """Return the hidden states [B, T, D] after this pipeline stage's blocks, and after the final norm if the stage
+        has it. `hidden_BTD` is the output of the previous stage; None for the first, which embeds the batch's tokens.
         """
         x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
         assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
@@ -89,8 +89,8 @@ class Stack(nn.Module):
         return logits
 
     def cut(self, layers: range, *, first: bool, last: bool) -> None:
-        """Keep only the modules of a pipeline stage: the blocks whose numbers are in `layers`, the embedding if
-        `first`, and the modules after the blocks (norm, heads) if `last`. Others are removed in place.
+        """Keep only the modules of one pipeline stage, and remove all others in place: keep the blocks with the numbers
+        `layers`, the embedding if `first`, and the modules after the blocks (final norm, heads) if `last`.
         """
         if not first:
             self.embedding = None
@@ -99,17 +99,18 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
 
     def _query_positions(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
-        """Return the positions [B, Q] whose output the head needs, to which the last block is limited. Return None if
-        the last block computes all positions: the batch marks no queries or many, the stage has no head, or `x_BTD` is
-        a sequence shard.
+        """Return the positions [B, Q] for which the stage's last block computes outputs, if these are few: those that
+        `batch.is_query_BT` marks. Return None if it computes all positions, since none or many are marked, the stage
+        has no head, or `x_BTD` is a sequence shard.
         """
         if batch.is_query_BT is None or self.head is None or x_BTD.shape[1] != batch.tokens_BT.shape[1]:
             return None
         return select_query_positions(batch.is_query_BT)
 
     def block_contexts(self, batch: Batch) -> dict[str, BlockContext]:
-        """Return the attention mask and rotary angles of each block of this stage, by its number; blocks of a kind
-        share them. They cover the batch's whole sequence, even if the hidden states are a shard of it.
+        """Return the attention mask and the rotary angles of each block of this stage, by the block's number as a str.
+        Blocks of the same kind share them. They cover the batch's whole sequence, even if the hidden states are a shard
+        of it.
         """
         all_kinds = self.settings.layer_kinds
         kinds = {name: all_kinds[int(name)] for name in self.blocks}
@@ -139,7 +140,9 @@ class Stack(nn.Module):
         )
 
     def _rotation(self, batch: Batch, is_local: bool) -> Rotation:
-        """Return the rotary angles of a decoder's layers with a window (`is_local`) or without."""
+        """Return the rotary angles at the batch's positions: those of a decoder's layers with a window if `is_local`,
+        otherwise those of its other layers.
+        """
         settings = self.settings
         assert isinstance(settings, RotarySettings), "only a model with settings of rotary positions has such layers"
         length, head_width = batch.tokens_BT.shape[1], self.shape.head_width
@@ -147,7 +150,8 @@ class Stack(nn.Module):
 
 
 def _start_of(name: str, settings: TransformerSettings) -> Start:
-    """Return the initial distribution of the parameter `name`: constant for biases and norms, normal for other weights.
+    """Return the distribution from which the parameter `name` is initialized: the constant 0 for biases, 0 or 1 for
+    norms, and a normal distribution for all other weights, narrower for the last linear of attention and MLP.
     """
     match name.split(".")[-2:]:
         case [_, "bias"]:

@@ -20,7 +20,9 @@ from lmtrain.models.layers.output_heads import Head, cap_logits
 
 
 def build(settings: GPTSettings) -> GPT:
-    """Build the whole GPT model on torch's default device; raise SettingsError if `settings` has no vocabulary size."""
+    """Build the whole GPT model on torch's default device, with weights that are still to be initialized. Raise
+    SettingsError if `settings` has no vocabulary size.
+    """
     if settings.vocab_size is None:
         raise SettingsError(["model.vocab_size=null needs a tokenizer, and there is none. Set model.vocab_size=50257."])
     return GPT(settings)

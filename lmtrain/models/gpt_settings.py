@@ -69,7 +69,9 @@ class GPTSettings(RotarySettings, TransformerSettings):
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of these settings in a config or checkpoint of an older version, which knew fewer."""
+        """Return `data`, model settings as an older version of lmtrain wrote them, with values that have since been
+        replaced in today's spelling, such as "all" for bias=true.
+        """
         words = {("bias", True): "all", ("bias", False): "none"}
         words |= {("parallel_block", True): "one_norm", ("parallel_block", False): "no"}
         result = {
@@ -116,14 +118,18 @@ class GPTSettings(RotarySettings, TransformerSettings):
 
     @property
     def block_norms(self) -> tuple[str, ...]:
-        """The names of a block's norms of hidden states: before the branches, after them, or both."""
+        """The names of the modules in a block that normalize hidden states: before attention and MLP, after them, or
+        both.
+        """
         before = ("attention_norm", *(() if self.parallel_block == "one_norm" else ("mlp_norm",)))
         after = ("attention_out_norm", "mlp_out_norm")
         return {"branch": after, "sandwich": (*before, *after)}.get(self.norm_order, before)
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each layer: whether its attention reads a window or all tokens, with or without rotary angles."""
+        """The kind of each layer: whether its attention reads a sliding window or all tokens, and whether it has rotary
+        angles.
+        """
         if self.layer_pattern is None:
             kind = LayerKind(window=self.window is not None, rotary=self.positions == "rotary")
             return (kind,) * self.num_layers
@@ -137,7 +143,9 @@ class GPTSettings(RotarySettings, TransformerSettings):
         )  # fmt: skip
 
     def _qk_norm_widths(self) -> tuple[int, ...]:
-        """Return the number of weights of the norms of queries and of keys, () if there are none."""
+        """Return (weights of the norm of queries, weights of the norm of keys) as numbers; () if there are no such
+        norms or they have no weights.
+        """
         if self.qk_norm == "none" or self.norm_weight == "none":
             return ()
         return (self.head,) * 2 if self.qk_norm == "head" else (self.num_heads * self.head, self.kv_heads * self.head)
@@ -207,7 +215,9 @@ class GPTSettings(RotarySettings, TransformerSettings):
         )  # fmt: skip
 
     def _pattern_problems(self) -> Iterator[Problem]:
-        """Yield the problems of `layer_pattern` and of what depends on it."""
+        """Yield a problem for each rule that `layer_pattern` breaks, by itself or together with num_layers, window and
+        positions; none if it is not set.
+        """
         pattern = self.layer_pattern
         if pattern is None:
             return

@@ -22,8 +22,9 @@ _ROWS, _BLOCK_NUMBERS = 16, 8 << 20
 
 
 def draw_parameter(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """Draw the initial values of a whole parameter from the distribution `start` and yield them in blocks of rows, as
-    (number of the first row, fp32 CPU tensor). They depend only on the four arguments.
+    """Draw the initial values of the whole parameter `name` from the distribution `start`, and yield them in blocks of
+    rows: (number of the block's first row, fp32 CPU tensor). They depend on the four arguments alone, not on device or
+    sharding.
 
     Padding rows, from `start.num_rows` on, are left out.
     """
@@ -55,8 +56,8 @@ def allocate_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def apply_ties(model: LanguageModel) -> None:
-    """Make both parameter names of each tied weight refer to one nn.Parameter, that of the first name, if this model or
-    pipeline stage holds both names.
+    """Make both names of each pair of tied parameters refer to one nn.Parameter, that of the pair's first name. Leave a
+    pair alone if this pipeline stage has only one of the names.
     """
     assert isinstance(model, nn.Module)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}

@@ -96,8 +96,8 @@ class ModelSettings(Choice):
         """Return the pairs of names that share a weight."""
 
     def layer_of(self, name: str) -> int:
-        """Return the number of the block that has the weight `name`: -1 for a weight of the embedding, before all
-        blocks, and num_layers for a weight after them.
+        """Return the number of the block that has the weight `name`. Return -1 for a weight of the embedding, which is
+        before all blocks, and num_layers for any weight after them.
 
         In every model the blocks are named `blocks.0`, `blocks.1` and so on; other parts may have any name.
         """
@@ -113,7 +113,9 @@ class ModelSettings(Choice):
 
 
 def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
-    """Return every weight's shape by name as checkpoints store it, without the rows that pad the vocabulary."""
+    """Return weight name -> shape for all weights of a model, as checkpoints store them: without the rows that pad the
+    vocabulary. Tied weights are there once, under their first name.
+    """
     cuts, num_rows = settings.cuts(), settings.shape.vocab_size
     return {
         name: (num_rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
@@ -122,9 +124,9 @@ def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
 
 
 def differing_keys(model: ModelSettings, other: ModelSettings) -> list[str]:
-    """Compare two models for which the same weights may serve: return the keys of `other`, without those that have no
-    effect in it, whose values differ in `model` and change the model's outputs; settings that only training reads, such
-    as dropout, may differ.
+    """Return the keys of `other` whose values in `model` differ, so that the same weights would give other outputs in
+    the two models. Keys that change no output are left out: those without an effect in `other`, and those that only
+    training reads, such as dropout.
     """
     values, other_values = with_explicit_sizes(model), with_explicit_sizes(other)
     ignored = {*_IGNORED_KEYS, *(problem.key for problem in other.unused())}
@@ -136,8 +138,8 @@ def differing_keys(model: ModelSettings, other: ModelSettings) -> list[str]:
 
 
 def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
-    """Return the model's settings as plain data; sizes given as null, such as num_kv_heads, are replaced by the number
-    they stand for. num_positions stays null in a model without a table of positions.
+    """Return the model's settings as plain data, key -> value. Sizes that are null, such as num_kv_heads, are replaced
+    by the number that null stands for; num_positions stays null in a model without a table of positions.
     """
     values, shape, table = model.to_dict(), model.shape, model.weights().get(POSITIONS)
     explicit = {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
@@ -145,8 +147,8 @@ def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
 
 
 def checked_vocab_size(vocab_size: int | None, num_tokens: int) -> int:
-    """Return the model's vocabulary size: the setting `vocab_size`, or the tokenizer's `num_tokens` if it is None.
-    Raise SettingsError if the setting is smaller than the tokenizer's number.
+    """Return the model's vocabulary size: the setting `vocab_size` or, if it is None, `num_tokens`, the tokenizer's
+    number of tokens. Raise SettingsError if the setting is the smaller of the two.
     """
     if vocab_size is not None and vocab_size < num_tokens:
         problem = Problem(
@@ -235,8 +237,9 @@ class TransformerSettings(ModelSettings):
         return {name: self.cut_of(name) for name in self.weights()}
 
     def cut_of(self, name: str) -> Cut:
-        """Return how the parameter `name` is split over tensor-parallel ranks, as in Megatron-LM: attention's and the
-        MLP's first linear by outputs, their second by inputs, embedding and head by tokens; others are not split.
+        """Return how the parameter `name` is split over tensor-parallel ranks, as in Megatron-LM: the first linear of
+        attention and of the MLP by outputs, the second by inputs, embedding and head by vocabulary rows; all others are
+        not split.
 
         Head and decoder have a bias element for each token; the parameters of an encoder's head before are whole.
         """
@@ -275,8 +278,8 @@ class TransformerSettings(ModelSettings):
         )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:
-        """Yield a problem if the number of attention heads does not fit the width. Sizes below 1 are skipped, because
-        they are reported elsewhere.
+        """Yield a problem if the number of attention heads does not divide the width; none if either is below 1, which
+        is reported elsewhere.
         """
         if min(self.width, self.num_heads) >= 1:
             yield from self.problem_if(
@@ -295,9 +298,9 @@ def block_shapes(
     mlp_bias: bool = True,
     qk_norms: tuple[int, ...] = (),
 ) -> dict[str, Shape]:
-    """Return the shapes of a transformer block's weights by name; `path` is the block's name, such as `blocks.0`.
-    `norms` has the parameters of each norm of hidden states; `qkv_bias`, `out_bias` and `mlp_bias` tell which linears
-    have a bias; `qk_norms` are the numbers of weights of the norms of queries and keys.
+    """Return weight name -> shape for a transformer block; `path` is the block's name, such as `blocks.0`. `norms` maps
+    each norm of hidden states to its parameters ("weight", "bias"); the three flags tell which linears have a bias;
+    `qk_norms` has the number of weights of the norm of queries and that of keys, () without such norms.
     """
     width, ffn = shape.width, shape.ffn_width
     heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width

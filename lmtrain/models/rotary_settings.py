@@ -56,7 +56,7 @@ class RotarySettings(Settings):
 
     @property
     def angle_factor(self) -> float:
-        """The factor of cosines and sines: 1 unless yarn or longrope scales the angles."""
+        """The factor by which cosines and sines are multiplied: 1, except with the scalings yarn and longrope."""
         if self.rotary_scaling not in ("yarn", "longrope"):
             return 1.0
         if self.rotary_attention_factor is not None:
@@ -68,14 +68,16 @@ class RotarySettings(Settings):
         return math.sqrt(1 + math.log(self.rotary_factor) / math.log(self.rotary_original_len or 1))
 
     def unused_rotary(self) -> Iterator[Problem]:
-        """Yield a problem for each rotary setting without an effect."""
+        """Yield a problem for each rotary setting that differs from its default and has no effect beside the others."""
         for key, usual in vars(RotarySettings()).items():
             rule = None if getattr(self, key) == usual else self._rule_against(key)
             way_out = "Leave it out." if usual is None else f"Leave it out, which is {show(usual)}."
             yield from self.problem_if(rule is not None, key, rule or "", way_out)
 
     def _rule_against(self, key: str) -> str | None:
-        """Return the rule by which the setting `key` has no effect beside the others, or None if it has one."""
+        """Return the rest of a sentence that says why the setting `key` has no effect beside the other settings, such
+        as "has an effect only with ...". Return None if it has an effect.
+        """
         if getattr(self, "positions", "rotary") == "learned":
             return "has an effect only with model.positions=rotary, and positions are learned"
         scaling, kinds = self.rotary_scaling, {kind for kind in getattr(self, "layer_kinds", ()) if kind.rotary}
@@ -97,7 +99,9 @@ class RotarySettings(Settings):
         return None
 
     def rotary_problems(self, head_width: int) -> Iterator[Problem]:
-        """Yield the problems of these settings in a model whose heads have `head_width` numbers."""
+        """Yield a problem for each rule that the rotary settings break in a model whose heads are `head_width` numbers
+        wide.
+        """
         if getattr(self, "positions", "rotary") == "learned" or head_width < 1:
             return
         width, kind = self.rotary_width(head_width), self.rotary_scaling

@@ -18,13 +18,13 @@ from lmtrain.kernels.triton_availability import uses_fused_kernels
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, num_samples: int = 0, z_loss: float = 0.0) -> Tensor:
-    """Return the sum of -log p(label) in fp32 over labels that are not IGNORED. `logits` is [..., V] with `labels`
-    [...]; columns of -inf, such as vocabulary padding, are allowed.
+    """Return the sum of -log p(label) in at least fp32 over all labels that are not IGNORED. `logits` is [..., V] and
+    `labels` [...]; columns of -inf, such as those that pad the vocabulary, are allowed. With `z_loss` or `num_samples`
+    the result is a vector: this sum, then the z-loss, then a sum for each sample.
 
-    With a factor `z_loss`, the z-loss follows: z_loss x the sum of log(sum(exp(logits)))^2 over the same rows. Backward
-    expects equal gradients of both numbers, because a caller divides both by the same count. With `num_samples`, the
-    part of each sample of the first number follows, which gets no gradient. On a GPU backward overwrites the logits
-    with their gradient.
+    The z-loss is `z_loss` x the sum of log(sum(exp(logits)))^2 over the same rows. Backward expects equal gradients of
+    the first two numbers, because a caller divides both by the same count, and none of the samples' sums. On a GPU
+    backward overwrites the logits with their gradient.
     """
     kind = _OverLogits if uses_fused_kernels(logits.device) else _CrossEntropySum
     total: Tensor = kind.apply(  # type: ignore[no-untyped-call]
@@ -34,8 +34,8 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, num_samples: int = 0, z_lo
 
 
 def cross_entropy_plain(logits: Tensor, labels: Tensor, num_samples: int = 0, z_loss: float = 0.0) -> Tensor:
-    """Return the same as `cross_entropy_sum`, written as a single expression for torch.compile, which fuses it without
-    an fp32 copy of the logits.
+    """Return the same as `cross_entropy_sum`, computed by operations of torch that torch.compile fuses, so that
+    compiled code holds no fp32 copy of the logits.
     """
     logits_NV, labels_N = logits.flatten(0, -2).float(), labels.flatten()
     total = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
@@ -50,8 +50,9 @@ def cross_entropy_plain(logits: Tensor, labels: Tensor, num_samples: int = 0, z_
 
 @torch.no_grad()
 def count_hits(logits: Tensor, labels: Tensor, num_samples: int = 0) -> Tensor:
-    """Return an fp32 scalar: the number of labels, IGNORED ones excluded, whose logit is the highest of its row. With
-    `num_samples`, return [1 + num_samples]: that number, then the part of each sample.
+    """Return as an fp32 scalar the number of labels, IGNORED ones excluded, whose logit is the highest of its row. If
+    `num_samples` is given, return [1 + num_samples]: that number, then the same for each sample alone. `logits` is
+    [..., V] and `labels` [...].
     """
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     label_N = logits_NV.gather(-1, labels_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -74,9 +75,9 @@ def softmax_factor(log_sums_N: Tensor, z_loss: float) -> Tensor:
 
 
 def with_z_loss(total: Tensor, top_N: Tensor, sum_N: Tensor, ignored_N: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
-    """Return `total` with the z-loss appended, and the sums from which `logits_gradient` then computes the gradient of
-    both. `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary. With z_loss=0 return `total` and
-    `sum_N` themselves.
+    """Append the z-loss to `total`, the summed cross-entropy. Return ([2], the two losses; [N], the sums to give to
+    `logits_gradient` as `sum_N`, so that it computes the gradient of both). `top_N` and `sum_N` are from
+    `row_statistics`, over the whole vocabulary. If `z_loss` is 0, return `total` and `sum_N` themselves.
     """
     if not z_loss:
         return total, sum_N
@@ -86,8 +87,8 @@ def with_z_loss(total: Tensor, top_N: Tensor, sum_N: Tensor, ignored_N: Tensor, 
 
 
 def with_sample_sums(total: Tensor, values_N: Tensor, num_samples: int) -> Tensor:
-    """Return a vector: `total`, which has one or two numbers, then the sum of `values_N` over the rows of each sample,
-    which are equally many and follow each other. Return `total` alone if `num_samples` is 0.
+    """Return a vector: `total`, one or two numbers, then for each sample the sum of `values_N` over its rows. All
+    samples have equally many rows, one sample's after the other's. If `num_samples` is 0, return `total` itself.
     """
     if not num_samples:
         return total
@@ -122,8 +123,8 @@ class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient of the logits, (softmax * factor - onehot(label)) * grad, and None for the other
-        arguments. The gradient is 0 in rows of IGNORED labels; `grad` is that of the total, the factor 1 without a
-        z-loss.
+        arguments. It is 0 in rows whose label is IGNORED; grad is the gradient of the summed loss, and the factor is 1
+        without a z-loss.
         """
         grad = grads[0].flatten()[0]
         logits_NV, labels_N, *factors = ctx.saved_tensors

@@ -61,8 +61,9 @@ class CausalLM:
         return self.cross_entropy(model.logits(hidden), labels, num_samples=num_samples, z_loss=self.z_loss).view(-1)
 
     def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
-        """Return [2, loss terms] for a batch: row 0 is the summed loss of each term, row 1 the number of labels with
-        the highest logit. `model` is the last pipeline stage, which computed the hidden states.
+        """Return [2, loss terms] for a batch: row 0 has each term's summed loss, row 1 the number of its labels that
+        the model predicts, those whose logit is the highest. `hidden_BTD` are the hidden states that `model`, the last
+        pipeline stage, has computed.
 
         With `num_samples`, the batch's number of samples, the part of each sample follows as further columns.
         """
@@ -86,9 +87,9 @@ class MaskedLM(CausalLM):
         self.num_shards, self.shard_index = 1, 0
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Return the batch with `scored_positions_K`, the flat indices of positions that have a label, and
-        `scored_labels_K`, their labels. With sequence shards the indices are this rank's, padded to the same number on
-        every rank, and the labels those of all ranks.
+        """Return the batch with `scored_positions_K`, the indices in the flattened [B, T] of the positions that have a
+        label, and `scored_labels_K`, their labels. If ranks shard the sequence, the indices are those in this rank's
+        shard, padded to equally many on every rank, and the labels those of all shards in order.
 
         Padding repeats the shard's position 0 with the label IGNORED.
         """
@@ -101,7 +102,8 @@ class MaskedLM(CausalLM):
         return replace(batch, scored_positions_K=positions_K, scored_labels_K=torch.cat(padded))
 
     def select_scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the hidden states [1, K, D] of the positions that have a label, and their labels [1, K].
+        """Return (hidden states [1, K, D] of the positions that have a label, their labels [1, K]). For a batch that
+        was not prepared by `prepare_batch`, return those of all positions.
 
         With sequence shards the labels are those of all shards in order, as a head that gathers the sequence needs
         them.

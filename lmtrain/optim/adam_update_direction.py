@@ -42,8 +42,8 @@ SLOTS = ("exp_avg", "exp_avg_sq")
 
 
 def groups_with_gradients(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[str], list[Tensor]]]:
-    """Yield each parameter group to update: the group, the names of its parameters that have a gradient, and these
-    parameters; a group without any is left out. State that is missing is created first.
+    """Yield (parameter group, names of its parameters that have a gradient, these parameters) for each group of the
+    optimizer; skip a group in which none has a gradient. Missing state tensors are first created as zeros.
     """
     apply_empty_state(optimizer)
     for group in optimizer.param_groups:
@@ -53,7 +53,9 @@ def groups_with_gradients(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any]
 
 
 def increment_update_count(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
-    """Add 1 to the update count of each parameter and return the new count, which is the same for all."""
+    """Add 1 to the update count of each of `parameters`, and return the new count of the first. All must have the same
+    count.
+    """
     counts = [optimizer.state[p]["step"] for p in parameters]
     torch._foreach_add_(counts, 1)
     return int(counts[0])
@@ -62,8 +64,9 @@ def increment_update_count(optimizer: Optimizer, parameters: Sequence[Tensor]) -
 def adam_directions(
     optimizer: Optimizer, parameters: Sequence[Tensor], *, betas: tuple[float, ...], eps: float
 ) -> list[Tensor]:
-    """Update the running averages m and v of these parameters with their gradients; return Adam's direction for each
-    parameter, m / (sqrt(v) + eps) with m and v bias-corrected.
+    """Make an Adam update of the state of `parameters`, without changing the parameters: update the running averages m
+    and v with the gradients and add 1 to the update counts. Return for each parameter m / (sqrt(v) + eps), with m and v
+    bias-corrected. Every parameter must have a gradient.
     """
     first, second = betas
     count = increment_update_count(optimizer, parameters)

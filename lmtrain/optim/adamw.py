@@ -28,8 +28,8 @@ _TORCH_FUSED_DEVICES = {"cpu", "cuda"}
 
 
 def build(settings: AdamWSettings, groups: Groups, whole: WholeTensors = LocalTensors()) -> torch.optim.Optimizer:
-    """Build AdamW for these torch parameter groups: with our fused kernel on devices that can run it, otherwise
-    torch's. `whole` is unused, because AdamW is elementwise and needs only local shards.
+    """Build AdamW for these torch parameter groups: with lmtrain's fused kernel if all parameters are on devices that
+    can run it, otherwise torch's. `whole` is unused, because AdamW is elementwise and needs only local shards.
     """
     devices = {parameter.device for group in groups for parameter in group["params"]}
     if devices and all(map(uses_fused_kernels, devices)):
@@ -66,8 +66,8 @@ class OnePassAdamW(UncompiledOptimizer):
             kernel.step([self._tensors_of(parameter) for parameter in parameters], rates, self.gradient_factor)
 
     def _tensors_of(self, parameter: Tensor) -> AdamWTensors:
-        """Return the tensors that the kernel needs to update a parameter: gradient, running averages and half-precision
-        copy.
+        """Return the tensors that the kernel needs to update a parameter: the parameter itself, its gradient, its two
+        running averages and its half-precision copy, if there is one.
         """
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None

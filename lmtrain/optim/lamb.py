@@ -47,8 +47,8 @@ class LAMB(UncompiledOptimizer):
             torch._foreach_add_(update.parameters, update.directions, alpha=-update.group["lr"])
 
     def _group_update(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> _GroupUpdate:
-        """Update Adam's running averages for parameters of a group; return them with LAMB's unscaled direction for
-        each: Adam's direction plus weight decay times the weight.
+        """Update Adam's running averages of these parameters of a group. Return the parameters with LAMB's direction
+        for each, still to be scaled: Adam's direction plus weight decay times the weight.
         """
         directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
         if group["weight_decay"]:
@@ -56,8 +56,8 @@ class LAMB(UncompiledOptimizer):
         return _GroupUpdate(group, names, parameters, directions)
 
     def _scale_to_weight_norms(self, updates: list[_GroupUpdate]) -> None:
-        """Multiply each direction in `updates`, in place, by |weight| / |direction|. The norms are over all shards of a
-        weight; if either norm is 0, as for new zero weights, the direction is left unchanged.
+        """Multiply each direction in `updates`, in place, by |weight| / |direction|, norms over all shards of a weight.
+        If either norm is 0, as for new zero weights, the direction is left unchanged.
 
         Collective: every process takes part, with the same matrices in the same order.
         """

@@ -65,8 +65,8 @@ class Muon(UncompiledOptimizer):
                 torch._foreach_add_(parameters, directions, alpha=-group["lr"])
 
     def _update_hidden(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
-        """Update the momenta of the matrices in `parameters` with their gradients, and subtract the orthogonalized
-        momenta, times the learning rate of `group`, from the matrices.
+        """Make a Muon step for the matrices in `parameters`: update their momenta with the gradients, then subtract the
+        orthogonalized Nesterov momenta, times the learning rate of `group`, from the matrices.
         """
         momentum = self.settings.momentum
         increment_update_count(self, parameters)
@@ -80,9 +80,9 @@ class Muon(UncompiledOptimizer):
             self._update_matrices(items[first : first + self.whole.num_sharers], group["lr"])
 
     def _update_matrices(self, matrices: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
-        """Orthogonalize the momentum of each (name, parameter, momentum) in `matrices` and subtract it, times `lr`,
-        from the parameter. The i-th process that shares the matrices computes the i-th of them, so there are at most
-        `num_sharers`.
+        """Orthogonalize the momentum of each (name, parameter, momentum) in `matrices`, scale it to the size of an
+        AdamW update, and subtract it, times `lr`, from the parameter. The process with index i among the sharers does
+        the work for the i-th matrix, so there may be at most `num_sharers` matrices.
 
         Collective: all processes that share the matrices gather and broadcast them in the same order.
         """
@@ -108,8 +108,8 @@ class Muon(UncompiledOptimizer):
 
 
 def orthogonalize(x: Tensor, rounds: int) -> Tensor:
-    """Return a matrix close to U V, where x = U S V is the singular value decomposition, so that all singular values
-    are near 1. `rounds` is the number of Newton-Schulz iterations.
+    """Return a matrix close to U V, where x = U S V is the singular value decomposition of `x`: its singular values are
+    all brought near 1 (0.7 to 1.2). `rounds` is the number of Newton-Schulz iterations. On a GPU the result is in bf16.
 
     The products use the shorter side of the matrix.
     """

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 @torch.no_grad()
 def apply_empty_state(optimizer: Optimizer) -> None:
-    """Create zero state tensors and an update count of 0 for every parameter without state, so that a checkpoint can be
-    loaded into them. Existing state stays.
+    """Create zero state tensors and an update count of 0 for every parameter that has none yet, as before a first step,
+    so that a checkpoint can be loaded into them. Existing state stays.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -31,8 +31,9 @@ def apply_empty_state(optimizer: Optimizer) -> None:
 
 
 def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the optimizer's state tensors of the named parameters, by names such as `exp_avg.norm.weight`; missing
-    state is created as zeros. They are the live tensors: writing to them loads a state.
+    """Return the optimizer's state tensors of the parameters in `parameters` (name -> parameter), by names such as
+    `exp_avg.norm.weight`. Missing state is created as zeros. These are the optimizer's own tensors, not copies: whoever
+    writes to them changes its state.
     """
     apply_empty_state(optimizer)
     slots = {p: group["slots"] for group in optimizer.param_groups for p in group["params"]}
@@ -44,7 +45,9 @@ def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dic
 
 
 def num_updates(optimizer: Optimizer) -> int:
-    """Return how many updates the optimizer has made to its parameters; 0 if it has no state."""
+    """Return how many steps the optimizer has made; 0 if it has no state. All of its parameters must have the same
+    count.
+    """
     counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}  # sync: on save only
     assert len(counts) <= 1, "parameters that were not all updated together cannot be saved as one count"
     return counts.pop() if counts else 0
@@ -52,7 +55,9 @@ def num_updates(optimizer: Optimizer) -> int:
 
 @torch.no_grad()
 def apply_num_updates(optimizer: Optimizer, count: int) -> None:
-    """Set every parameter's update count to `count`, as read from a checkpoint."""
+    """Set the update count of every parameter of the optimizer to `count`, as read from a checkpoint. Missing state is
+    created.
+    """
     apply_empty_state(optimizer)
     for state in optimizer.state.values():
         state["step"].fill_(count)

@@ -12,8 +12,8 @@ Groups = list[dict[str, Any]]  # torch's parameter groups, plus "names" in the o
 
 
 def build_groups(parameters: Mapping[str, Tensor], weight_decay: float) -> Groups:
-    """Return up to two torch parameter groups: tensors with 2 dims or more, which decay by `weight_decay`, and biases
-    and norms, which do not decay, as in GPT-2.
+    """Return up to two torch parameter groups: parameters with 2 dims or more, with weight decay `weight_decay`, and
+    all others (biases and norms), with none, as in GPT-2. A group without parameters is left out.
     """
     matrices = {name: p for name, p in parameters.items() if p.ndim >= 2}
     vectors = {name: p for name, p in parameters.items() if p.ndim < 2}

@@ -24,8 +24,8 @@ class ScheduleSettings(Choice):
     warmup_steps: int = quantity("count", default=0)
 
     def factor(self, step: int, total_steps: int) -> float:
-        """Return the learning rate at `step`, counted from 0, as a share of the peak: a factor in [0, 1]. `total_steps`
-        is the number of steps of the run.
+        """Return the learning rate at the step `step`, counted from 0, as a share of the peak learning rate: a factor
+        in [0, 1]. `total_steps` is the length of the run.
         """
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
@@ -43,7 +43,8 @@ class ScheduleSettings(Choice):
         yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", "Use 0.1.")
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
-        """Yield the settings that do not fit a run of `total_steps` steps, such as a warm-up that lasts the whole run.
+        """Yield a problem for each setting that does not fit a run of `total_steps` steps, such as a warm-up that lasts
+        all of it.
         """
         yield from self.problem_if(
             self.warmup_steps >= total_steps, "warmup_steps",

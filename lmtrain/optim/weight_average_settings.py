@@ -40,7 +40,9 @@ class WeightAverageSettings(Settings):
         )  # fmt: skip
 
     def problems_in_run(self, steps: int) -> Iterator[Problem]:
-        """Yield a problem if a run of `steps` steps has no step left at which the average is updated."""
+        """Yield a problem if the average of the weights is on, and a run of `steps` steps would end before it begins or
+        before it is first updated.
+        """
         if not self.is_on:
             return
         first_update = (self.from_step // self.every_steps + 1) * self.every_steps

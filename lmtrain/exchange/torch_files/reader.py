@@ -257,7 +257,7 @@ def _read_entry(file: _BoundedReader, place: _StoragePlace, name: str) -> bytes:
 
 def _data_start(file: _BoundedReader, info: zipfile.ZipInfo) -> int:
     """Return the byte offset in `file` at which the content of the archive's entry `info` begins, behind the entry's
-    own header. Raise ValueError if the header is none or the content goes beyond the file's end.
+    own header. Raise ValueError if there is no such header, or the content goes beyond the file's end.
     """
     file.seek(info.header_offset)
     mark, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))

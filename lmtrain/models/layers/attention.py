@@ -58,9 +58,9 @@ class Attention(nn.Module):
         rotation: Rotation | None,
         query_positions_BQ: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of self-attention, [B, T, D], or [B, Q, D] for the positions in `query_positions_BQ` only.
-        `mask` is a mask of `build_mask` or `build_block_mask`, `rotation` the rotary angles of the positions; each may
-        be None.
+        """Return the output of self-attention: [B, T, D], or [B, Q, D] for only the positions with the indices
+        `query_positions_BQ`. `mask` is from `build_mask` or `build_block_mask`; None stands for the kernel's own causal
+        rule, or for none. `rotation` has the rotary angles of all T positions; None if the layer has none.
         """
         q_BTHK, k_BTHK, v_BTHK = self._split_heads(self.qkv(x_BTD))
         if self.q_norm is not None and self.k_norm is not None:
@@ -122,8 +122,8 @@ class DotProduct(nn.Module):
     def _attend_with_cap(
         self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | None, cap: float
     ) -> Tensor:
-        """Return attention's output with capped scores, which no fused kernel with a dense mask computes: the matrices
-        of all scores are held. There are as many heads of keys as of queries.
+        """Return attention's output [B, H, T, K] with capped scores, in torch operations that hold all scores in
+        memory, since no fused kernel caps scores under a dense mask. Keys and values have as many heads as queries.
         """
         scale = q_BHTK.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores_BHTT = cap * torch.tanh(q_BHTK @ k_BHTK.transpose(-1, -2) * (scale / cap))
@@ -162,11 +162,10 @@ def build_mask(
     device: torch.device,
     always: bool = False,
 ) -> Tensor | None:
-    """Return the attention mask of sequences of `length` tokens, True where a query may attend to a key: [T, T], [B, 1,
-    T, T] or [B, 1, 1, T]. Return None if no mask is needed besides the attention kernel's own causal rule.
-
-    With a window token i attends to i - window + 1 .. i; with documents only to its own document; never to padding.
-    `always` is for block masks, and changes nothing here.
+    """Return a boolean attention mask for sequences of `length` tokens, True where a query may attend to a key, which
+    broadcasts to [B, heads, T, T]. With a window of w tokens, position i attends to i - w + 1 .. i; with documents only
+    to its own document; never to padding. Return None if no mask is needed besides the attention kernel's own causal
+    rule. `always` is there for `build_block_mask` and changes nothing here.
     """
     masks = []
     if window is not None and window < length:
@@ -188,11 +187,9 @@ def _query_minus_key(length: int, device: torch.device) -> Tensor:
 
 
 def select_query_positions(is_query_BT: Tensor) -> Tensor | None:
-    """Return [B, Q], for each row the positions with `is_query_BT` in order. Q is the largest number of such positions
-    in a row; rows with fewer are filled up with other positions.
-
-    Return None if a row has more than half of its positions: computing all of them, with a kernel that has its own
-    causal rule, is then faster.
+    """Return [B, Q], the indices of the True positions of each row in order. Q is the largest number of them in a row;
+    rows with fewer are filled up with other positions. Return None if a row has more than half of its positions True,
+    since computing all of them is then faster. Synchronizes with the device.
     """
     num_positions = int(is_query_BT.sum(1).max())  # sync: reads the count, once per batch
     if 2 * num_positions > is_query_BT.shape[1]:
@@ -206,8 +203,8 @@ def select_positions(x_BTD: Tensor, query_positions_BQ: Tensor) -> Tensor:
 
 
 def scatter_to_sequence(x_BQD: Tensor, query_positions_BQ: Tensor, length: int) -> Tensor:
-    """Return [B, T, D], T = `length`, with `x_BQD` at each row's positions `query_positions_BQ` and zeros elsewhere. If
-    Q equals T, return `x_BQD` itself.
+    """Return [B, T, D], where T is `length`: `x_BQD` at the indices `query_positions_BQ` of each row, and zeros
+    elsewhere. If Q equals T, return `x_BQD` itself: nothing is reordered.
     """
     rows, num_positions, width = x_BQD.shape
     if num_positions == length:
@@ -219,8 +216,9 @@ def scatter_to_sequence(x_BQD: Tensor, query_positions_BQ: Tensor, length: int) 
 def mask_rows(
     mask: Tensor | BlockMask | None, query_positions_BQ: Tensor, length: int, *, causal: bool
 ) -> Tensor | None:
-    """Return the part of an attention mask that belongs to these query positions, broadcastable to [B, 1, Q, T]; None
-    if no mask is needed. `length` is T.
+    """Return the rows of an attention mask that belong to the queries at the indices `query_positions_BQ`,
+    broadcastable to [B, 1, Q, T], True where a query may attend to a key. Return None if every query may attend to all
+    keys. T is `length`.
 
     `mask` is [T, T], [B, 1, T, T], [B, 1, 1, T], a block mask, or None, which stands for a kernel's own causal rule if
     `causal`.

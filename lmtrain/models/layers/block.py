@@ -32,7 +32,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
-    """Return f(x) for the activation f, or f(gate) * up of [gate | up] in the last dim if `gated`."""
+    """Return f(x), where f is the activation of this name. If `gated`, the last dim of `x` is [gate | up], and the
+    result is f(gate) * up, half as wide.
+    """
     if not gated:
         return ACTIVATIONS[activation](x)
     gate, up = x.chunk(2, dim=-1)

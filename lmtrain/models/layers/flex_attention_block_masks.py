@@ -30,9 +30,9 @@ def build_block_mask(
     device: torch.device,
     always: bool = False,
 ) -> BlockMask | None:
-    """Return flex_attention's BlockMask that allows the same (query, key) pairs as `build_mask` with these arguments;
-    None if `build_mask` returns None, unless `always`: kernels of capped scores take only block masks. Each document
-    should be contiguous.
+    """Return a BlockMask of flex_attention that allows the same (query, key) pairs as `build_mask` with these
+    arguments. Return None where `build_mask` does, unless `always`, which attention with capped scores needs. Each
+    document should be contiguous.
 
     With scattered documents more blocks than necessary would be masked pair by pair, with the same result.
     """
@@ -61,8 +61,9 @@ def attend_with_block_mask(
     scale: float | None = None,
     cap: float | None = None,
 ) -> Tensor:
-    """Return what DotProduct with this `scale` and `cap` returns, computed by flex_attention under a block mask.
-    Several query heads may share a key head.
+    """Return softmax(q k x scale) v [B, H, T, K], computed by flex_attention for the pairs that `mask` allows. `scale`
+    is 1 / sqrt(K) by default. With a `cap` the scores s become cap x tanh(s / cap) before the softmax. Several query
+    heads may share a key head.
     """
     # because: uncompiled, flex_attention creates the full score matrix; a compiled block traces it into its own graph
     traced = torch.compiler.is_compiling()
@@ -75,7 +76,9 @@ def attend_with_block_mask(
 
 
 def _cap_scores(cap: float) -> Callable[..., Tensor]:
-    """Return a flex_attention `score_mod`: the function of a score and its place that caps the score."""
+    """Return a score_mod for flex_attention: a function that takes a score and its place, and returns cap x tanh(score
+    / cap).
+    """
 
     def capped(score: Tensor, *place: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
@@ -93,8 +96,8 @@ def _compiled() -> Any:
 
 
 def dense_mask_rows(mask: BlockMask, query_positions_BQ: Tensor) -> Tensor:
-    """Return [B, 1, Q, T], True where the block mask lets the query at a position in `query_positions_BQ` attend to a
-    key. Every pair is evaluated.
+    """Return a boolean mask [B, 1, Q, T], True where `mask` lets the query at an index in `query_positions_BQ` attend
+    to a key. Every pair is evaluated.
     """
     device, (samples, _, _, length) = query_positions_BQ.device, mask.shape
     at_B = torch.arange(samples, device=device)[:, None, None, None]
@@ -106,9 +109,9 @@ def dense_mask_rows(mask: BlockMask, query_positions_BQ: Tensor) -> Tensor:
 def _pair_rule(
     min_distance: int, max_distance: int, documents_BT: Tensor | None, not_padding_BT: Tensor | None
 ) -> PairRule:
-    """Return a flex_attention `mask_mod`: the function of (sample, head, query position, key position) that allows a
-    pair if query minus key position is in [min_distance, max_distance], both have the same document id, and the key is
-    no padding.
+    """Return a mask_mod for flex_attention: a function of (sample, head, query position, key position) that is True if
+    query minus key position is in [min_distance, max_distance], both have the same document id, and the key is no
+    padding.
 
     A condition is left out if its tensor is None.
     """
@@ -125,9 +128,9 @@ def _pair_rule(
 
 
 def _blocks_by_distance(first_N: Tensor, length: int, min_distance: int, max_distance: int) -> tuple[Tensor, Tensor]:
-    """Return two boolean [N, N] tables over query and key blocks: whether any pair, and whether every pair of their
-    positions has a distance in [min_distance, max_distance]. `first_N` holds each block's first position, `length` is
-    that of the sequence.
+    """Return two boolean tables [N, N], query blocks x key blocks: whether some pair of positions in the two blocks,
+    and whether every pair, has a distance in [min_distance, max_distance]. `first_N` has each block's first position;
+    `length` is the sequence's.
 
     The distance of a pair is the query position minus the key position.
     """
@@ -140,9 +143,9 @@ def _blocks_by_distance(first_N: Tensor, length: int, min_distance: int, max_dis
 def _blocks_by_content(
     documents_BT: Tensor | None, not_padding_BT: Tensor | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return, for document ids and then for the padding mask, if given, two tables of bools, blocks of queries x blocks
-    of keys. The first says whether some pair of positions in the two blocks may attend, the second whether all pairs
-    may. The tables of documents are [B, N, N], those of padding [B, 1, N].
+    """Return a list of pairs of boolean tables, query blocks x key blocks: a pair for document ids and then one for
+    padding, each if given. The first table says whether some query of a block may attend to some key of another, the
+    second whether all may. Tables are [B, N, N] for documents and [B, 1, N] for padding.
 
     A query may attend to keys of its own document, and to keys that are no padding.
     """
@@ -169,8 +172,8 @@ def _block_ranges(values_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block_lists(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a boolean table of query and key blocks in flex_attention's form: the number of True entries per row, [B,
-    1, N], and the column numbers of each row with those of True entries first, [B, 1, N, N].
+    """Convert a boolean table, query blocks x key blocks, into the form that flex_attention takes: the number of True
+    entries in each row, [B, 1, N], and each row's column numbers, those of True entries first, [B, 1, N, N].
 
     `table` is [N, N] or [B, N, N].
     """

@@ -13,8 +13,8 @@ WeightForm = Literal["ones", "from_zero", "none"]
 
 
 def build_norm(kind: NormKind, width: int, *, eps: float, bias: bool, weight: WeightForm = "ones") -> nn.Module:
-    """Build a norm. An RMSNorm has no bias, whatever `bias` is, and nor has a norm without a weight. With `weight`
-    from_zero the result is multiplied by 1 + weight.
+    """Build a norm of the last dim. An RMSNorm has no bias, whatever `bias` is, and nor has a norm whose `weight` is
+    "none". With `weight` "from_zero" it multiplies by 1 + weight, and the weight starts at 0.
     """
     if weight == "from_zero":
         return FromZeroNorm(kind, width, eps=eps, bias=bias)
@@ -71,7 +71,9 @@ class WholeNorm(HeadNorm):
 
 
 def scaled(x: Tensor, weight: Tensor | None, form: WeightForm) -> Tensor:
-    """Return normalized numbers times their weight: weight itself, or 1 + weight if `form` is from_zero."""
+    """Return `x`, the normalized numbers, times the norm's weight, or times 1 + weight if `form` is "from_zero". Return
+    `x` itself if `weight` is None.
+    """
     if weight is None:
         return x
     return torch.addcmul(x, x, weight) if form == "from_zero" else x * weight

@@ -25,8 +25,8 @@ class Head(nn.Linear):
 
 
 def padded_bias(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tensor | None:
-    """Return the bias of a vocabulary head with -inf for the rows of `weight` that are padding, from row `num_tokens`
-    on. Without padding return `bias` itself, which may be None.
+    """Return the bias to add to a vocabulary head's logits: `bias` (None: zeros) with -inf for the rows of `weight`
+    from `num_tokens` on, which pad the vocabulary. Without such rows return `bias` itself, which may be None.
 
     because: as a bias the -inf is part of the product's own kernel; filling the columns afterwards would cost a copy of
     all logits in forward and another in backward

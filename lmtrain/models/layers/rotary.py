@@ -27,8 +27,9 @@ class Rotation(NamedTuple):
 def build_rotation(
     positions: Tensor, head_width: int, settings: RotarySettings, *, length: int, is_local: bool = False
 ) -> Rotation:
-    """Return the cosines and sines of rotary position embedding for `positions`, [T] or [B, T], of sequences of
-    `length` tokens. `is_local` stands for a layer with a window, which may have its own base.
+    """Return the cosines and sines for rotary position embedding at `positions`, [T] or [B, T]. `length` is that of the
+    sequences in tokens, on which longrope's frequencies depend. `is_local` asks for the angles of a layer with a
+    window, which may have a base of its own.
     """
     frequencies, factor = _frequencies(head_width, settings, length, is_local=is_local, device=positions.device)
     angles = positions.float()[..., None, None] * frequencies
@@ -37,9 +38,9 @@ def build_rotation(
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Apply rotary position embedding to queries or keys and return them in their dtype; a head's numbers beyond those
-    that `rotation` turns stay. It is computed in fp32, because a bf16 angle at position 100,000 would be off by whole
-    turns.
+    """Return queries or keys with rotary position embedding applied, in their own dtype. Numbers of a head beyond the
+    first R, the width of `rotation`, stay unchanged. The computation is in fp32, since a bf16 angle at position 100,000
+    would be off by whole turns.
     """
     cos, sin = rotation
     width = 2 * cos.shape[-1]
@@ -51,7 +52,9 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
 def _frequencies(
     head_width: int, s: RotarySettings, length: int, *, is_local: bool, device: torch.device
 ) -> tuple[Tensor, float]:
-    """Return the angle of a position for each pair of numbers, [R/2] in fp32, and the factor of cosines and sines."""
+    """Return (angle from one position to the next of each pair of numbers, [R/2] in fp32; factor of cosines and sines).
+    R is the number of a head's numbers that are rotated; `length` is that of the sequence, which longrope depends on.
+    """
     is_own = is_local and s.local_rotary_base is not None
     base = s.local_rotary_base if is_local and s.local_rotary_base is not None else s.rotary_base
     width, scaling = s.rotary_width(head_width), "none" if is_own else s.rotary_scaling
@@ -73,7 +76,9 @@ def _frequencies(
 
 
 def _llama3(frequencies: Tensor, s: RotarySettings) -> Tensor:
-    """Return LLaMA 3.1's frequencies: slow ones divided by the factor, fast ones kept, those between in part."""
+    """Return `frequencies` as LLaMA 3.1 changes them for longer texts: slow ones are divided by rotary_factor, fast
+    ones are kept, and those between are a mixture of both.
+    """
     original = float(s.rotary_original_len or 0)
     wavelengths = 2 * math.pi / frequencies
     slow = frequencies / s.rotary_factor
@@ -84,7 +89,8 @@ def _llama3(frequencies: Tensor, s: RotarySettings) -> Tensor:
 
 
 def _yarn(powers: Tensor, s: RotarySettings, width: int) -> Tensor:
-    """Return YaRN's frequencies: kept up to a first pair, divided by the factor from a last one on, mixed between.
+    """Return the frequencies 1 / `powers` as YaRN changes them for longer texts: those of the first, fast pairs are
+    kept, those of the last, slow pairs are divided by rotary_factor, and those between are a mixture of both.
 
     The two are those that turn `rotary_beta_fast` and `rotary_beta_slow` times over the original length.
     """
