@@ -27,8 +27,8 @@ class Journal:
 
     def read(self, num_blocks: Mapping[str, int]) -> DoneBlocks | None:
         """Return the digests of the hash blocks (4 MiB of a new file) that the journal lists as written to disk, by
-        file and block index. Return None if it is damaged or was begun for another job. `num_blocks` is the number of
-        blocks that each file has.
+        file and block index. Return None if the journal is damaged or was begun for another job. `num_blocks` is the
+        number of blocks that each file has.
         """
         done: DoneBlocks = {}
         try:

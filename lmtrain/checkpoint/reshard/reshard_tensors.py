@@ -148,8 +148,8 @@ class Attempt:
         return WrittenCheckpoint(self.work.output, len(self.targets), num_bytes, self._earlier_bytes)
 
     def _resume_or_start(self) -> None:
-        """Keep the intact hash blocks (4 MiB each) that an earlier attempt has written, or start with an empty folder.
-        Then create all tensor files.
+        """Keep the intact hash blocks (4 MiB each) that an interrupted earlier job has written, or start with an empty
+        folder if there is none to continue. Then create all tensor files.
         """
         folder = self.work.files
         done = self.journal.read({name: target.num_blocks for name, target in self.targets.items()})

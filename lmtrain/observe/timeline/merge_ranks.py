@@ -312,8 +312,8 @@ def message_pairs(spans: Spans) -> tuple[Ints, Ints]:
 
 
 def collective_groups(spans: Spans, layout: Layout) -> tuple[Ints, Ints]:
-    """Return (span indices, collective numbers) for the spans of all collectives. Spans of the same collective on
-    different ranks have the same number; they are ordered by collective, then by rank.
+    """Return (span indices, collective numbers), one pair for each span of a collective, ordered by collective and then
+    by rank. The spans of one collective on different ranks have the same number.
     """
     indices = np.flatnonzero(
         (spans["kind"] == Kind.COLLECTIVE) & (spans["axis"] != Axis.NONE) & (spans["flags"] & Flag.ASIDE == 0)

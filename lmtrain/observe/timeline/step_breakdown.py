@@ -72,7 +72,9 @@ def cut_pieces(segment: Segment) -> Pieces:
     current_rank, covered_ns = -1, 0
 
     def work_until(moment: int) -> None:
-        """Assign the time from `covered_ns` to `moment` to the innermost spans that are open then."""
+        """Append the time from `covered_ns` to `moment`, in ns, to `pieces`: each stretch of it belongs to the
+        innermost span that is open then.
+        """
         nonlocal covered_ns
         while open_ and covered_ns < moment:
             index, end, root = open_[-1]

@@ -131,8 +131,8 @@ def _join(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
 
 def gather_to_rank0(own_bytes: bytes, num_bytes: int) -> list[bytes]:
     """Return on rank 0 the `own_bytes` of all ranks, in order of rank, and on other ranks an empty list. Collective
-    over the world. `own_bytes` must have at most `num_bytes` bytes, the same number on all ranks; zero bytes at its end
-    are lost.
+    over the world. `own_bytes` has at most `num_bytes` bytes, a limit that must be equal on all ranks; zero bytes at
+    the end are lost.
 
     because: gloo's all-reduce and all-gather send a number of messages that grows as n^2, this function as n.
     """

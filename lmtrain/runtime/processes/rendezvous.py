@@ -131,8 +131,8 @@ def _raise_refusal(process: ProcessEnv, store: _TimedStore, verdict: str) -> NoR
 
 
 def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
-    """Return the part of a message that names the ranks that have not joined the store, or says that it does not
-    answer.
+    """Return the middle of a message about a failed start: which ranks have not joined the store, that all have but no
+    decision was made, or that the store does not answer.
     """
     try:
         store.timeout_s = _MISSING_CHECK_S
