@@ -36,8 +36,8 @@ def env(as_json: Json = False) -> None:
 
 
 def _describe_rank_start() -> str:
-    """Return how a run on this machine would start its ranks: forked from one server process, or each as a process of
-    its own, with the reason why it cannot be forked. Starts and stops such a server to find out.
+    """Return in words how a run would start its ranks on this machine: forked from one server process, or each as a new
+    process, with the reason. To find out, start such a server and stop it again.
     """
     from lmtrain.cli.ranks.launch_ranks import TRAINING_IMPORTS
     from lmtrain.runtime.processes.start_rank_processes import Program, RankStarter

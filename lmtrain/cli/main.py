@@ -130,7 +130,9 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
 
 
 def _option_value(option: str, argv: Sequence[str]) -> str:
-    """Return the value that was typed for an option in the command line `argv`; an empty text if there is none."""
+    """Return the value that the user typed for an option, as "--x=1" or "--x 1" in the command line `argv`; "" if there
+    is none.
+    """
     for word, next_word in zip(argv, [*argv[1:], ""], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
@@ -183,8 +185,9 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the `lmtrain` command. An error that the user can cause is printed as one message on stderr; `--debug`
-    anywhere on the command line adds its traceback.
+    """Run the `lmtrain` command with `arguments`, by default those of the process. Errors that a user can cause are
+    printed as one message on stderr, with a traceback if `--debug` is among the arguments, and end the process by
+    SystemExit.
     """
     code = 1  # for an exception that is not an error of the user
     exit_handler = _ExitHandler()

@@ -56,7 +56,7 @@ _IGNORED = "These change nothing in a family that does not list them above:\n"
 
 
 def generate_pages() -> dict[str, str]:
-    """Return the generated pages of docs/reference, as file name -> text."""
+    """Return the generated Markdown pages of the folder docs/reference, as a dict from file name to text."""
     from lmtrain.cli.main import app
 
     pages = {"cli.md": cli_page(app), "settings.md": settings_page(), "errors.md": errors_page()}
@@ -80,8 +80,8 @@ def cli_page(app: Any) -> str:
 
 
 def list_commands(root: Any, path: str = "lmtrain") -> dict[str, Any]:
-    """Return all commands of a typer app by full name ("lmtrain tokenizer train"), in the order of `--help`, without
-    groups and hidden commands.
+    """Return a dict from full name, such as "lmtrain tokenizer train", to command, for all commands of a typer app in
+    the order of its help. Groups of commands and hidden commands are left out; `path` is the name of `root`.
     """
     commands: dict[str, Any] = {}
     for name in root.list_commands(None):
@@ -115,7 +115,7 @@ def _parameter_table(title: str, command: Any, kind: str) -> Iterator[str]:
 
 
 def _examples_section(command: Any) -> Iterator[str]:
-    """Yield a Markdown block of the example commands in a command's help, if there are any. Tests run these commands.
+    """Yield a Markdown code block with the example command lines that a command's help lists; nothing if it lists none.
     """
     if examples := re.findall(r"^\* `(.+)`: (.+)$", command.epilog or "", re.MULTILINE):
         lines = "\n".join(f"$ {line}  # {effect}" for line, effect in examples)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def _import_plugins(names: list[str] | None) -> list[str] | None:
-    """Import the packages named by `--plugin`, as that option's typer callback; return the names unchanged."""
+    """Import the packages that --plugin names and return the names unchanged. This is the callback that typer calls
+    with the option's values.
+    """
     from lmtrain.config.settings_base import add_plugin
 
     for name in names or ():

@@ -113,8 +113,8 @@ def examples_epilog(lines: Sequence[tuple[str, str]]) -> str:
 
 
 def _simplify_help(command: Any, ctx: Any) -> Any:
-    """Change a click command, and its subcommands, so that help shows value types in plain words. Return the same
-    command.
+    """Change a click command and its subcommands, in place, so that their --help shows the types of values as plain
+    words, such as N. Return the command.
     """
     types = parameter_types(command)
     for param in command.get_params(ctx):
@@ -125,8 +125,8 @@ def _simplify_help(command: Any, ctx: Any) -> Any:
 
 
 def _simplify_parameter(param: Any, hint: Any) -> Any:
-    """Change a click parameter so that help shows its value type in plain words; `hint` is its type hint. Return the
-    same parameter.
+    """Change a click parameter, in place, so that --help shows the type of its value as a plain word, such as N. `hint`
+    is its type hint. Return the parameter.
     """
     param.metavar = word = value_placeholder(param, hint)
     if param.param_type_name == "argument":

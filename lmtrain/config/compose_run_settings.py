@@ -276,8 +276,8 @@ def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
 
 
 def _config_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders to search for config files: `config_dir`, the user's, if given, then conf/. Raise
-    MissingInputError if `config_dir` does not exist.
+    """Return the folders to search for config files, in order: the user's folder `config_dir`, if it is not None, then
+    the shipped conf/. Raise MissingInputError if `config_dir` is not a folder.
     """
     if config_dir is None:
         return [conf_dir()]
@@ -287,8 +287,8 @@ def _config_folders(config_dir: Path | None) -> list[Path]:
 
 
 def _existing_config_name(name: str, config_names: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return `name`, from --config-name, without `.yaml`. Raise SettingsError if it is not in `config_names`, the files
-    at the top of `folders`.
+    """Return `name`, the value of --config-name, without a suffix .yaml. Raise SettingsError if it is not among
+    `config_names`; `folders` are those that were searched, for the message.
     """
     if name.removesuffix(".yaml") in config_names:
         return name.removesuffix(".yaml")

@@ -128,8 +128,8 @@ def _open_loader(request: CompositionRequest) -> Iterator[ConfigLoader]:
 
 
 def _check_num_files(request: CompositionRequest) -> None:
-    """Raise SettingsError if the root config and the chosen files include, through their defaults lists, more than
-    MAX_FILES files in total; a file that is included twice counts twice.
+    """Raise SettingsError if the root config and the files chosen by overrides include more than MAX_FILES files in
+    total through their defaults lists. A file counts as often as it is included.
     """
     counts: dict[str, int] = {}
 

@@ -224,7 +224,8 @@ class SettingNames:
         return f"{path}={value} is not a setting. {way_out or spelling_hint(key, names)}"
 
     def _split_stage_key(self, path: str) -> tuple[str, str] | None:
-        """Return (stages.NAME, the key within the stage) of a key such as stages.decay.optim.lr; None for other keys.
+        """Split a key such as "stages.decay.optim.lr" into ("stages.decay", "optim.lr"). Return None for keys that are
+        not within a training stage.
         """
         field, _, rest = path.partition(".")
         name, _, key = rest.partition(".")
@@ -314,8 +315,8 @@ def types_by_key(root: type[Settings]) -> dict[str, Any]:
 
 
 def _iter_key_types(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, type hint) for every setting of the class `cls` and of its groups. `path` is the dotted key of
-    `cls` within the config, "" for the root.
+    """Yield (dotted key, type hint) for every single setting of the class `cls` and of the settings classes nested in
+    it, of all kinds if there is a choice. `path` is the dotted key of `cls` within the config, "" for the whole config.
     """
     for kind_class in kinds(cls).values() if issubclass(cls, Choice) and not cls.kind else [cls]:
         hints = typing.get_type_hints(kind_class)

@@ -277,7 +277,7 @@ def _syntax_problem(text: str) -> str:
 
 
 def _first_unmatched(value: str) -> str:
-    """Return the first bracket or quote in `value` that has no partner, or "" if all have one."""
+    """Return the first character of `value` that is a quote or bracket without its partner; "" if all have one."""
     stack: list[str] = []
     quote = ""
     for position, sign in enumerate(value):

@@ -99,8 +99,9 @@ class _Resolver:
             return node
 
     def resolve_text(self, text: str, path: Path, chain: tuple[str, ...]) -> Any:
-        """Return a text with its references replaced; if the text is a single reference, return the value, of any type.
-        `path` is the text's key; `chain` has the keys of the references followed so far, to find cycles.
+        """Return `text` with its references `${key}` replaced by values. If the text is a single reference, return the
+        value itself, of any type. `path` is the key of the text, and `chain` lists the keys of the references followed
+        so far. Raise ReferenceProblem on a wrong reference or a cycle.
         """
         if problem := reference_problem(text):
             raise ReferenceProblem(problem)
@@ -120,8 +121,9 @@ class _Resolver:
         return "".join(parts) + text[end:].replace("\\${", "${")
 
     def look_up(self, reference: str, path: Path, chain: tuple[str, ...]) -> Any:
-        """Return the resolved value that a reference names: `optim.lr`, or relative to `path`, the key that holds the
-        reference, `.lr`. `chain` has the keys of the references followed so far, to find cycles.
+        """Return the value that a reference names, with references in it replaced. `reference` is an absolute key
+        ("optim.lr") or begins with dots (".lr") and is relative to `path`, the key that holds it. `chain` lists the
+        keys of the references followed so far. Raise ReferenceProblem on an unknown key or a cycle.
         """
         match = _NAME.fullmatch(reference)
         assert match is not None, "reference_problem has refused others"

@@ -173,8 +173,8 @@ def svg_polyline(points: Iterable[tuple[float, float]], css_class: str) -> str:
 
 
 def svg_legend(entries: Sequence[tuple[str, str]], x: float = 10.0) -> Iterator[str]:
-    """Yield a legend at the top of an SVG picture, a coloured square and a name for each entry. `entries` are (CSS
-    class, name), `x` is the left edge in pixels.
+    """Yield SVG elements of a legend in one row at the top of a picture: a square and a name for each of `entries`,
+    which are (CSS class of the square, name). `x` is the left edge in pixels.
     """
     for css_class, name in entries:
         yield svg_rect(x, 4, 11, 11, css_class)

@@ -41,8 +41,8 @@ def ticks(low: float, high: float, max_count: int, form: Form = "number") -> lis
 
 
 def _tick_step(min_step: float, form: Form) -> float:
-    """Return the smallest round distance between ticks that is at least `min_step`, for numbers of this form: seconds,
-    for example, step by 1, 2, 5, 10, 15, 30, 60.
+    """Return a round distance between the ticks of an axis: the smallest that is `min_step` or more. `form`, the kind
+    of number, decides what is round: 1, 2, 5, 10, 15, 30, 60 for seconds, for example.
     """
     if form == "seconds" and 1 <= min_step <= _ROUND_SECONDS[-1]:
         return float(next(step for step in _ROUND_SECONDS if step >= min_step))

@@ -95,8 +95,8 @@ def calibrate(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Calibration:
 
 
 def _prediction_errors(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Vector:
-    """Return, for each run, predicted step time / measured step time - 1; 0.1 means that the prediction is 10% too
-    long.
+    """Return the relative error of the predicted step time of each run: predicted / measured - 1, so that 0.1 is 10%
+    too long.
     """
     time, _ = price_runs([run.run for run in runs], hardware, machine_cost_model(hardware).time)
     errors: Vector = time.total / np.array([run.step_s for run in runs]) - 1
@@ -104,8 +104,9 @@ def _prediction_errors(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Vecto
 
 
 def _fit_exponents(hardware: Hardware, runs: Sequence[MeasuredRun], start: Vector) -> Vector:
-    """Fit the machine to the runs and return an exponent x for each of DATA_SHEET_FIGURES and MACHINE_FACTORS: the
-    figure or factor is to be multiplied by e**x. The search begins at the exponents in `start`.
+    """Fit a machine to measured runs and return an array with an exponent x for each of DATA_SHEET_FIGURES, then of
+    MACHINE_FACTORS: multiply the figure or factor in `hardware` by e**x. `start` holds the exponents at which the
+    search begins.
 
     The method is damped Gauss-Newton least squares on logarithms, regularized toward the machine as given.
     """
@@ -148,8 +149,8 @@ def _fit_exponents(hardware: Hardware, runs: Sequence[MeasuredRun], start: Vecto
 
 
 def _scaled_machine(hardware: Hardware, exponents: Vector) -> Hardware:
-    """Return the machine with each of DATA_SHEET_FIGURES and MACHINE_FACTORS multiplied by e to the power of its entry
-    in `exponents`, which lists the figures first.
+    """Return a copy of `hardware` in which each of DATA_SHEET_FIGURES, then of MACHINE_FACTORS, is multiplied by e**x,
+    where x is its entry in `exponents`.
     """
     multiples = dict(zip((*DATA_SHEET_FIGURES, *MACHINE_FACTORS), np.exp(exponents).tolist(), strict=True))
     previous = machine_cost_model(hardware).time

@@ -43,7 +43,9 @@ def read_settings(run: Path) -> Any:
 
 
 def read_working_directory(run: Path) -> Path | None:
-    """Return the working directory of the run's newest start, or None if it was not recorded."""
+    """Return the directory in which the newest start of a run was launched, as the run folder records it; None if it
+    does not.
+    """
     environment = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else None
     folder = environment.get(WORKING_DIRECTORY) if isinstance(environment, dict) else None
     return Path(folder) if isinstance(folder, str) else None

@@ -180,8 +180,8 @@ def to_json_data(value: Any) -> Any:
 
 
 def from_json_data(value: Any) -> Any:
-    """Return nested data with the strings "nan", "inf" and "-inf" turned back into floats, as `to_json_data` wrote
-    them.
+    """Return a copy of nested data in which the strings "nan", "inf" and "-inf" are floats again, as before
+    `to_json_data`. Tuples stay lists.
     """
     if isinstance(value, dict):
         return {key: from_json_data(item) for key, item in value.items()}

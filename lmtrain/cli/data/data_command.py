@@ -386,9 +386,9 @@ def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
 
 
 def _describe_content_check(facts: dict[str, Any]) -> str:
-    """Return the end of the sentence "dataset is whole: ..." that states what the verified content was compared with:
-    the sidecar's hash, the record of an earlier run, or nothing. `facts` is the report of
-    `merge_split_verify_datasets.verify`.
+    """Return the clause that ends the message "PREFIX is whole: ..." after a check of a dataset: whether its content
+    was compared with its sidecar file, with the record that an earlier run left, or with nothing. `facts` is the result
+    of `merge_split_verify_datasets.verify`.
     """
     if not facts["compared_with_sidecar"]:
         seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""

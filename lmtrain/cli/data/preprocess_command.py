@@ -191,8 +191,8 @@ def _print(summary: Summary, split: str) -> None:
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:
-    """Print a histogram of document lengths, one bar for each power of two. `lengths` maps a range of tokens, such as
-    "64-127", to the number of documents.
+    """Print a histogram of document lengths. `lengths` maps a range of token counts, such as "64-127", to the number of
+    documents in it; each range gets a bar.
     """
     largest = max(lengths.values())
     first = next(i for i, count in enumerate(lengths.values()) if count)

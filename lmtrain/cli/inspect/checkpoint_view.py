@@ -78,7 +78,9 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
 
 
 def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
-    """Print the data that `checkpoint_facts` returns; settings, files and tensors only with `show_all`."""
+    """Print a checkpoint's description on stdout. `facts` is the dict of `checkpoint_facts`; its settings, files and
+    tensors are printed only with `show_all`.
+    """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_facts, print_tree
 
     lines = [
@@ -184,7 +186,9 @@ def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
 
 
 def print_difference(facts: dict[str, Any]) -> None:
-    """Print the data that `difference_facts` returns, at most 40 lines for each kind of difference."""
+    """Print the differences between two checkpoints on stdout, at most 40 lines for each kind of difference. `facts` is
+    the dict of `difference_facts`.
+    """
     averages = "the averages in " if facts.get("weights") == "ema" else ""
     echo(f"{averages}{facts['checkpoint']} and {facts['other']}")
     for title, lines in (

@@ -48,7 +48,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
 
 
 def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for each fact that `dataset_facts` returned, for printing."""
+    """Yield (label, text) lines that describe a dataset, for printing. `facts` is the dict of `dataset_facts`."""
     documents, sequences, tokens = facts["documents"], facts["sequences"], facts["tokens"]
     per_document = f", {tokens / documents:,.0f} a document" if documents else ""
     yield "documents", f"{documents:,}" + (f" ({sequences:,} sequences)" if sequences != documents else "")
@@ -74,7 +74,9 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def print_dataset(facts: dict[str, Any], show_all: bool) -> None:
-    """Print the data that `dataset_facts` returns; the whole sidecar only with `show_all`."""
+    """Print a dataset's description on stdout. `facts` is the dict of `dataset_facts`; its whole sidecar is printed
+    only with `show_all`.
+    """
     from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_tree
 
     print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
@@ -107,8 +109,8 @@ def document_rows(
 
 
 def print_documents(rows: Rows, max_tokens: int | None) -> None:
-    """Print the documents that `document_rows` yielded, each under a heading with its token count; `max_tokens` is the
-    number of tokens to which they were cut.
+    """Print documents on stdout, each below a heading with its number and token count. `rows` are dicts of
+    `document_rows`, whose texts were cut to `max_tokens` tokens already (None: not cut).
     """
     for row in rows:
         cut_note = f", the first {max_tokens}" if max_tokens is not None and row["tokens"] > max_tokens else ""
@@ -157,7 +159,9 @@ def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenize
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
-    """Print the samples that `sample_row` returned: a heading, notes, the text unless `ids_only`, and the token ids."""
+    """Print training samples on stdout: for each a heading, notes, the text (not with `ids_only`) and the token ids.
+    `rows` are dicts of `sample_row`.
+    """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
     for row in rows:

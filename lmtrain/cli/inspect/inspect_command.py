@@ -61,7 +61,9 @@ def inspect(
 
 
 def _print_run(facts: dict[str, Any], show_all: bool) -> None:
-    """Print the data that `run_facts` returns; all checkpoints and settings only with `show_all`."""
+    """Print a run's description on stdout. `facts` is the dict of `run_facts`; all of its checkpoints and settings are
+    printed only with `show_all`.
+    """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_facts, print_tree
 
     with record_errors(Path(facts["run"])):

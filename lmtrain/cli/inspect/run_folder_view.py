@@ -167,7 +167,7 @@ def stage_facts(settings: Mapping[str, Any], step: int) -> dict[str, Any] | None
 
 
 def describe_stage(facts: Mapping[str, Any]) -> str:
-    """Return the facts of `stage_facts` in words, as in "decay, 2 of 3, steps 21 to 30"."""
+    """Return a training stage in words, such as "decay, 2 of 3, steps 21 to 30". `facts` is a dict of `stage_facts`."""
     return (
         f"{facts['name']}, {facts['number']} of {facts['stages']}, steps {facts['first_step']:,} to "
         f"{facts['last_step']:,}"
@@ -204,7 +204,9 @@ def _data_text(data: Mapping[str, Any]) -> str:
 
 
 def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for the main facts that `run_facts` returned; `show_curve` adds a sparkline of the loss."""
+    """Yield (label, text) lines that describe a run, for printing. `facts` is the dict of `run_facts`; with
+    `show_curve`, one line is a small chart of the loss in block characters.
+    """
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
@@ -241,7 +243,9 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
 
 
 def _describe_validation(row: dict[str, Any]) -> str:
-    """Return a validation row as text: loss, step, perplexity and accuracy."""
+    """Return text about a validation: its loss and step and, if recorded, perplexity, accuracy and the loss of the
+    averaged weights. `row` is its row in the metrics.
+    """
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {format_percent(row['accuracy'])}" if "accuracy" in row else ""
@@ -343,7 +347,9 @@ def lineage_lines(lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
 
 
 def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for a run's model, data and layout; `facts` is the dict of `run_facts`."""
+    """Yield three (label, text) lines for printing: a run's model, its data and its parallel layout. `facts` is the
+    dict of `run_facts`.
+    """
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
     yield "model", describe_model(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]

@@ -39,8 +39,8 @@ class PlainConsole(Console):
 
 
 def print_facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
-    """Print a title, then each (name, value) on a line. On a terminal long values are wrapped, elsewhere lines stay
-    whole.
+    """Print a title on stdout, then a line "name value" for each pair in `lines`. Long values are wrapped on a
+    terminal, not in a file or pipe.
     """
     screen = PlainConsole(highlight=False)
     screen.print(Text(title, style="bold"), soft_wrap=True)
@@ -104,7 +104,7 @@ def build_table(rows: Sequence[Cells], *, gap: int = 2) -> Table:
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print (name, text) pairs in two columns without titles."""
+    """Print pairs of texts on stdout as a table of two columns without column titles."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for pair in pairs:
         table.add_row(*map(Text, pair))

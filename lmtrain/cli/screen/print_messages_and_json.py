@@ -53,7 +53,9 @@ def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractCon
 
 
 def print_message(console: Console, message: str) -> None:
-    """Print a message. On a terminal it is wrapped between words, elsewhere it stays one line."""
+    """Print a message on this rich console: wrapped between words on a terminal, otherwise as one line. Control
+    characters in it are escaped.
+    """
     from rich.text import Text
 
     from lmtrain.observe.screen.training_view import print_line

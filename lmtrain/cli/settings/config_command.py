@@ -189,7 +189,9 @@ def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
 
 
 def print_file(file: Path, text: str) -> None:
-    """Print a config file; on a terminal long comments are wrapped, and the YAML stays the same."""
+    """Print the path of a config file as a comment, then its content, `text`. Long comments are wrapped on a terminal;
+    the YAML is unchanged.
+    """
     console = PlainConsole(highlight=False)
     lines = [f"# {file}", *text.splitlines()]
     if console.file.isatty():
@@ -209,7 +211,9 @@ def _wrap_comment(line: str, width: int) -> list[str]:
 
 
 def print_groups(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table with each config group, its default choice and its other choices."""
+    """Print a table of config groups. Each row is a dict with `group` (its name), `default` (the choice that runs use,
+    or None) and `choices` (all names).
+    """
     print_table([
         {"<group": row["group"], "<default": row["default"] or "", "<choices": ", ".join(row["choices"])}
         for row in rows
@@ -242,7 +246,7 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_key(facts: dict[str, Any]) -> None:
-    """Print the facts about one setting that `key_facts` returned."""
+    """Print the description of one setting on stdout. `facts` is the dict of `key_facts` or `stage_key_facts`."""
     is_in_stage = facts["key"].startswith("stages.")
     section, names = facts["key"].split(".")[2 if is_in_stage else 0], facts["kinds"]
     either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

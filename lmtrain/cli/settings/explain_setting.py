@@ -84,8 +84,8 @@ def _origins_in_file(file: YamlFile) -> dict[str, Origin]:
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) for each value in nested dicts; `path` is the tuple of keys that leads to `node`. An empty
-    dict counts as a value.
+    """Yield (path, value) for each value in the nested dicts `node` that is no dict itself, and for empty dicts. A path
+    is the tuple of keys that leads to the value; `path` is the one that leads to `node`.
     """
     if isinstance(node, dict) and node:
         for name, inner in node.items():
@@ -150,7 +150,9 @@ class ComposedSettings:
         return key.section not in _OPTIONAL or self.tree.get(key.section) is not None
 
     def lookup(self, path: Sequence[str], default: Any = None) -> Any:
-        """Return the value at `path`, a key's words; `default` if there is none."""
+        """Return the value of a setting in the composed settings, or `default` if it has none. `path` lists the words
+        of its dotted key: ["optim", "lr"].
+        """
         node: Any = self.tree
         for word in path:
             node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
@@ -266,7 +268,9 @@ def _describe_origin(origin: Origin | None) -> str:
 
 
 def split_stage_key(key: str) -> tuple[str, str] | None:
-    """Return (name of the stage, key within the stage) of a key such as stages.decay.optim.lr; None for others."""
+    """Split a key such as "stages.decay.optim.lr" into ("decay", "optim.lr"): the stage's name and the key within the
+    stage. Return None for any other key.
+    """
     field, _, rest = key.partition(".")
     name, _, inner = rest.partition(".")
     return (name, inner) if field == "stages" and inner else None

@@ -246,7 +246,9 @@ def describe_type(hint: Any, unit: str | None = None) -> str:
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
-    """Return a settings field's default as a user would type it; an empty text if it has none."""
+    """Return a settings field's default as a user would type it, such as "null"; "" if the field must be set or holds
+    nested settings.
+    """
     factory = field.default_factory
     value = field.default if factory is dataclasses.MISSING else factory()
     return "" if value is dataclasses.MISSING or isinstance(value, Settings) else show(value)

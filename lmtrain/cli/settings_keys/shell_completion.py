@@ -96,7 +96,9 @@ class _Completer:
         return settings_sections()
 
     def completions(self, word: str) -> Iterator[Completion]:
-        """Yield the completions of a partly typed override: names up to its `=`, values after it."""
+        """Yield the completions of `word`, a partly typed override KEY=VALUE: keys until it has a `=`, after that
+        values.
+        """
         name, equals, _ = word.partition("=")
         if equals:
             yield from self._value_completions(name)
@@ -150,7 +152,9 @@ class _Completer:
         return [(name, f"{len(choices)} to choose from") for name, choices in self._groups.items()]
 
     def choice_completions(self, group: str) -> list[Completion]:
-        """Return the choices of a config group, each with the first clause of its description."""
+        """Return the names of the files of a config group, such as "model", each with a short description; [] for an
+        unknown group.
+        """
         from lmtrain.cli.settings_keys.describe_all_settings import config_file, config_headline
 
         return [

@@ -168,7 +168,9 @@ def _layout_process_count(settings: Mapping[str, str]) -> str:
 
 
 def _shell_lines(words: Sequence[str]) -> str:
-    """Return a command as shell text: its words quoted, and lines over 70 characters continued with backslashes."""
+    """Return the words of a command as text to paste into a shell: words are quoted where needed, and lines over 70
+    characters are broken with backslashes.
+    """
     lines = [""]
     for word in map(shell_quoted, words):
         if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:

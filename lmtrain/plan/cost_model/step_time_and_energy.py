@@ -280,8 +280,8 @@ def nic_share(cases: Cases, factors: FittedFactors) -> PerCase:
 
 
 def send_seconds(cases: Cases, factors: FittedFactors, num_bytes: PerCase) -> PerCase:
-    """Return the seconds that a pipeline message of `num_bytes` bytes takes to the next or previous stage, for each run
-    in `cases`, if all tp ranks of the stage send at once.
+    """Return the seconds that a pipeline message of `num_bytes` bytes takes from a rank to the neighboring pipeline
+    stage, for each run in `cases`, while all ranks of the stage send theirs.
 
     A rank has two neighbours. If several stages share a node, the first and last stage of the node have a boundary
     inside the node and another between nodes, and these stages set the pace.
@@ -378,8 +378,9 @@ class MicrobatchSeconds:
 
 
 def price_microbatch(cases: Cases, factors: FittedFactors) -> MicrobatchSeconds:
-    """Return the seconds of one micro-batch in one block and in the head, for each run in `cases`. They include
-    recomputed activations and the tensor-parallel collectives that computation does not hide.
+    """Return the predicted seconds of one micro-batch in one transformer block and in the output head, for each run in
+    `cases`, by kind of operation. Recomputation is included, and of tensor-parallel collectives the time that
+    computation does not hide.
     """
     work = price_work(cases, factors)
     block, table = stage_weights(cases)

@@ -55,8 +55,8 @@ def price_memory(cases: Cases, factors: FittedFactors) -> RankMemory:
 
 
 def _stage_memory(cases: Cases, factors: FittedFactors, position: int) -> RankMemory:
-    """Return the bytes by purpose on a rank of one pipeline stage, for each run in `cases`. `position` selects the
-    stage: FIRST, MIDDLE or LAST.
+    """Return the predicted bytes by purpose (weights, activations, ...) on a rank of one pipeline stage, for each run
+    in `cases`. `position` is the stage: FIRST, MIDDLE or LAST.
     """
     block, table = stage_weights(cases)
     folded = cases.schedule == Schedule.ZB_V  # the first rank has the first and the last stage

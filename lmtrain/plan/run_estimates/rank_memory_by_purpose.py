@@ -76,7 +76,7 @@ def count_rank_bytes(run: PlannedRun, rank: int) -> dict[str, int]:
 
 
 def fullest_rank(run: PlannedRun) -> int:
-    """Return the number of the rank that needs most memory.
+    """Return the global number of the rank whose peak memory is the largest, by `count_rank_bytes`.
 
     Only the first rank of each stage is compared, since no other rank of the stage holds more.
     """
@@ -86,8 +86,9 @@ def fullest_rank(run: PlannedRun) -> int:
 
 
 def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> dict[str, float]:
-    """Return the bytes of five kinds of state on the rank at `coordinate`, which holds `stages`: keys are weights,
-    gradients, masters (fp32 copies of the weights), moments (of the optimizer) and average (of the weights).
+    """Return five sizes in bytes on the rank at `coordinate`, whose pipeline stages are `stages`, under the keys
+    weights, gradients, masters (fp32 copies of weights), moments (all tensors of the optimizer) and average (an average
+    of the weights).
     """
     parallel, layout = run.parallel, run.parallel.layout
     by_part = _count_elements_by_part(run.model, run.optim, layout.tp, layout.dp_shard, coordinate.dp_shard)
@@ -121,8 +122,8 @@ class ElementCountsByPart:
     head_table: ElementCounts  # the head's table, included in `last_stage_rest` or in `tied_copies`
 
     def outside_blocks(self, stage: Stage) -> ElementCounts:
-        """Count the weights, gradients and optimizer values of a stage outside of its transformer blocks: embedding,
-        final norm, head.
+        """Return the counts of weights and optimizer values of a pipeline stage outside of its transformer blocks: of
+        the embedding if it is the first stage, of the final norm and head if it is the last.
         """
         last_rest = self.last_stage_rest if stage.first else self.last_stage_rest + self.tied_copies
         first_rest = self.first_stage_rest if stage.first else ElementCounts()
@@ -201,8 +202,8 @@ def _block_kinds(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[obje
 
 
 def _peak_activation_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> tuple[float, float]:
-    """Return two maxima in bytes over the course of a step on the rank at `coordinate`, which holds `stages`: of its
-    activations, and of its logits.
+    """Return the peak bytes of activations and the peak bytes of logits that the rank at `coordinate` holds in the
+    course of a training step. `stages` are the rank's pipeline stages.
     """
     kept_by_stage = [run.layers.activation_bytes(stage) for stage in stages]
     in_flight = _in_flight_of_run(run, coordinate)
@@ -278,8 +279,8 @@ def _working_bytes(run: PlannedRun, stages: Sequence[Stage]) -> float:
 
 
 def _gathered_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> float:
-    """Return the bytes of FSDP's buffers on the rank at `coordinate`, which holds `stages`: the buffer for gathered
-    weights, and the input and output of the gradients' reduce-scatter.
+    """Return the bytes of FSDP's buffers on the rank at `coordinate`, whose pipeline stages are `stages`: for gathered
+    weights, and for the input and output of reducing gradients. Return 0 without data parallelism.
 
     Each is as large as the largest group. zero 3 adds the weights that are gathered at once: those outside of blocks
     and tables, and a block or a table; a head stays gathered until its backward.

@@ -37,8 +37,9 @@ class OperationSeconds:
     reduce: float = 0.0
 
     def seconds_of_action(self, kind: Kind, num_layers: int, *, in_last_stage: bool) -> float:
-        """Return the seconds of a pipeline action in a stage with `num_layers` blocks; in the last stage, the output
-        head is added. `kind` is the action: a forward, a whole backward, or the input or weight half of a backward.
+        """Return the seconds of one pipeline action on one micro-batch, in a stage with `num_layers` blocks and, with
+        `in_last_stage`, the output head. `kind` is a forward, a whole backward, or the input or weight half of a split
+        backward.
         """
         head = self.head / 3 if in_last_stage else 0.0
         match kind:

@@ -255,7 +255,9 @@ class _LayoutEnumerator:
         return divisors(self._world_size, self._world_size)
 
     def _pipeline_settings(self) -> Iterator[LayoutSettings]:
-        """Yield the combinations of pp, vp, schedule and balance that the settings' rules allow, as dicts."""
+        """Yield dicts with the keys pp, vp, schedule and balance: all combinations that the rules of the settings
+        allow.
+        """
         num_layers, schedules = self._run.model.shape.num_layers, kinds(PipelineSchedule)
         balances = get_args(get_type_hints(ParallelSettings)["balance"])
         for pp in self._fixed_or_all("pp", self._divisors):
@@ -323,8 +325,8 @@ class _LayoutEnumerator:
         return checkpoint_bytes(self._run.model, self._run.num_saved_tensors)
 
     def _has_legal_manifest(self, dp_shard: int, tp: int) -> bool:
-        """Return True if the run saves no checkpoints, or if checkpoints of layouts with this dp_shard and tp stay
-        within the limits on pieces and manifest size.
+        """Return True if a checkpoint of the run with these sizes of dp_shard and tp stays within the limits on the
+        number of saved pieces and on the size of its index file, or if the run saves no checkpoints.
         """
         if not self._run.saves:
             return True

@@ -210,7 +210,9 @@ class RankedLayouts:
         return list(zip(*values, strict=True)) if values else [()] * len(indices)
 
     def _sorted_indices(self, values: PerCase, mask: NDArray[np.bool_]) -> Indices:
-        """Return the indices at which `mask` is True, those with the smallest `values` first."""
+        """Return the indices at which the boolean array `mask` is True, sorted by their entries in `values`, the
+        smallest first.
+        """
         indices = np.flatnonzero(mask)
         # because: rounded to six digits, all machines sort alike; among ties, the layout found first is simpler
         return indices[np.argsort(_rounded(values[indices]), kind="stable")]

@@ -144,8 +144,8 @@ def price_layouts(runs: Sequence[PlannedRun], hardware: Hardware, cost_model: Co
 
 
 def _step_parts(time: StepTime, index: int) -> dict[str, float]:
-    """Return the seconds of each of STEP_PARTS (compute, bubble, reduce, ...) for the run with this index in `time`.
-    The parts are disjoint and add up to the whole step.
+    """Return the seconds of a step by part, with the keys of STEP_PARTS (compute, bubble, reduce, ...), for the run at
+    position `index` in `time`. Their sum is the whole step.
     """
     parts = {name: float(getattr(time, name)[index]) for name in STEP_PARTS}
     # because: the busiest rank's time includes all three
