@@ -20,10 +20,8 @@ from lmtrain.tokenizer.vocabulary_files import END_ID_FILES, end_ids
 
 def find_model(path: Path, weights: WeightSet = "model") -> ModelSource:
     """Find the model at `path` (a checkpoint, a run folder or a Hugging Face folder) without reading its weights.
-    Return its settings, with functions that load its tokenizer and open its weights.
-
-    With `weights` "ema" the model has the average of the weights. Raise CheckpointError if there is no average, as in
-    every Hugging Face folder.
+    Return its settings, with functions that load its tokenizer and open its weights, or the average of its weights if
+    `weights` is "ema". Raise CheckpointError if there is no average, as in every Hugging Face folder.
     """
     if (path / "config.json").is_file():
         config = read_json(path / "config.json")

@@ -31,10 +31,10 @@ def import_folder(
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Import the model folder `source` as a checkpoint in the folder `output`, and return the facts to report.
-    `program` is the program that wrote it, None to find out; `tokenizer` is the path of a tokenizer to use in place of
-    the folder's; `overrides` are model settings that the folder does not hold. `report` is called with bytes done and
-    bytes in all. Raise OutputError if `output` holds a checkpoint already.
+    """Import the model folder `source` as a checkpoint in the folder `output`, and return the facts to report, such as
+    the checkpoint's path. `program` is the program that wrote it, None to find out; `tokenizer` is the path of a
+    tokenizer to use in place of the folder's; `overrides` are model settings that the user gives, by key. `report` is
+    called with bytes done and bytes in all. Raise OutputError if `output` holds a checkpoint already.
     """
     found = identify_source(source, program)
     if output.resolve().is_relative_to(source.resolve()) or is_run(output):

@@ -85,7 +85,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def left_out_of_exports(reader: CheckpointReader) -> dict[str, str]:
-    """Return content -> reason for what a checkpoint holds and an export leaves out, such as the optimizer's state."""
+    """Return a dict, name -> reason, of what a checkpoint holds and an export leaves out, such as the optimizer's
+    state.
+    """
     names, left_out = reader.stored_manifest.tensors, dict[str, str]()
     if num_slots := sum(name.startswith(OPTIMIZER_PREFIX) for name in names):
         left_out[f"{num_slots} tensors of the optimizer"] = (

@@ -19,9 +19,7 @@ from lmtrain.kernels.triton_availability import can_run_kernel
 def step(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
     """Run an AdamW step in place for each weight in `entries`: update the weight, its running averages and its
     half-precision copy, if there is one. `rates` has learning rate, betas, eps, weight decay and the number of this
-    update.
-
-    Gradients are multiplied by `gradient_factor`, a scalar on the device (None: 1), but not overwritten.
+    update. Gradients are multiplied by `gradient_factor`, a scalar on the device (None: 1), but not overwritten.
     """
     if entries and can_run_kernel(entries[0].weight):
         from lmtrain.kernels import triton_adamw  # because: Triton is installed only with a CUDA torch

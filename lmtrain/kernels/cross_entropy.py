@@ -37,11 +37,9 @@ def row_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | Non
 
 def logits_gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
     """Return the gradient of the cross-entropy with respect to the logits, (exp(logit - top) / sum - onehot(column)) *
-    weight. `column_N` is the column of each row's label, or NO_COLUMN for none, and `weight_N` the gradient of each
+    weight; the GPU kernel overwrites the logits with it. `column_N` is the column of each row's label, or NO_COLUMN for
+    none; `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary; `weight_N` is the gradient of each
     row's loss.
-
-    `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary. The GPU kernel overwrites the logits with
-    the result.
     """
     if can_run_kernel(logits_NV):
         from lmtrain.kernels import triton_cross_entropy  # because: Triton is installed only with a CUDA torch

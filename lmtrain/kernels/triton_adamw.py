@@ -48,7 +48,8 @@ def _launch(
     alignment: int, as_directions: bool,
 ) -> None:  # fmt: skip
     """Launch the AdamW kernel once over all weights in `entries`. Their half-precision copies all have the dtype
-    `copy_dtype` (None: there are no copies), and their addresses and sizes are multiples of `alignment`.
+    `copy_dtype` (None: there are no copies). Their addresses in bytes and their numbers of elements are multiples of
+    `alignment`.
     """
     device = entries[0].weight.device
     tensor_of, start_of, size_of = _split_into_chunks(tuple(entry.weight.numel() for entry in entries), CHUNK, device)

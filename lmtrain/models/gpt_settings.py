@@ -69,8 +69,8 @@ class GPTSettings(RotarySettings, TransformerSettings):
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Return `data`, model settings as an older version of lmtrain wrote them, with values that have since been
-        replaced in today's spelling, such as "all" for bias=true.
+        """Return `data`, model settings that an older version of lmtrain wrote, with values that have been renamed
+        since replaced by today's, such as bias=true by bias="all".
         """
         words = {("bias", True): "all", ("bias", False): "none"}
         words |= {("parallel_block", True): "one_norm", ("parallel_block", False): "no"}

@@ -77,7 +77,8 @@ def softmax_factor(log_sums_N: Tensor, z_loss: float) -> Tensor:
 def with_z_loss(total: Tensor, top_N: Tensor, sum_N: Tensor, ignored_N: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
     """Append the z-loss to `total`, the summed cross-entropy. Return ([2], the two losses; [N], the sums to give to
     `logits_gradient` as `sum_N`, so that it computes the gradient of both). `top_N` and `sum_N` are from
-    `row_statistics`, over the whole vocabulary. If `z_loss` is 0, return `total` and `sum_N` themselves.
+    `row_statistics`, over the whole vocabulary; rows that are True in `ignored_N` count nothing. If `z_loss` is 0,
+    return `total` and `sum_N` themselves.
     """
     if not z_loss:
         return total, sum_N

@@ -63,9 +63,8 @@ class CausalLM:
     def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch, num_samples: int = 0) -> Tensor:
         """Return [2, loss terms] for a batch: row 0 has each term's summed loss, row 1 the number of its labels that
         the model predicts, those whose logit is the highest. `hidden_BTD` are the hidden states that `model`, the last
-        pipeline stage, has computed.
-
-        With `num_samples`, the batch's number of samples, the part of each sample follows as further columns.
+        pipeline stage, has computed. With `num_samples`, the number of samples, the same follows for each sample alone,
+        as further columns.
         """
         hidden, labels = self.select_scored(hidden_BTD, batch)
         logits = model.logits(hidden)

@@ -57,9 +57,8 @@ class LAMB(UncompiledOptimizer):
 
     def _scale_to_weight_norms(self, updates: list[_GroupUpdate]) -> None:
         """Multiply each direction in `updates`, in place, by |weight| / |direction|, norms over all shards of a weight.
-        If either norm is 0, as for new zero weights, the direction is left unchanged.
-
-        Collective: every process takes part, with the same matrices in the same order.
+        If either norm is 0, as for new zero weights, the direction is left unchanged. Collective: every process must
+        call it, with the same matrices in the same order.
         """
         if not updates:
             return

@@ -66,7 +66,8 @@ class Muon(UncompiledOptimizer):
 
     def _update_hidden(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
         """Make a Muon step for the matrices in `parameters`: update their momenta with the gradients, then subtract the
-        orthogonalized Nesterov momenta, times the learning rate of `group`, from the matrices.
+        orthogonalized Nesterov momenta, times the learning rate of `group`, from the matrices. Collective, as
+        `_update_matrices` is.
         """
         momentum = self.settings.momentum
         increment_update_count(self, parameters)
@@ -82,9 +83,8 @@ class Muon(UncompiledOptimizer):
     def _update_matrices(self, matrices: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
         """Orthogonalize the momentum of each (name, parameter, momentum) in `matrices`, scale it to the size of an
         AdamW update, and subtract it, times `lr`, from the parameter. The process with index i among the sharers does
-        the work for the i-th matrix, so there may be at most `num_sharers` matrices.
-
-        Collective: all processes that share the matrices gather and broadcast them in the same order.
+        the work for the i-th matrix, so there may be at most `num_sharers` matrices. Collective: all sharers must call
+        it with the same matrices in the same order.
         """
         shapes: list[list[torch.Size]] = []
         mine: list[Tensor] = []

@@ -155,9 +155,9 @@ def random_batch(settings: ModelSettings) -> Batch:
 def model_scores(
     settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """Return the logits of lmtrain's model for a batch, computed on the CPU in `dtype`: a list of [tokens without
-    padding, vocabulary] and, if the model has a sentence-pair head, of its [samples, 2]. `weight` returns a weight by
-    its name, without the rows that pad the vocabulary. One layer at a time is in memory.
+    """Return the logits of lmtrain's model for a batch, computed on the CPU in `dtype`: a list of one tensor, [tokens
+    without padding, vocabulary], and of a second, [samples, 2], if the model has a sentence-pair head. `weight` returns
+    a weight by its name, without the rows that pad the vocabulary. One layer at a time is in memory.
     """
     with torch.device("meta"):
         model = cast(Stack, settings.build()).eval()

@@ -87,8 +87,9 @@ def begin_and_end_ids(special: Mapping[str, int]) -> dict[str, int | None]:
 
 def restored_config(settings: ModelSettings, original: Config, special: Mapping[str, int], dtype: str) -> Config:
     """Return the entries of config.json for the export of a model that was once imported with the config.json
-    `original`. Entries of `original` are kept, except where settings have changed since; entries are added so that
-    transformers 4 and 5 both read it. `special` and `dtype` are those of `hf_config`.
+    `original`. Its entries are kept, except where settings have changed since, and some are added so that transformers
+    4 and 5 both read it; if it is now of another model_type, only its token ids are kept. `special` and `dtype` are
+    those of `hf_config`.
     """
     now = hf_config(settings, special, dtype, original.get("model_type"))
     family = families()[now["model_type"]]

@@ -99,10 +99,10 @@ def export_hf(
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Hugging Face folder `output`, and return the facts to report, such as the
-    largest difference of logits. `dtype` is fp32, bf16 or fp16; None keeps the types of an imported model, and is fp32
-    for one that was trained since. If `weights` is "ema", the average of the weights is exported. If `check`, logits
-    and token ids are compared with the source's. `report` is called with bytes done and bytes in all. Files of several
-    tensors have at most `shard_bytes`.
+    largest difference of logits. `dtype` is fp32, bf16 or fp16; None stands for the types of an imported model that was
+    not trained since, otherwise for fp32. If `weights` is "ema", the average of the weights is exported. If `check`,
+    logits and token ids are compared with the source's. `report` is called with bytes done and bytes in all. Files of
+    several tensors have at most `shard_bytes`.
     """
     reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = checked_model(reader)

@@ -85,9 +85,9 @@ def rotary_settings(
     c: Config, problems: list[str], *, default_base: float = DEFAULT_BASE, default_share: float | None = None
 ) -> Config:
     """Return lmtrain's settings of the rotary angles in the config.json `c`, completed with ROTARY_DEFAULTS. Append a
-    message to `problems` for angles that lmtrain does not compute or that transformers 4 and 5 read differently.
-    `default_base` is the base of a file that states none. `default_share` is the same for the share of a head's numbers
-    that are rotated; None if the family must rotate whole heads.
+    message to `problems` for angles that lmtrain does not compute or that transformers 4 and 5 read differently. Where
+    the file states none, `default_base` is the base, and `default_share` the share of a head's numbers that are
+    rotated; None if the family always rotates all of them.
     """
     # because: transformers 5 takes rope_parameters only if there is no rope_scaling, and 4 never takes it
     key = "rope_scaling" if c["rope_scaling"] else "rope_parameters"
@@ -187,9 +187,10 @@ def check_numbers_of_group(group: Config, kind: object, key: str, c: Config, pro
 
 
 def _original_length(rope: Config, kind: str, key: str, c: Config, problems: list[str]) -> Config:
-    """Return the setting rotary_original_len, the length in tokens of the original training's texts, and rotary_factor,
-    the model's longest text divided by it, if the group `rope` at `key` of the config.json `c` states no factor. Append
-    a message to `problems` where transformers 4 and 5 would take other values.
+    """Return the setting rotary_original_len, the length in tokens of the texts of the original training, for the group
+    `rope` at `key` of the config.json `c`. If the group states no factor, also return rotary_factor,
+    max_position_embeddings divided by that length. Append a message to `problems` where transformers 4 and 5 would take
+    other values.
     """
     name, longest = ORIGINAL_LENGTH, c["max_position_embeddings"]
     inside, outside = rope.get(name), c.get(name)
@@ -217,8 +218,8 @@ def _original_length(rope: Config, kind: str, key: str, c: Config, problems: lis
 
 def _mscale_factor(rope: Config, values: Config) -> Config:
     """Return {"rotary_attention_factor": factor of cosines and sines} of YaRN angles that state mscale and
-    mscale_all_dim in its place. Return {} if they state the factor, or not both of these. `rope` is the group in
-    config.json, and `values` are the settings read from it so far.
+    mscale_all_dim in its place. Return {} if they state the factor itself, or if one of the two is missing or 0. `rope`
+    is the group in config.json, and `values` are the settings read from it so far.
     """
     scales: tuple[Any, Any] = (rope.get("mscale"), rope.get("mscale_all_dim"))
     factor: Any = values.get("rotary_factor")

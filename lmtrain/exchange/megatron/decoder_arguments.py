@@ -37,10 +37,10 @@ _VALUES_TO_REPEAT = (
 def words_from_arguments(
     argument: GetArgument, num_layers: int, problems: list[str], *, positions: str, norm: str
 ) -> dict[str, Any]:
-    """Return the settings of GPTSettings, key -> value, that say how a decoder's layers, norms and rotary angles differ
-    from the default, as Megatron-LM's arguments ask. `argument` reads an argument by its name; `positions` is the value
-    of --position-embedding-type, and `norm` is layernorm or rmsnorm. Append a message to `problems` for each argument
-    that lmtrain has no setting for.
+    """Return lmtrain's settings (key -> value) of a decoder's window, layer pattern, norms and rotary angles for
+    Megatron-LM's arguments; settings of norms that keep their default are left out. `argument` reads an argument by its
+    name; `positions` is the value of --position-embedding-type, and `norm` is layernorm or rmsnorm. Append a message to
+    `problems` for each argument that lmtrain has no setting for.
     """
     values = _layers_from_arguments(argument, num_layers, problems, positions)
     if argument("apply_layernorm_1p", False) or argument("layernorm_zero_centered_gamma", False):

@@ -43,7 +43,8 @@ class MegatronModel:
     arguments_read: frozenset[str]  # names of Megatron-LM's arguments that decide a setting
 
     def left_out(self) -> dict[str, str]:
-        """Return content -> reason for what the checkpoint holds and the import does not take, such as the optimizer.
+        """Return a dict, name -> reason, of what the checkpoint holds and the import does not take, such as the
+        optimizer.
         """
         rows = (part.shape[0] for part in self.weights["embedding.token.weight"])
         padding = sum(rows) - self.settings.shape.vocab_size

@@ -111,9 +111,7 @@ def _pair_rule(
 ) -> PairRule:
     """Return a mask_mod for flex_attention: a function of (sample, head, query position, key position) that is True if
     query minus key position is in [min_distance, max_distance], both have the same document id, and the key is no
-    padding.
-
-    A condition is left out if its tensor is None.
+    padding. The last two conditions are left out if their tensors are None.
     """
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         distance = q - k
@@ -129,10 +127,8 @@ def _pair_rule(
 
 def _blocks_by_distance(first_N: Tensor, length: int, min_distance: int, max_distance: int) -> tuple[Tensor, Tensor]:
     """Return two boolean tables [N, N], query blocks x key blocks: whether some pair of positions in the two blocks,
-    and whether every pair, has a distance in [min_distance, max_distance]. `first_N` has each block's first position;
-    `length` is the sequence's.
-
-    The distance of a pair is the query position minus the key position.
+    and whether every pair, has a distance (query minus key position) in [min_distance, max_distance]. `first_N` has
+    each block's first position; `length` is the sequence's.
     """
     last_N = (first_N + BLOCK).clamp(max=length) - 1
     nearest, furthest = first_N[:, None] - last_N, last_N[:, None] - first_N

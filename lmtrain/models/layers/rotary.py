@@ -52,8 +52,9 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
 def _frequencies(
     head_width: int, s: RotarySettings, length: int, *, is_local: bool, device: torch.device
 ) -> tuple[Tensor, float]:
-    """Return (angle from one position to the next of each pair of numbers, [R/2] in fp32; factor of cosines and sines).
-    R is the number of a head's numbers that are rotated; `length` is that of the sequence, which longrope depends on.
+    """Return (angle from one position to the next of each pair of numbers, [R/2] in fp32; factor of cosines and sines),
+    those of layers with a window if `is_local`. R is the number of a head's numbers that are rotated; `length` is that
+    of the sequence, which longrope depends on.
     """
     is_own = is_local and s.local_rotary_base is not None
     base = s.local_rotary_base if is_local and s.local_rotary_base is not None else s.rotary_base

@@ -230,7 +230,8 @@ class Gemma3(_AnyGemma):
 
 def _embedding_scale(c: Config, problems: list[str]) -> float:
     """Return the factor by which Gemma multiplies embeddings: the square root of hidden_size, rounded to the dtype that
-    the config.json `c` states for the stored weights. If it states none, append a message to `problems` and return 1.
+    the config.json `c` states for the stored weights. If it states no known one, append a message to `problems` and
+    return 1.
     """
     dtype, width = c["dtype"] if c["dtype"] is not None else c["torch_dtype"], c["hidden_size"]
     if not isinstance(dtype, str) or dtype not in _TYPES:
@@ -306,8 +307,9 @@ def _layer_settings(c: Config, problems: list[str], *, period: Any) -> Config:
 
 def _two_rotary_settings(c: Config, problems: list[str]) -> Config:
     """Return lmtrain's settings of rotary angles for the config.json `c` of a Gemma 3: base and scaling of the layers
-    without a window, and the base of those with one. transformers 4 reads rope_theta, rope_local_base_freq and
-    rope_scaling; 5 reads rope_parameters first. Append a message to `problems` where the two would read other angles.
+    without a window, and the base of those with one. transformers 4 reads them from rope_theta, rope_local_base_freq
+    and rope_scaling, and 5 from rope_parameters as well. Append a message to `problems` where the two would read other
+    angles.
     """
     groups = c["rope_parameters"] or {}
     if not isinstance(groups, dict) or groups.keys() - {_FULL, _LOCAL} or not all(
