@@ -98,8 +98,8 @@ def _file_states(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, 
 
 
 def merged_files(request: CompositionRequest) -> list[tuple[YamlFile, str]]:
-    """Return the config files that Hydra merges, the first ones overridden by later ones. Each comes with the dotted
-    key below which its settings go, such as "model", or "" for the top level.
+    """Return the config files that Hydra merges, in an order in which later files override earlier ones. Each comes
+    with the dotted key below which its settings go, such as "model", or "" for the top level.
     """
     with _open_loader(request) as loader:
         merged = loader.compute_defaults_list(request.name, request.choices, RunMode.RUN).defaults

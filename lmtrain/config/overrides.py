@@ -52,10 +52,9 @@ def override_key(override: str) -> str:
 
 
 def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
-    """Parse command-line words such as `optim.lr=1e-3` and return Hydra's Override objects. `groups` maps each config
-    group, such as `model`, to the names of its files.
-
-    Raise RefusedOverrides with the problems of all malformed words.
+    """Parse command-line words such as `optim.lr=1e-3` and return Hydra's Override objects, in the same order. `groups`
+    maps each config group, such as `model`, to the names of its files. Raise RefusedOverrides with the problems of all
+    words that are malformed or set a key again.
     """
     # because: hydra is slow to import
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -98,7 +97,9 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
 
 
 def sweep_refusal(override: Any) -> str:
-    """Return the error message for an Override with several values, such as `a=1,2`, where a single run is expected."""
+    """Return the error message for a Hydra Override object with several values, such as `a=1,2`, on a command that
+    starts a single run.
+    """
     text = str(override.input_line)
     key, _, value = text.partition("=")
     hint = blend_hint(key, value)

@@ -44,8 +44,9 @@ def reference_problem(text: str) -> str | None:
 
 
 def iter_values(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield (path, value) for every value in nested dicts and lists, groups before their members. A path has the keys
-    and list indices that lead to the value.
+    """Yield (path, value) for every value within nested dicts and lists, including inner dicts and lists, which come
+    before their own values. A path is the tuple of keys and list indices that lead to the value; `path` is the one that
+    leads to `node`.
     """
     if path:
         yield path, node

@@ -44,8 +44,8 @@ class Run(Protocol):
 
 def needs_mask(model: ModelSettings, *, document_mask: bool, kind: LayerKind | None = None) -> bool:
     """Return True if attention needs an explicit mask in addition to the causal rule that kernels have built in: for
-    layers of this `kind`, or for any layer of the model if `kind` is None. A document mask, a bidirectional model and a
-    sliding window need one.
+    layers of this `kind`, or for any layer of the model if `kind` is None. Document masks, bidirectional models and
+    windows shorter than the sequence need one.
 
     A bidirectional model always needs a mask, because its rows can end early.
     """

@@ -125,9 +125,9 @@ def section_parts(num_rows: int, cut: Cut, tp: int) -> list[tuple[int, int]]:
 
 
 def copied_part(num_rows: int, cut: Cut, tp: int) -> tuple[int, int]:
-    """Return, for one tensor-parallel rank's part of a weight, the index of the first of its rows that other ranks hold
-    too, and how many ranks hold them. From that row on, all are held so. If there are none, return the number of rows
-    and 1.
+    """Return (first, count) for one tensor-parallel rank's part of a weight: its rows from index `first` to the end are
+    held by `count` ranks in all. If no other rank holds any of its rows, `count` is 1 and `first` is not below the
+    part's number of rows.
 
     Sections of which ranks hold copies are the last ones: keys and values follow queries.
     """

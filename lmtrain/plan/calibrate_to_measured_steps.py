@@ -60,7 +60,7 @@ class Calibration:
 
 def machine_cost_model(hardware: Hardware) -> CostModel:
     """Return the cost model for predicting runs on a machine: the shipped factors, which were fitted to published runs,
-    with those replaced that `hardware` holds from a calibration on this machine.
+    except for those that a calibration on this machine has stored in `hardware`.
     """
     return CostModel(
         time=FittedFactors({**fitted_time_factors().values, **hardware.factors}),

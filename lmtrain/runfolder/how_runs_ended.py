@@ -124,11 +124,8 @@ def read_last_stop(folder: Path) -> dict[str, Any]:
 
 def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int] | None) -> Outcome | None:
     """Return a copy of a launcher's `outcome` with the rank and cause that a rank's watchdog wrote to stop.json because
-    of a hung or lost process. Return None if there is no such report from this start, or if the outcome is not a lost
-    peer.
-
-    `stamp_before` is the `stop_stamp` when the processes started: if it is unchanged, the file is from an earlier
-    start.
+    of a hung or lost process. Return None if the outcome is no lost peer, or if stop.json holds no such report or has
+    not changed since the start, when its `stop_stamp` was `stamp_before`.
     """
     if not is_stop_written_since(folder, stamp_before) or outcome.exit_code != PeerLostError.exit_code:
         return None

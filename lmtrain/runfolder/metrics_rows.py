@@ -135,8 +135,8 @@ def read_first_step(path: Path) -> Row:
 
 
 def loss_warning(first_row: Row, last_row: Row) -> str:
-    """Return "loss not finite" or "loss above its first" if a finished run's last loss is so, else "". The arguments
-    are the run's first and last step rows.
+    """Return "loss not finite" if the loss of a finished run's last step row is nan or infinite, "loss above its first"
+    if it is larger than that of the first step row, and otherwise "".
     """
     first_loss, last_loss = (row.get("loss") for row in (first_row, last_row))
     if not isinstance(last_loss, float | int):

@@ -18,8 +18,8 @@ History = list[tuple[int, Any]]  # per setting: (first step of a value, value), 
 
 
 def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for each leaf of nested data, such as optim.lr or data.datasets[0].path. An empty dict
-    or list is a leaf. `key` is the prefix of all keys.
+    """Yield (dotted key, value) for each leaf of nested dicts and lists, such as "optim.lr" or "data.datasets[0].path".
+    Empty dicts, and lists without dicts, are leaves as a whole. `key` is the dotted key of `tree` itself.
     """
     if isinstance(tree, Mapping) and (tree or not key):
         for name, value in tree.items():

@@ -71,8 +71,8 @@ def print_message(console: Console, message: str) -> None:
 
 
 def print_notice(message: str) -> None:
-    """Print a message on stderr, which keeps stdout for a command's result. If a progress line is shown, the message is
-    printed above it.
+    """Print a message on stderr, since stdout is for a command's result. If a progress line is shown, the message
+    appears above it.
     """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
@@ -89,8 +89,8 @@ def warn_if_any(problem: str | None) -> None:
 
 
 def print_error(error: LmtrainError) -> None:
-    """Print an error and its notes on stderr. On another rank than 0 the message begins with the rank's name, and in a
-    launcher on several nodes with the node's. Print nothing if the error came from another rank that is shown as well.
+    """Print an error and its notes on stderr. The message begins with the name of this rank unless it is rank 0, and
+    with the node's name in a launcher. Print nothing if the error came from another rank and rank 0 reports it for all.
     """
     from lmtrain.runtime.processes.process_environment import ProcessEnv
 

@@ -121,8 +121,8 @@ class Section:
     has_names: bool = False  # True if it holds several groups of the same settings, each by a name: stages
 
     def keys(self, kind: str) -> Iterator[Key]:
-        """Yield a Key for each setting of the section if its kind is `kind`, one of the keys of `kinds`. The keys of
-        nested settings follow the key that holds them.
+        """Yield a Key for each setting that the section has when its kind is `kind`, one of the names in `self.kinds`.
+        The keys of nested settings follow the key that holds them.
         """
         cls = self.kinds[kind]
         comments = ConfigComments(self.name, getattr(cls, "kind", ""))

@@ -130,8 +130,9 @@ def _fill_share(cases: Cases, factors: FittedFactors, rows: PerCase, columns: Pe
 
 
 def _attention_seconds(cases: Cases, factors: FittedFactors) -> tuple[PerCase, PerCase]:
-    """Return the forward and backward seconds of one block's attention on one tp rank, for each run in `cases`: the
-    scores, the softmax and the weighted sum of values, without the projections before and after.
+    """Return the forward and the backward seconds of attention for one micro-batch in one transformer block on one
+    tensor-parallel rank, for each run in `cases`: of scores, softmax and the weighted sum of values, without the
+    projections before and after.
     """
     flash = cases.attention >= Attention.FLASH1
     newer = np.where((cases.attention == Attention.FLASH2) & (cases.generation >= 2), factors["flash2_newer"], 1.0)
@@ -168,8 +169,8 @@ def _attention_seconds(cases: Cases, factors: FittedFactors) -> tuple[PerCase, P
 
 
 def _pointwise_seconds(cases: Cases, factors: FittedFactors) -> tuple[PerCase, PerCase]:
-    """Return the forward and backward seconds of one block's pointwise operations (norms, activation function, residual
-    sums, rotary embedding), for each run in `cases`.
+    """Return the forward and the backward seconds of pointwise operations (norms, activation function, residual sums,
+    rotary embedding) for one micro-batch in one transformer block on one tensor-parallel rank, for each run in `cases`.
 
     The least possible memory traffic is scaled by a factor for eager, fused or compiled kernels.
     """

@@ -218,8 +218,8 @@ class RankedLayouts:
         return indices[np.argsort(_rounded(values[indices]), kind="stable")]
 
     def first_of_each(self, indices: Indices, columns: tuple[str, ...] = SHARDING_COLUMNS) -> Indices:
-        """Return `indices` without those that have the same values in `columns`, such as ("pp", "tp"), as an earlier
-        one.
+        """Return, in the given order, only the first of `indices` for each combination of values that the layouts have
+        in `columns`, such as ("pp", "tp").
         """
         if not len(indices):
             return indices

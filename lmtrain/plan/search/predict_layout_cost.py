@@ -242,8 +242,8 @@ class ScalingInputs:
     objective: str = "time"  # "time" or "joules": the quantity to minimize
 
     def rank_layouts(self, gpus: int) -> RankedLayouts:
-        """Rank all legal layouts of the run on `gpus` devices. If `self.batch_per_gpu` is not 0, the global batch is
-        that number times `gpus`; otherwise it is the run's own.
+        """Return the ranking of all legal layouts of the run on `gpus` devices. If `self.batch_per_gpu` is not 0, the
+        global batch is that number times `gpus`; otherwise it is the run's own.
         """
         run = replace(self.run, global_batch=round(self.batch_per_gpu * gpus) or self.run.global_batch)
         return rank_layouts(
