@@ -1,5 +1,5 @@
 // Random numbers by name instead of by state: draw i (from 0) of stream `key` is mix(key + (i + 1) * golden), which is
-// splitmix64's rule, so that any draw can be made without those before it. Twin: lmtrain/data/samples/sentence_pairs.py.
+// splitmix64's rule, so that any draw can be made without those before it. Twin: lmtrain/data/samples/group_sentences_into_samples.py.
 #pragma once
 
 #include <cstdint>

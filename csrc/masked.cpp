@@ -1,6 +1,6 @@
 // BERT's samples: two runs of sentences, cut to length, with words masked. Everything random is drawn from the stream
 // of the sample's number, so that a sample is the same in any batch. Twin: MaskedSamplerTwin in
-// lmtrain/data/samples/slow_reference_masked_samples.py, where the recipe is told.
+// lmtrain/data/samples/masked_samples_python_fallback.py, where the recipe is told.
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>

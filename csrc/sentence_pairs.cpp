@@ -1,5 +1,5 @@
 // Which sentences make a sample: documents cut into runs of sentences of about a target length. Two orders of random
-// numbers, ours and Megatron-LM's. Twins: build_map_twin and build_megatron_map_twin in lmtrain/data/samples/sentence_pairs.py.
+// numbers, ours and Megatron-LM's. Twins: build_map_twin and build_megatron_map_twin in lmtrain/data/samples/group_sentences_into_samples.py.
 
 #include <pybind11/numpy.h>
 

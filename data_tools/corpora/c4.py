@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe, split_from_name
-from data_tools.corpus.flow.corpus_step_runner import ReadOptions, Tally, find_step_sources, read_documents
-from data_tools.read.parse_documents import OnError
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import ReadOptions, Tally, find_step_sources, read_documents
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 
 
 def read(path: Path, tally: Tally) -> DocumentsBySplit:

@@ -13,7 +13,7 @@ from typing import IO
 
 from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe
 from data_tools.corpora.download import RemoteFile
-from data_tools.corpus.flow.corpus_step_runner import Tally
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import Tally
 from data_tools.read.compressed_and_parquet_readers import as_file, open_decompressed, read_stream
 from data_tools.read.cut_files_into_chunks import MAX_DOC_BYTES
 from lmtrain.errors import DataError

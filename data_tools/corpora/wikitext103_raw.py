@@ -15,7 +15,7 @@ from pathlib import Path
 
 from data_tools.corpora.corpus_definition import DocumentsBySplit, Recipe, split_from_name
 from data_tools.corpora.download import RemoteFile
-from data_tools.corpus.flow.corpus_step_runner import Tally
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import Tally
 from data_tools.read.compressed_and_parquet_readers import archive_contents
 from lmtrain.errors import DataError
 

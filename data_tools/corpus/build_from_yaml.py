@@ -29,7 +29,7 @@ from data_tools.corpus.copies.dedupe import (
     mark_near,
     record_inputs,
 )
-from data_tools.corpus.flow.corpus_step_runner import (
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     CollectStep,
     ReadOptions,
     Report,
@@ -43,7 +43,7 @@ from data_tools.corpus.flow.corpus_step_runner import (
 )
 from data_tools.corpus.split_sample_shuffle import SplitStep, shuffle, split_outputs
 from data_tools.read.find_input_files import Inputs
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.config.settings_base import Problem, Settings

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.corpus_step_runner import Documents, SelectionStep, Tally
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import Documents, SelectionStep, Tally
 from data_tools.corpus.flow.word_ngram_hashes import Hashes, hash_runs, mix
 from data_tools.writing_systems import check_script, script_shares
 from lmtrain.errors import UsageError, spelling_hint

@@ -19,7 +19,8 @@ from typing import IO, ClassVar
 import numpy as np
 
 from data_tools.corpus.copies.dedupe import content_hash
-from data_tools.corpus.flow.corpus_step_runner import (
+from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     Documents,
     Report,
     SelectionStep,
@@ -32,7 +33,6 @@ from data_tools.corpus.flow.corpus_step_runner import (
     run_step,
     to_line,
 )
-from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
 from data_tools.read.cut_files_into_chunks import WHOLE_PART
 from data_tools.read.find_input_files import Inputs
 from lmtrain.errors import UsageError

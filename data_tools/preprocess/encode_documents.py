@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_tools.read.parse_documents import Content
+from data_tools.read.parse_chunks_and_bad_lines import Content
 from lmtrain import native
 from lmtrain.tokenizer.bulk_encoding import Encoder
 from lmtrain.tokenizer.text_from_json_lines import Reject

@@ -26,11 +26,11 @@ from data_tools.preprocess.encode_documents import (
     SequenceBatch,
     prepend_token,
 )
-from data_tools.preprocess.filters import Filters
+from data_tools.preprocess.length_and_script_filters import Filters
 from data_tools.preprocess.resumable_dataset_writer import OutputNames, Outputs, Totals
 from data_tools.read.cut_files_into_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.find_input_files import STDIN, Inputs, Source, TextSplit, find_sources
-from data_tools.read.parse_documents import (
+from data_tools.read.parse_chunks_and_bad_lines import (
     COMMAND_LINE,
     BadLine,
     BadLines,
@@ -42,12 +42,12 @@ from data_tools.read.parse_documents import (
     collect_bad_lines,
     read_content,
 )
-from data_tools.read.worker_pool import build_budget, process_portions
+from data_tools.read.process_portions_in_workers import build_budget, process_portions
 from lmtrain import native
 from lmtrain.errors import DataError, UsageError
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder, dtype_for
 from lmtrain.tokenizer.text_from_json_lines import Reject
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.units import format_bytes
 
 _HEAD = {"format": "lmtrain preprocess journal", "version": 2}

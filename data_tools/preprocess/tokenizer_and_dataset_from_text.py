@@ -20,7 +20,13 @@ from typing import Any
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.compressed_and_parquet_readers import DamagedArchiveError, open_source, read_rows, read_stream
 from data_tools.read.find_input_files import Source, TextSplit, find_sources, name_without_suffix, resolve_input
-from data_tools.read.parse_documents import ALL_READ, COMMAND_LINE, OptionNames, SourceTexts, refuse_blank_texts
+from data_tools.read.parse_chunks_and_bad_lines import (
+    ALL_READ,
+    COMMAND_LINE,
+    OptionNames,
+    SourceTexts,
+    refuse_blank_texts,
+)
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError
@@ -33,7 +39,7 @@ from lmtrain.runtime.files.atomic_files import (
     write_json,
 )
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
 
 SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768

@@ -7,13 +7,13 @@ from typing import Any
 
 from lmtrain.api.check_arguments import check_token_ids
 from lmtrain.errors import UsageError
-from lmtrain.tokenizer import base
+from lmtrain.tokenizer import text_to_ids_and_back
 
 
 class Tokenizer:
     """The tokenizer of a model or a dataset."""
 
-    def __init__(self, inner: base.Tokenizer) -> None:
+    def __init__(self, inner: text_to_ids_and_back.Tokenizer) -> None:
         """Wrap a loaded tokenizer; `lmtrain.load` and `Dataset.tokenizer` call this."""
         self._inner = inner
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.api.check_arguments import check_dtype
-from lmtrain.checkpoint.stored_ema_weights import check_weight_set
+from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
 from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout, evaluate_one
 from lmtrain.errors import UsageError
-from lmtrain.exchange.find_model_to_load import find_model
+from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from lmtrain.api.check_arguments import check_dtype, check_token_ids
 from lmtrain.api.encode_and_decode_text import Tokenizer
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.checkpoint.stored_ema_weights import check_weight_set
+from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.errors import UsageError
-from lmtrain.eval import generate as generation
+from lmtrain.eval import sample_text_from_prompt as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
 from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import Request
-from lmtrain.exchange.find_model_to_load import find_model
+from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.machine.choose_device import memory_errors

@@ -15,7 +15,7 @@ from lmtrain.api.encode_and_decode_text import Tokenizer
 from lmtrain.data.store.document_boundaries import use_recorded_checksums
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.tokenizer import base
+from lmtrain.tokenizer import text_to_ids_and_back
 from lmtrain.units import format_count
 
 
@@ -85,7 +85,7 @@ class Dataset:
                 f"{self.prefix} was stored without its tokenizer: {path} does not exist. Put the tokenizer there, or "
                 "decode the ids with the tokenizer of a model that was trained on them."
             )
-        tokenizer = base.Tokenizer.load(path)
+        tokenizer = text_to_ids_and_back.Tokenizer.load(path)
         if info is not None and info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(
                 f"{path} is not the tokenizer that {self.prefix} was written with: its fingerprint is "

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
+from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config import settings_base
 from lmtrain.train.run_config import RunConfig
 

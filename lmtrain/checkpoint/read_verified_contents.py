@@ -32,7 +32,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
 from lmtrain.checkpoint.disk.safetensors_file import Array, StoredPiece, read_box, read_header
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box, intersect
 from lmtrain.checkpoint.find_and_prune import load_manifest
-from lmtrain.checkpoint.stored_ema_weights import (
+from lmtrain.checkpoint.view_with_ema_as_weights import (
     AVERAGE_DTYPE,
     AVERAGE_PREFIX,
     MODEL_PREFIX,

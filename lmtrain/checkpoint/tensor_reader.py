@@ -19,7 +19,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, dtype_code
 from lmtrain.checkpoint.disk.safetensors_file import Array, piece_box
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.read_verified_contents import Contents, suggest_name
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.errors import CheckpointError, join_few
 from lmtrain.layout import Piece
 

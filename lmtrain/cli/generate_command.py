@@ -14,8 +14,8 @@ from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights
 from lmtrain.runtime.processes.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
-    from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load_model import LoadedModel
+    from lmtrain.eval.sample_text_from_prompt import Sampling
 
 
 def generate(
@@ -45,15 +45,15 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:
     """Generate text from a prompt with a checkpoint. The same seed gives the same text."""
-    from lmtrain.checkpoint.saved_model_description import check_causal
-    from lmtrain.exchange.find_model_to_load import find_model
+    from lmtrain.checkpoint.unopened_model_on_disk import check_causal
+    from lmtrain.exchange.find_model_at_path import find_model
 
     source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
     check_causal(source)
     set_library_defaults()
 
-    from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load_model import load_source
+    from lmtrain.eval.sample_text_from_prompt import Sampling
     from lmtrain.runtime.machine.choose_device import pick_device
 
     samplings = [
@@ -66,7 +66,7 @@ def generate(
 
 
 def _print_stream(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
-    from lmtrain.eval.generate import generate_stream
+    from lmtrain.eval.sample_text_from_prompt import generate_stream
 
     subject = loaded.subject
     for number, sampling in enumerate(samplings):
@@ -81,7 +81,7 @@ def _print_stream(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplin
 
 
 def _print_samples(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
-    from lmtrain.eval.generate import generate as generate_text
+    from lmtrain.eval.sample_text_from_prompt import generate as generate_text
 
     subject = loaded.subject
     samples = [

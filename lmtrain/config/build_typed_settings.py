@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
 from lmtrain.config.name_suggestions import SettingNames, percent_as_fraction, suggest_value
-from lmtrain.config.overrides import blend_hint, hydra_quoted, shell_quoted
+from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, shell_quoted
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
 from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error, spelling_hint
 

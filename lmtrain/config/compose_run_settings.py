@@ -19,12 +19,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmtrain.config import setting_references
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value
-from lmtrain.config.overrides import RefusedOverrides, apply_override, override_key, parse_overrides, sweep_refusal
+from lmtrain.config.parse_and_apply_overrides import (
+    RefusedOverrides,
+    apply_override,
+    override_key,
+    parse_overrides,
+    sweep_refusal,
+)
 from lmtrain.config.settings_base import Settings
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
 
 if TYPE_CHECKING:
-    from lmtrain.config.hydra_source import CompositionRequest
+    from lmtrain.config.compose_files_with_hydra import CompositionRequest
 
 S = TypeVar("S", bound=Settings)
 Rewrite = Callable[[dict[str, Any], Mapping[str, str]], dict[str, str]]  # settings, typed key -> text; typed afterwards
@@ -102,7 +108,7 @@ def compose_plain(
     Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
     """
     # because: hydra takes 0.3 s to import, and most commands compose no config
-    from lmtrain.config.hydra_source import compose_files
+    from lmtrain.config.compose_files_with_hydra import compose_files
 
     request, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
     tree = compose_files(request) | deepcopy(dict(defaults))
@@ -199,7 +205,7 @@ def prepare_composition(
     one is malformed or chooses an unknown file.
     """
     # because: hydra is slow to import
-    from lmtrain.config.hydra_source import CompositionRequest
+    from lmtrain.config.compose_files_with_hydra import CompositionRequest
 
     overrides, folders = [*dict.fromkeys(overrides)], _config_folders(config_dir)  # an override typed twice counts once
     roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})

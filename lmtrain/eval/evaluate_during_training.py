@@ -19,7 +19,7 @@ from lmtrain.eval.run_task import score
 from lmtrain.eval.score_targets import Scorable, Subject
 from lmtrain.eval.task import Answers, Prepared, Task, choose_window, sum_columns
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 _ROW_KEYS = (
     "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats",

@@ -18,10 +18,10 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from lmtrain.checkpoint.stored_ema_weights import check_weight_set
+from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.errors import DataError, UsageError, shorten, spelling_hint
-from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load_model import load_for_eval
+from lmtrain.eval.sample_text_from_prompt import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.score_targets import Scorer, TargetScores
 from lmtrain.eval.task import eod_id
 from lmtrain.eval.windows import Request

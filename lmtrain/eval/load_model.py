@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from lmtrain.checkpoint.saved_model_description import ModelSource, check_causal, checkpoint_source
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
+from lmtrain.checkpoint.unopened_model_on_disk import ModelSource, check_causal, checkpoint_source
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import DataError
 from lmtrain.eval.score_targets import Subject

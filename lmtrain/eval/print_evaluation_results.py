@@ -23,7 +23,7 @@ from lmtrain.eval.statistics import LEVEL, Comparison
 from lmtrain.eval.task import NOT_PUBLISHED, Columns, Prepared, Result, Task
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.files.atomic_files import json_bytes, parse_json, read_bytes
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.units import format_count, format_measure, format_seconds, plural
 
 _HEAD_TOKENS = 24

@@ -27,7 +27,7 @@ from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.layout import ONE_PROCESS
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests are not padded to long ones
 MAX_SHARED_TARGETS = 10_000_000  # targets remembered; because: these take 90 MB

@@ -30,7 +30,7 @@ from lmtrain.eval.task import (
 )
 from lmtrain.eval.task_recipes.hash_and_count_texts import open_dataset
 from lmtrain.eval.windows import Tokens
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 RESAMPLES = 1000
 LEVEL = 0.95

@@ -26,7 +26,7 @@ from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.layout import ONE_PROCESS
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 TASK_PACKAGE = "lmtrain.eval.tasks"
 NOT_PUBLISHED = "text_is_not_the_published"  # a note: the file that the id's published figures are of

@@ -1,7 +1,7 @@
 """Import another program's model folder as a checkpoint, whatever its format.
 
 Called by `lmtrain import` and by a run whose checkpoint.init_from names such a folder. The formats are in the folders
-beside this file; detect_source_format.py says which of them a folder has.
+beside this file; detect_model_folder_format.py says which of them a folder has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import clear_leftovers, latest_checkpoint
 from lmtrain.errors import OutputError
-from lmtrain.exchange.detect_source_format import Program, identify_source
+from lmtrain.exchange.detect_model_folder_format import Program, identify_source
 from lmtrain.exchange.huggingface.compare_with_transformers import check_import
 from lmtrain.exchange.huggingface.import_and_export import check_settings, import_hf
 from lmtrain.exchange.megatron.import_and_export import import_megatron

@@ -18,13 +18,13 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData, encode_header
 from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.stored_ema_weights import AVERAGE_PREFIX, OPTIMIZER_PREFIX
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.view_with_ema_as_weights import AVERAGE_PREFIX, OPTIMIZER_PREFIX
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.exchange.check_imported_files_unchanged import source_identity
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 PART_BYTES = 64 << 20  # of a tensor in memory at once
 Report = Callable[[int, int], None]  # bytes done, bytes in all

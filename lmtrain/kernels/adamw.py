@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors, Rates
 from lmtrain.kernels.triton_availability import can_run_kernel
 
 

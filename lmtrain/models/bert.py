@@ -17,9 +17,9 @@ from lmtrain.models.block_stack import Stack
 from lmtrain.models.initial_weights import apply_ties
 from lmtrain.models.layers.attention import Attention, DotProduct
 from lmtrain.models.layers.block import MLP, Block, PostNormBlock
-from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.norms import build_norm
 from lmtrain.models.layers.output_heads import MaskedHead, PairHead
+from lmtrain.models.layers.token_and_position_embedding import Embedding
 
 
 def build(settings: BertSettings) -> Bert:

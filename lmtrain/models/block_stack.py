@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch
 from lmtrain.models.layers.attention import BuildMask, build_mask, scatter_to_sequence, select_query_positions
 from lmtrain.models.layers.block import Block, BlockContext
-from lmtrain.models.layers.embedding import positions_of
 from lmtrain.models.layers.rotary import Rotation, build_rotation
+from lmtrain.models.layers.token_and_position_embedding import positions_of
 from lmtrain.models.model_settings import TransformerSettings
 from lmtrain.models.rotary_settings import RotarySettings
 from lmtrain.spec import Cuts, ModelShape, Start, Tie

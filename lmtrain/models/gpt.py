@@ -14,9 +14,9 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.initial_weights import apply_ties
 from lmtrain.models.layers.attention import Attention, DotProduct
 from lmtrain.models.layers.block import MLP, Block, ParallelBlock, PostNormBlock
-from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.norms import HeadNorm, WholeNorm, build_norm
 from lmtrain.models.layers.output_heads import Head, cap_logits
+from lmtrain.models.layers.token_and_position_embedding import Embedding
 
 
 def build(settings: GPTSettings) -> GPT:

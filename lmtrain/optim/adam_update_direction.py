@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lmtrain.kernels import adamw
-from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors, Rates
 from lmtrain.kernels.triton_availability import uses_fused_kernels
 from lmtrain.optim.optimizer_state import apply_empty_state
 

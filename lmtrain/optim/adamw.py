@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.kernels import adamw as kernel
-from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors, Rates
 from lmtrain.kernels.triton_availability import uses_fused_kernels
 from lmtrain.optim.adam_update_direction import (
     SLOTS,
@@ -21,8 +21,8 @@ from lmtrain.optim.adam_update_direction import (
     increment_update_count,
 )
 from lmtrain.optim.adamw_settings import AdamWSettings
+from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.optim.parameter_groups import Groups
-from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 _TORCH_FUSED_DEVICES = {"cpu", "cuda"}
 

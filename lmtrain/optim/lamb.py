@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lmtrain.optim.adam_update_direction import SLOTS, UncompiledOptimizer, adam_directions, groups_with_gradients
+from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.parameter_groups import Groups
-from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 
 def build(settings: LAMBSettings, groups: Groups, whole: WholeTensors = LocalTensors()) -> LAMB:

@@ -24,9 +24,9 @@ from lmtrain.optim.adam_update_direction import (
     groups_with_gradients,
     increment_update_count,
 )
+from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
 from lmtrain.optim.parameter_groups import Groups, build_group
-from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 SLOTS = ("momentum",)
 # because: Jordan's quintic brings singular values to 0.7 .. 1.2 in five rounds, and more precision does not help

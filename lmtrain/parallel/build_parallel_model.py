@@ -17,9 +17,9 @@ from lmtrain.layout import Layout
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.initial_weights import allocate_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
-from lmtrain.parallel.blocks.dropout import DropoutSeeds, apply_rank_dropout
-from lmtrain.parallel.blocks.recompute import apply_compile, apply_recompute, compile_loss
+from lmtrain.objectives.causal_and_masked_objectives import CausalLM, MaskedLM, build_objective
+from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds, apply_rank_dropout
+from lmtrain.parallel.blocks.recompute_and_compile import apply_compile, apply_recompute, compile_loss
 from lmtrain.parallel.device_and_precision_settings import (
     ComputeSettings,
     NoRecomputeSettings,
@@ -28,7 +28,7 @@ from lmtrain.parallel.device_and_precision_settings import (
     SomeRecomputeSettings,
 )
 from lmtrain.parallel.initialize_and_save_shards import draw_initial_values
-from lmtrain.parallel.linear_matrix_products import apply_summing_linears, can_sum_products, summing_modules
+from lmtrain.parallel.linear_forward_backward_products import apply_summing_linears, can_sum_products, summing_modules
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.pipeline.execute_schedule import Pipeline, SingleStage
@@ -38,7 +38,7 @@ from lmtrain.parallel.weights.reduce_and_clip_gradients import TiedSums, tied_co
 from lmtrain.placement.attention_activation_bytes import uses_block_masks
 from lmtrain.placement.layers_and_shards_of_ranks import Stage, placements_of_rank, stages_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.machine.detect_gpus import has_kernel_compiler
+from lmtrain.runtime.machine.visible_gpus_without_torch import has_kernel_compiler
 from lmtrain.spec import LanguageModel, Start
 
 

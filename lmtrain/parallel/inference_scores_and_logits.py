@@ -20,11 +20,11 @@ from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import RanksDifferError
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
 from lmtrain.parallel.pipeline.execute_schedule import Pipeline, SingleStage
 from lmtrain.parallel.tensor_parallel import heads_take_whole_sequences, label_scores
-from lmtrain.runtime.processes.rank_agreement import all_equal
+from lmtrain.parallel.tp_linears_and_collectives import all_reduce, gather_columns, gather_sequence
+from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import all_equal
 from lmtrain.spec import LanguageModel, PairModel
 
 ComputeResult = Callable[[LanguageModel, Tensor, int], Tensor]  # (last stage, hidden states, batch index) -> result

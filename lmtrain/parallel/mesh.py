@@ -24,7 +24,7 @@ from lmtrain.errors import LayoutError
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.measure import current_phase
 from lmtrain.runtime.processes.process_group import collective_timeout, new_group
-from lmtrain.runtime.processes.rank_agreement import SINGLE_PROCESS, Peers
+from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import SINGLE_PROCESS, Peers
 
 
 @dataclass(frozen=True)

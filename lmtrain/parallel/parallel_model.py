@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Piece
-from lmtrain.objectives.objective import CausalLM
+from lmtrain.objectives.causal_and_masked_objectives import CausalLM
 from lmtrain.observe.measure import current_phase
 from lmtrain.optim.adamw import OnePassAdamW
-from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
-from lmtrain.parallel.blocks.dropout import DropoutSeeds
-from lmtrain.parallel.collectives import all_reduce
+from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
+from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds
 from lmtrain.parallel.inference_scores_and_logits import Inference, split_into_chunks
 from lmtrain.parallel.initialize_and_save_shards import owned_pieces, pieces_of
 from lmtrain.parallel.pipeline.execute_schedule import TrainingObserver
+from lmtrain.parallel.tp_linears_and_collectives import all_reduce
 from lmtrain.parallel.weights.gather_weights_for_optimizer import ShardedTensors
 from lmtrain.parallel.weights.master_weights import LossScale
 from lmtrain.parallel.weights.reduce_and_clip_gradients import (

@@ -31,7 +31,9 @@ from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.norms import WholeNorm, scaled
 from lmtrain.models.layers.output_heads import FirstTokenOutput, Head, padded_bias
 from lmtrain.objectives.cross_entropy import with_sample_sums, with_z_loss
-from lmtrain.parallel.collectives import (
+from lmtrain.parallel.linear_forward_backward_products import SummingModule
+from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.tp_linears_and_collectives import (
     all_reduce,
     broadcast_from_first,
     column_linear,
@@ -40,8 +42,6 @@ from lmtrain.parallel.collectives import (
     sum_of_parts_and_gradients,
     sum_parts,
 )
-from lmtrain.parallel.linear_matrix_products import SummingModule
-from lmtrain.parallel.mesh import Axis
 from lmtrain.placement.layers_and_shards_of_ranks import part_shape
 from lmtrain.spec import Cut, LanguageModel, Split
 

@@ -10,7 +10,7 @@ import os
 import re
 
 METRICS = "metrics.jsonl"  # one row per event: metrics_rows.py
-STOP = "stop.json"  # why the newest start ended: how_runs_ended.py
+STOP = "stop.json"  # why the newest start ended: read_and_record_run_end.py
 LINEAGE = "lineage.json"  # the checkpoints of other runs from which the run descends: lineage.py
 CONFIG = "config.json"  # the settings of the newest start
 ENVIRONMENT = "environment.json"  # versions and machine of the newest start

@@ -15,8 +15,8 @@ from typing import Any
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, shorten
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP, WORKING_DIRECTORY
-from lmtrain.runfolder.how_runs_ended import read_stop
-from lmtrain.runfolder.stop_file import DONE
+from lmtrain.runfolder.read_and_record_run_end import read_stop
+from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import lock_holder, read_json
 
 _RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them

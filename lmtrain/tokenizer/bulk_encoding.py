@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.tokenizer import vocabulary_files
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.text_from_json_lines import (
     BadTextError,
     Reject,
@@ -27,6 +26,7 @@ from lmtrain.tokenizer.text_from_json_lines import (
     extract_text,
     split_lines,
 )
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 _MAX_IDS = 1 << 21  # Bpe::kMostIds in csrc/bpe.h
 _MAX_LETTERS = 8 << 20  # letters of all pieces; because: the trie of the pieces takes about forty bytes per letter

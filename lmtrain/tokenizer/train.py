@@ -14,7 +14,7 @@ from tokenizers import models, trainers
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer import vocabulary_files
-from lmtrain.tokenizer.base import Tokenizer, split_after_words
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, split_after_words
 
 _MIN_FREQUENCY = 2  # because: a pair that occurs once is not a pattern
 _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer characters become [UNK]

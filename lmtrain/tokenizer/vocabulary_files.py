@@ -1,9 +1,9 @@
 """Tokenizers' files: GPT-2's and BERT's vocabularies as tokenizers, checks of loaded tokenizers, ids that end a text.
 
-Called by base.py (loading), train.py and bulk_encoding.py; `end_ids` by the readers of model folders. BPE: bytes become
-letters, text is split by a pattern (no space is prepended), and pairs merge in the order of their rank; so every text
-has ids and nothing is unknown. WordPiece: a word is split greedily into the longest pieces of the vocabulary, with `##`
-before pieces that do not begin a word; a word that cannot be split is [UNK].
+Called by text_to_ids_and_back.py (loading), train.py and bulk_encoding.py; `end_ids` by the readers of model folders.
+BPE: bytes become letters, text is split by a pattern (no space is prepended), and pairs merge in the order of their
+rank; so every text has ids and nothing is unknown. WordPiece: a word is split greedily into the longest pieces of the
+vocabulary, with `##` before pieces that do not begin a word; a word that cannot be split is [UNK].
 """
 
 from __future__ import annotations

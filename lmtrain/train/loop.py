@@ -15,7 +15,7 @@ from lmtrain.train.in_loop.save_and_stop_requests import SAVE, open_requests
 from lmtrain.train.in_loop.validate_and_evaluate import Evaluation, due_measurements, is_due, measure, measure_pending
 from lmtrain.train.record.metrics_writer import record, record_start, report_occasional, report_save, report_step, save
 from lmtrain.train.record.trace_and_profile_steps import open_tracer, profile_steps
-from lmtrain.train.run_state import Run
+from lmtrain.train.run_objects_and_resume import Run
 from lmtrain.train.step import train_step
 
 

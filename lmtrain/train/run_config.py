@@ -40,8 +40,8 @@ from lmtrain.train.rules_between_settings import (
     text_dataset_prefix,
     within,
 )
+from lmtrain.train.run_stage_settings import StageSettings, name_problems
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
-from lmtrain.train.training_stage_settings import StageSettings, name_problems
 from lmtrain.units import plural
 
 _PATH_KEYS = (

@@ -3,9 +3,9 @@
 Each rank also reports its memory use, which rank 0 passes on.
 
 Called by save_and_stop_requests.py, which sends the numbers with the vote on a stop and adds no collective; by
-step_durations.py at the begin and end of a step; and by records.py, whose rows get `facts`. Ranks are compared if they
-do the same work: ranks of the same pipeline stage, and of stages with equally many layers if none of them is the first
-or the last.
+step_and_save_durations.py at the begin and end of a step; and by metrics_writer.py, whose rows get `facts`. Ranks are
+compared if they do the same work: ranks of the same pipeline stage, and of stages with equally many layers if none of
+them is the first or the last.
 """
 
 from __future__ import annotations

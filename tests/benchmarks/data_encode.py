@@ -29,8 +29,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import CompiledEncoder, build_encoder
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.benchmarks.data_preprocess import build_corpus, head_of
 

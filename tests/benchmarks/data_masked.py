@@ -31,10 +31,10 @@ import torch
 from data_tools.preprocess.encode_documents import split_sentences
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked_language_samples import ContinuingOrder, MaskedDataset, MaskVocabulary
-from lmtrain.data.samples.slow_reference_masked_samples import BEGINS, CONTINUES, SPECIAL
+from lmtrain.data.samples.masked_samples_python_fallback import BEGINS, CONTINUES, SPECIAL
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.data.writing import add_document
 
 CASES = [(512, 1), (512, 3), (128, 1), (128, 3)]  # tokens, longest n-gram

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 
 PIECE = 20_000

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import CompiledEncoder, build_encoder
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.benchmarks.data_preprocess import book_texts, machine_texts, up_to
 from tests.unit.tokenizer.adversarial import documents

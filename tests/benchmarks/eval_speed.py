@@ -157,7 +157,7 @@ def build(folder: Path, vocab: Path) -> None:
     from lmtrain.exchange.stream_tensors_to_disk import save_imported
     from lmtrain.models.gpt_settings import GPTSettings
     from lmtrain.models.model_settings import unpadded_shapes
-    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
     settings = GPTSettings(num_layers=12, width=768, num_heads=12, vocab_size=50257, seq_len=1024)
     shapes, generator = unpadded_shapes(settings), torch.Generator().manual_seed(1)

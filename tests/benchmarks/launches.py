@@ -31,8 +31,8 @@ from lmtrain.batch import Batch
 from lmtrain.kernels import triton_availability
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.blocks.recompute import apply_compile
-from lmtrain.parallel.linear_matrix_products import apply_summing_linears, summing_modules
+from lmtrain.parallel.blocks.recompute_and_compile import apply_compile
+from lmtrain.parallel.linear_forward_backward_products import apply_summing_linears, summing_modules
 from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.placement.attention_activation_bytes import FP32_BYTES
 from lmtrain.spec import ModelShape

@@ -25,7 +25,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.linear_matrix_products import compute_or_defer
+from lmtrain.parallel.linear_forward_backward_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.placement.parallel_settings import ParallelSettings

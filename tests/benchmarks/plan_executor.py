@@ -30,7 +30,7 @@ from lmtrain.models.layers.block import BlockContext
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.linear_matrix_products import compute_or_defer
+from lmtrain.parallel.linear_forward_backward_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import stage_to_stage_messages
 from lmtrain.parallel.weights import fsdp_sharding

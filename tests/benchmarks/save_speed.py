@@ -30,7 +30,7 @@ from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.files.atomic_files import drop_from_page_cache
-from lmtrain.train import run_state
+from lmtrain.train import run_objects_and_resume
 from lmtrain.train.set_up_run import build_optimizer
 
 MOST_PAUSE, LEAST_SPEED = 1.3, 0.7
@@ -52,7 +52,7 @@ class State:
         self.optimizer.zero_grad(set_to_none=True)
 
     def pieces(self) -> list[Piece]:
-        return self.model.owned_pieces(run_state.held_pieces(self.model, self.optimizer))
+        return self.model.owned_pieces(run_objects_and_resume.held_pieces(self.model, self.optimizer))
 
 
 def settle() -> None:

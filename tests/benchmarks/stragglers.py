@@ -36,7 +36,7 @@ from lmtrain.parallel.pipeline import stage_to_stage_messages
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.in_loop.save_and_stop_requests import Requests, Vote
 from lmtrain.train.step import train_step
-from lmtrain.train.step_durations import Durations
+from lmtrain.train.step_and_save_durations import Durations
 from lmtrain.train.straggler_watch import StragglerWatch
 from tests.layouts.workers import Pool
 

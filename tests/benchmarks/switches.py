@@ -35,7 +35,7 @@ class Switch:
 
 SWITCHES = {
     # products that add a weight's gradient to its fp32 sum by themselves
-    "summed_products": Switch("lmtrain.parallel.linear_matrix_products", "SUMMING_DEVICES", set),
+    "summed_products": Switch("lmtrain.parallel.linear_forward_backward_products", "SUMMING_DEVICES", set),
     # the kernels of lmtrain/kernels; their twins run in their place
     "kernels": Switch("lmtrain.kernels.triton_availability", "FUSED_DEVICES", set),
     # masks of blocks, for flex_attention; masks of all positions in their place

@@ -37,7 +37,7 @@ from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
 from lmtrain.observe.timeline.step_breakdown import step_times
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.parallel.linear_matrix_products import compute_or_defer
+from lmtrain.parallel.linear_forward_backward_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.compare_trace_to_schedule import compare_with_replay

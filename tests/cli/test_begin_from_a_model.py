@@ -16,7 +16,7 @@ from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.exchange.megatron.import_and_export import export_megatron
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.startup_checks import preflight
 from tests.cli.harness import Toy, lmtrain, outcome, start
 from tests.marks import wide

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.branch_settings import BranchPoint, put_before_stages
+from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig

@@ -98,8 +98,9 @@ def test_all_kinds_of_recompute_are_measured() -> None:
 
 
 def test_a_switch_that_the_tree_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SWITCHES, "nothing", Switch("lmtrain.parallel.blocks.recompute", "no_such_name", set))
-    monkeypatch.setitem(SWITCHES, "something", Switch("lmtrain.parallel.blocks.recompute", "apply_compile", set))
+    module = "lmtrain.parallel.blocks.recompute_and_compile"
+    monkeypatch.setitem(SWITCHES, "nothing", Switch(module, "no_such_name", set))
+    monkeypatch.setitem(SWITCHES, "something", Switch(module, "apply_compile", set))
     assert "something" in present()
     assert "nothing" not in present()
 

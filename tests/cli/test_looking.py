@@ -24,7 +24,7 @@ import pytest
 
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
 

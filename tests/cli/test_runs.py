@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from lmtrain.cli.pretrain.sweep import print_sweep_table, summarize_run
 from lmtrain.cli.runs.plot_command import draw_curves
-from lmtrain.runfolder.stop_file import DONE
+from lmtrain.runfolder.stop_json_writer import DONE
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
 

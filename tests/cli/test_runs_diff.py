@@ -15,7 +15,7 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.processes.process_environment import environment_report
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train import loop, set_up_run
 from lmtrain.train.record import metrics_writer
 from lmtrain.train.record.metrics_writer import report_step

@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.cli.pretrain.sweep import plan_runs
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.cli.harness import Toy, lmtrain, on_terminal, start
 
 ALLOW = {"LMTRAIN_ALLOW_FAULTS": "1"}

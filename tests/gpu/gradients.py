@@ -22,9 +22,9 @@ from lmtrain.models import block_stack
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.rotary import Rotation
 from lmtrain.models.rotary_settings import RotarySettings
-from lmtrain.objectives import objective
+from lmtrain.objectives import causal_and_masked_objectives
+from lmtrain.objectives.causal_and_masked_objectives import build_objective
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
-from lmtrain.objectives.objective import build_objective
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings
 from lmtrain.parallel.weights.master_weights import WORK_DTYPE
@@ -110,7 +110,7 @@ def _in_fp64() -> Iterator[None]:
     with ExitStack() as patches:
         for owner, name, value in (
             (block_stack, "build_rotation", angles), (attention, "rotate", rotated),
-            (objective, "cross_entropy_plain", cross_entropy_sum),
+            (causal_and_masked_objectives, "cross_entropy_plain", cross_entropy_sum),
         ):  # fmt: skip
             patches.enter_context(replaced(owner, name, value))
         yield

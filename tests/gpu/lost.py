@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import LmtrainError
-from lmtrain.observe.hang_watch.rank_watchdog_client import watch_run
+from lmtrain.observe.hang_watch.start_companion_and_raise_verdict import watch_run
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup, peer_errors
 from tests.layouts.worker import one_gpu

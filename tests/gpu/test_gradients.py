@@ -13,7 +13,7 @@ from lmtrain.kernels.cross_entropy import logits_gradient as right_gradient
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.rotary import Rotation
 from lmtrain.objectives import cross_entropy
-from lmtrain.parallel import linear_matrix_products
+from lmtrain.parallel import linear_forward_backward_products
 from lmtrain.parallel.weights import master_weights as precision_room
 from lmtrain.placement.attention_activation_bytes import uses_block_masks
 from tests.gpu.gradients import CPU, Limits, by_lmtrain
@@ -134,7 +134,7 @@ def product_over_the_sum(total: torch.Tensor, rows: torch.Tensor, inputs: torch.
     right_add(total, rows, inputs)
 
 
-right_backward, right_add = activations.backward, linear_matrix_products._add_product
+right_backward, right_add = activations.backward, linear_forward_backward_products._add_product
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ right_backward, right_add = activations.backward, linear_matrix_products._add_pr
         (activations, "backward", bias_twice, "tied-fp32-micro4"),
         *wide(
             (cross_entropy, "logits_gradient", label_of_the_next_row, "gqa-fp32-micro4"),
-            (linear_matrix_products, "_add_product", product_over_the_sum, "tied-bf16-micro4"),
+            (linear_forward_backward_products, "_add_product", product_over_the_sum, "tied-bf16-micro4"),
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_what_is_measured_with_takes_no_kernel(
     case, here = Case.named(name), {device.type}
     with (
         replaced(triton_availability, "FUSED_DEVICES", here),
-        replaced(linear_matrix_products, "SUMMING_DEVICES", here),
+        replaced(linear_forward_backward_products, "SUMMING_DEVICES", here),
     ):
         assert not Limits().wrong(case, device, by_lmtrain(case, device)), "without the bug"
         with replaced(owner, attribute, bug):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.parallel.linear_matrix_products import SummingLinear, add_product, reset_gradient_totals
+from lmtrain.parallel.linear_forward_backward_products import SummingLinear, add_product, reset_gradient_totals
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 ROWS, IN, OUT = 4096, 1024, 3072

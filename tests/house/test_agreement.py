@@ -15,7 +15,7 @@ AGREE = "lmtrain/parallel/mesh.py"
 TALK = {
     AGREE: "what processes agree on",
     "lmtrain/runtime/processes/process_group.py": "names of hosts, bytes of rank 0, and the last meeting of all",
-    "lmtrain/parallel/collectives.py": "numbers of the model",
+    "lmtrain/parallel/tp_linears_and_collectives.py": "numbers of the model",
     "lmtrain/parallel/pipeline/stage_to_stage_messages.py": "what stages hand to each other",
     "lmtrain/parallel/weights/reduce_and_clip_gradients.py": "gradients of tied weights",
     "lmtrain/train/record/metrics_writer.py": "the sum that is a digest of the first weights",
@@ -25,7 +25,7 @@ VERBS = {
     "recv", "reduce", "reduce_scatter", "scatter", "send",
 }  # fmt: skip
 PEERS = {
-    "lmtrain/runtime/processes/rank_agreement.py": {"Peers", "SingleProcess"},
+    "lmtrain/runtime/processes/succeed_on_all_ranks_or_none.py": {"Peers", "SingleProcess"},
     AGREE: {"GroupPeers", "DefaultGroupPeers"},
 }
 

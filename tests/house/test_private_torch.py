@@ -13,9 +13,9 @@ ALLOWED = {
     "lmtrain/parallel/weights/reduce_and_clip_gradients.py": MANY,
     "lmtrain/parallel/weights/master_weights.py": MANY,
     "lmtrain/parallel/initialize_and_save_shards.py": MANY,
-    "lmtrain/parallel/weights/weight_average.py": MANY,
-    "lmtrain/parallel/blocks/recompute.py": "operators of fused attention, which recompute keeps by their names",
-    "lmtrain/observe/hang_watch/rank_watchdog_client.py":
+    "lmtrain/parallel/weights/exponential_weight_average.py": MANY,
+    "lmtrain/parallel/blocks/recompute_and_compile.py": "operators of attention, which recompute keeps by their names",
+    "lmtrain/observe/hang_watch/start_companion_and_raise_verdict.py":
         "the flight recorder's rows of this process, which have no public name",
     "lmtrain/parallel/weights/fsdp_sharding.py": "FSDP has no public call for the end of a backward that no hook saw",
 }

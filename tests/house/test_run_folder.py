@@ -46,13 +46,13 @@ def stop_problems(house: Any) -> list[str]:
         if not inside:
             problems += [
                 f"{module.shown}:{node.lineno} handles stop.json itself. Read it by "
-                "lmtrain/runfolder/how_runs_ended.py, and write it by that or by stop_file.py."
+                "lmtrain/runfolder/read_and_record_run_end.py, and write it by that or by stop_json_writer.py."
                 for node in module.nodes
                 if _is_stop(node)
             ]
-        elif module.name != f"{ROOM}.stop_file":
+        elif module.name != f"{ROOM}.stop_json_writer":
             problems += [
-                f"{module.shown}:{node.lineno} writes by {_called(node)}. Of this room only stop_file.py writes."
+                f"{module.shown}:{node.lineno} writes by {_called(node)}. Of this room only stop_json_writer.py writes."
                 for node in module.nodes
                 if isinstance(node, ast.Call) and _writes(node)
             ]
@@ -138,8 +138,8 @@ METRICS, STOP = (f"from lmtrain.runfolder.file_names import {name}\n" for name i
             stop_problems, "lmtrain/cli/a.py", "from lmtrain.runfolder import file_names\nx = file_names.STOP\n",
             "a.py:2 handles stop.json itself",
         ),
-        (stop_problems, "lmtrain/runfolder/how_runs_ended.py", 'open("a", "x")\n', "ended.py:1 writes by open"),
-        (stop_problems, "lmtrain/runfolder/how_runs_ended.py", 'open("a", mode="w")\n', "ended.py:1 writes by open"),
+        (stop_problems, "lmtrain/runfolder/ended.py", 'open("a", "x")\n', "ended.py:1 writes by open"),
+        (stop_problems, "lmtrain/runfolder/ended.py", 'open("a", mode="w")\n', "ended.py:1 writes by open"),
         (stop_problems, "lmtrain/runfolder/a.py", "import os\nos.replace(a, b)\n", "a.py:2 writes by replace"),
         (stop_problems, "lmtrain/runfolder/a.py", "write_json(path, {})\n", "a.py:1 writes by write_json"),
         (row_problems, "lmtrain/cli/a.py", f"{METRICS}open(run / METRICS)\n", "a.py:2 opens metrics.jsonl by open"),
@@ -166,8 +166,8 @@ def test_what_is_allowed_passes(planted: Any) -> None:
             "lmtrain/cli/a.py": f"{METRICS}path = run / METRICS\nrows = read_metrics(path) if path.is_file() else []\n"
             "record = read_record(run / METRICS)\nfollowed = Followed(run / METRICS)\n",
             "lmtrain/train/a.py": f"{METRICS}log = MetricsLog(run / METRICS, warn)\nlist(read_last_rows(METRICS))\n",
-            "lmtrain/runfolder/how_runs_ended.py": STOP + 'x = open(run / STOP)\ny = "a".replace("a", "b")\n',
-            "lmtrain/runfolder/stop_file.py": 'import os\nopen("a", "xb")\nos.link("a", "b")\n',
+            "lmtrain/runfolder/read_and_record_run_end.py": STOP + 'x = open(run / STOP)\ny = "a".replace("a", "b")\n',
+            "lmtrain/runfolder/stop_json_writer.py": 'import os\nopen("a", "xb")\nos.link("a", "b")\n',
         }
     )
     assert [problem for check in CHECKS for problem in check(tree)] == []

@@ -17,9 +17,9 @@ from lmtrain.kernels import triton_availability
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.weight_average_settings import WeightAverageSettings
+from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.weights.weight_average import WeightAverage
+from lmtrain.parallel.weights.exponential_weight_average import WeightAverage
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.flex_on_cpu import block_masks_everywhere

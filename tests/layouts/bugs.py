@@ -16,11 +16,16 @@ from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.block_stack import Stack
-from lmtrain.models.layers import embedding, flex_attention_block_masks
+from lmtrain.models.layers import flex_attention_block_masks, token_and_position_embedding
 from lmtrain.models.model_settings import TransformerSettings
-from lmtrain.objectives.objective import MaskedLM
-from lmtrain.parallel import collectives, linear_matrix_products, parallel_model, tensor_parallel
-from lmtrain.parallel.blocks.dropout import DropoutSeeds
+from lmtrain.objectives.causal_and_masked_objectives import MaskedLM
+from lmtrain.parallel import (
+    linear_forward_backward_products,
+    parallel_model,
+    tensor_parallel,
+    tp_linears_and_collectives,
+)
+from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.parallel.tensor_parallel import VocabHead
@@ -74,22 +79,22 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _missing_all_reduce() -> Iterator[Patch]:
     """In backward alone: the input of a column-parallel linear keeps its own rank's part of the gradient."""
-    right = collectives._ColumnLinear.backward
+    right = tp_linears_and_collectives._ColumnLinear.backward
 
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        with replaced(collectives, "_start_sum", lambda x, axis, sequence: (x.contiguous(), None)):
+        with replaced(tp_linears_and_collectives, "_start_sum", lambda x, axis, sequence: (x.contiguous(), None)):
             return right(ctx, *grads)
 
-    yield collectives._ColumnLinear, "backward", staticmethod(backward)
+    yield tp_linears_and_collectives._ColumnLinear, "backward", staticmethod(backward)
 
 
 def _mean_instead_of_sum() -> Iterator[Patch]:
-    right = collectives._start_sum
+    right = tp_linears_and_collectives._start_sum
 
     def mean(x: Tensor, axis: Axis, sequence: bool) -> Any:
         return right(x / axis.size, axis, sequence)
 
-    yield collectives, "_start_sum", mean
+    yield tp_linears_and_collectives, "_start_sum", mean
 
 
 def _replicated_weight_counted_for_each_rank() -> Iterator[Patch]:
@@ -196,8 +201,8 @@ def _blocks_deaf_to_documents() -> Iterator[Patch]:
 
 
 def _positions_not_restarted() -> Iterator[Patch]:
-    right = embedding.positions_of
-    yield embedding, "positions_of", lambda batch: right(replace(batch, positions_BT=None))
+    right = token_and_position_embedding.positions_of
+    yield token_and_position_embedding, "positions_of", lambda batch: right(replace(batch, positions_BT=None))
 
 
 def _positions_of_the_first_cut() -> Iterator[Patch]:
@@ -225,12 +230,12 @@ def _every_rank_scores_the_first_cut() -> Iterator[Patch]:
 
 def _sum_of_products_overwritten() -> Iterator[Patch]:
     """Of a step's microbatches the last alone counts."""
-    right = linear_matrix_products._add_product
+    right = linear_forward_backward_products._add_product
 
     def add(total: Tensor, *factors: Tensor) -> None:
         right(total.zero_(), *factors)
 
-    yield linear_matrix_products, "_add_product", add
+    yield linear_forward_backward_products, "_add_product", add
 
 
 def _sum_of_products_not_handed_to_fsdp() -> Iterator[Patch]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from lmtrain.parallel import collectives
 from lmtrain.parallel import parallel_model as parallel_model
+from lmtrain.parallel import tp_linears_and_collectives
 from lmtrain.parallel.pipeline.execute_schedule import Pipeline, TrainingObserver
 from lmtrain.parallel.pipeline.stage_to_stage_messages import Inbox, Mailbox, MessageKey, Outbox
 from lmtrain.parallel.weights import fsdp_sharding
@@ -150,7 +150,7 @@ def _sums(lines: list[Line]) -> Iterator[Patch]:
 
     yield _before(dist, "all_reduce", lambda *_, async_op=False, **__: lines.append(["tied"]) if async_op else None)
     yield _before(TiedSums, "wait", waits)
-    right = collectives.all_reduce
+    right = tp_linears_and_collectives.all_reduce
 
     def all_reduce(*args: Any, **named: Any) -> Tensor:
         result = right(*args, **named)

@@ -18,7 +18,7 @@ from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.optim.optimizer_state import apply_num_updates, num_updates
 from lmtrain.parallel.mesh import saver_thread_peers
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.train.run_state import held_pieces, optimizer_pieces
+from lmtrain.train.run_objects_and_resume import held_pieces, optimizer_pieces
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lmtrain.batch import Batch
 from lmtrain.models.block_stack import Stack
-from lmtrain.objectives.objective import CausalLM
+from lmtrain.objectives.causal_and_masked_objectives import CausalLM
 from lmtrain.parallel import build_parallel_model
-from lmtrain.parallel.blocks.dropout import DropoutSeeds
+from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds
 from lmtrain.parallel.pipeline.execute_schedule import Pipeline
 from lmtrain.parallel.weights import reduce_and_clip_gradients
 from lmtrain.placement import layers_and_shards_of_ranks

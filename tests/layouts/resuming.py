@@ -18,14 +18,14 @@ from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
 from lmtrain.data.sample_dataset_interface import ShuffledOrder
 from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
-from lmtrain.optim.weight_average_settings import WeightAverageSettings
+from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train import run_state
+from lmtrain.train import run_objects_and_resume
 from lmtrain.train.record.metrics_writer import save
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_state import Run
+from lmtrain.train.run_objects_and_resume import Run
 from lmtrain.train.set_up_run import open_run
 from lmtrain.train.startup_checks.preflight import Inputs
 from lmtrain.train.step import train_step
@@ -42,7 +42,7 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
     with _open_queues(name, run_dir, "auto") as run:
         before = _go_on(run, SAVE_STEP)
         save(run)
-        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer, run.average), Path(dumped))
+        pieces = write_pieces(run_objects_and_resume.held_pieces(run.model, run.optimizer, run.average), Path(dumped))
         remembered = _remembered(run)
         losses = before + _go_on(run, LAST_STEP)
         return {"losses": losses, "pieces": pieces, "remembered": remembered, "last_averages": _digest(run)}
@@ -51,7 +51,7 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
 def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, Any]:
     """The last two steps of a run of this layout that begins from a checkpoint of another."""
     with _open_queues(name, run_dir, checkpoint) as run:
-        pieces = write_pieces(run_state.held_pieces(run.model, run.optimizer, run.average), Path(dumped))
+        pieces = write_pieces(run_objects_and_resume.held_pieces(run.model, run.optimizer, run.average), Path(dumped))
         remembered = _remembered(run)
         losses = _go_on(run, LAST_STEP)
         return {"losses": losses, "pieces": pieces, "remembered": remembered, "last_averages": _digest(run)}
@@ -103,11 +103,12 @@ def _go_on(run: Run, stop: int) -> list[float]:
 
 def _digest(run: Run) -> str:
     """Return the SHA-256 of the averages of the weights that this rank holds, without padding."""
-    pieces = run_state.average_pieces(run.model, run.average)
+    pieces = run_objects_and_resume.average_pieces(run.model, run.average)
     return sha256(b"".join(piece.block.cpu().contiguous().numpy().tobytes() for piece in pieces)).hexdigest()
 
 
 def _remembered(run: Run) -> dict[str, Any]:
     """All of a run's state that is no tensor, but for its settings and how often it was begun."""
-    facts = run_state.checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress, run.average)
+    parts = (run.config, run.inputs, run.model, run.optimizer, run.progress, run.average)
+    facts = run_objects_and_resume.checkpoint_state(*parts)
     return {key: value for key, value in facts.items() if key not in ("settings", "attempt")}

@@ -21,7 +21,7 @@ from lmtrain.kernels import triton_availability
 from lmtrain.layout import Piece
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel import linear_matrix_products
+from lmtrain.parallel import linear_forward_backward_products
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.parallel_model import ParallelModel
@@ -44,7 +44,7 @@ def device() -> torch.device:
 
 def build(case: Case) -> ParallelModel:
     mesh = build_mesh(case.parallel.layout, device(), timeout_s=180.0) if case.num_processes > 1 else None
-    with replaced(linear_matrix_products, "SUMMING_DEVICES", {device().type} if case.summed else set()):
+    with replaced(linear_forward_backward_products, "SUMMING_DEVICES", {device().type} if case.summed else set()):
         return build_parallel(
             case.model_settings, case.precision_settings, case.compute, device(), seed=SEED, training=True,
             mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,

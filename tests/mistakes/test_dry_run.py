@@ -73,7 +73,7 @@ def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> N
 
 
 def test_a_device_that_is_not_there(runner: Runner, data: Path, tmp_path: Path) -> None:
-    from lmtrain.runtime.machine.detect_gpus import Gpus
+    from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus
 
     count = Gpus.detect().count
     if count is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.optim.optimizer_state import apply_empty_state
 from lmtrain.optim.parameter_groups import Groups
-from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from tests.plugin_example.heavy_ball_settings import HeavyBallSettings
 
 

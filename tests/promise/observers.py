@@ -45,7 +45,7 @@ from lmtrain.runtime.processes.fault_injection import arm
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.layouts.dry_run_speed_and_memory import forecast_facts, planned_run, predict_step
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_state import Run
+from lmtrain.train.run_objects_and_resume import Run
 from lmtrain.train.set_up_run import open_run
 from lmtrain.train.startup_checks.preflight import load_data, preflight
 from tests.cli.harness import outcome

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.corpus_step_runner import (
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     Documents,
     ReadOptions,
     SelectionStep,

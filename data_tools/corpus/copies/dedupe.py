@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.corpus_step_runner import Documents, SelectionStep, Tally, find_step_sources
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import Documents, SelectionStep, Tally, find_step_sources
 from data_tools.corpus.flow.word_ngram_hashes import ODD, Hashes, mix, shingles
 from data_tools.read.cut_files_into_chunks import WHOLE_PART, TaskPart
 from data_tools.read.find_input_files import Inputs

@@ -18,10 +18,10 @@ import numpy as np
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, TensorEntry
 from lmtrain.checkpoint.disk.safetensors_file import Array, PieceSpec
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box
+from lmtrain.checkpoint.read_merge_record import MergeParent, MergeRecord
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.checkpoint.recorded_merge_parents import MergeParent, MergeRecord
 from lmtrain.checkpoint.reshard.reshard_tensors import MERGE
-from lmtrain.checkpoint.stored_ema_weights import AVERAGE_PREFIX, MODEL_PREFIX, OPTIMIZER_PREFIX, holds_average
+from lmtrain.checkpoint.view_with_ema_as_weights import AVERAGE_PREFIX, MODEL_PREFIX, OPTIMIZER_PREFIX, holds_average
 from lmtrain.runfolder.lineage import MERGED, Parent, file_sha256, run_of_checkpoint
 
 COPIES = 3  # of a part of a tensor that a worker holds: as read, and the sum in float64, which takes two

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES, MANIFEST
+from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
-from lmtrain.checkpoint.recorded_merge_parents import merge_record
-from lmtrain.checkpoint.stored_ema_weights import MODEL_PREFIX
+from lmtrain.checkpoint.view_with_ema_as_weights import MODEL_PREFIX
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, UsageError, join_few
 from lmtrain.models.model_settings import ModelSettings, differing_keys, with_explicit_sizes

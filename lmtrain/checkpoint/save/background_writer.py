@@ -24,7 +24,7 @@ from lmtrain.checkpoint.find_and_prune import prune_checkpoints
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import current_phase
-from lmtrain.runtime.processes.rank_agreement import SINGLE_PROCESS, Peers
+from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import SINGLE_PROCESS, Peers
 
 # because: torch's allocator of pinned memory rounds each request up to a power of two
 CHUNK_BYTES = 64 << 20

@@ -54,7 +54,7 @@ from lmtrain.runtime.files.atomic_files import (
     storage_errors,
 )
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.runtime.processes.rank_agreement import SINGLE_PROCESS, Peers, collective_phase
+from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import SINGLE_PROCESS, Peers, collective_phase
 from lmtrain.units import format_bytes
 
 

@@ -12,7 +12,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import Overrides, Plugins, parse_count_option
-from lmtrain.config.overrides import hydra_quoted, override_key, shell_quoted
+from lmtrain.config.parse_and_apply_overrides import hydra_quoted, override_key, shell_quoted
 from lmtrain.config.settings_base import show
 from lmtrain.errors import MissingInputError, UsageError, join_few
 from lmtrain.units import parse_count
@@ -153,10 +153,10 @@ def _build_branches(
     from it, and the checked settings of that run. `length` is the result of `_parse_length`. Raise MissingInputError if
     a step has no checkpoint.
     """
-    from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run
+    from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_run
     from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.train.run_config import RunConfig
-    from lmtrain.train.training_stage_settings import unused_stage_name
+    from lmtrain.train.run_stage_settings import unused_stage_name
 
     checkpoints = _find_checkpoints(run, steps)
     parent = build_settings(RunConfig, SourceRun.find(run).settings)
@@ -194,7 +194,7 @@ def _settings_there(parent: RunConfig, step: int, name: str) -> Iterator[str]:
     """Yield overrides `stages.NAME.KEY=VALUE` that give a new stage `name` the settings of the stage in which the run
     `parent` is after `step` steps. They include that step's learning rate if it differs from `parent.optim.lr`.
     """
-    from lmtrain.cli.pretrain.branch_settings import inherited_settings
+    from lmtrain.cli.pretrain.training_stages_of_branch import inherited_settings
 
     stage = parent.stage_at(step - 1)
     given = parent.stages[stage.stage_name].overrides() if parent.stages else {}

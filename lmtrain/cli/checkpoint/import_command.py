@@ -53,7 +53,7 @@ def import_(
     arm_from_env()
     interrupted = f"{output} holds no new checkpoint; the same command begins anew."
     with progress("written", "bytes", interrupted=interrupted) as report:
-        from lmtrain.exchange.detect_source_format import identify_source
+        from lmtrain.exchange.detect_model_folder_format import identify_source
 
         identify_source(source, format_)  # because: a wrong source is refused before torch is imported
         from lmtrain.exchange.import_foreign_model import import_folder

@@ -26,7 +26,7 @@ from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
-    from data_tools.corpus.flow.corpus_step_runner import Report, StepOptions
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, StepOptions
     from data_tools.read.find_input_files import Inputs
 
 app = typer.Typer(no_args_is_help=True)
@@ -240,7 +240,7 @@ def split(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Split documents into train, valid and test by a hash of each document's text or id."""
-    from data_tools.corpus.flow.corpus_step_runner import run_step
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import run_step
     from data_tools.corpus.split_sample_shuffle import SplitStep, split_outputs
 
     way_out = "Write the shares of train, valid and test, as in --ratios=0.98,0.01,0.01."
@@ -259,7 +259,7 @@ def shuffle(
 ) -> None:  # fmt: skip
     """Put all documents in a random order, in two passes over the disk."""
     from data_tools.corpus import split_sample_shuffle
-    from data_tools.corpus.flow.corpus_step_runner import report_path
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = resolve_text_inputs(inputs, format_)
@@ -289,7 +289,7 @@ def merge(
     output: Annotated[Path, typer.Argument(help="The --output of the tasks: a file, or split's folder.")],
 ) -> None:
     """Join the part files that tasks with --part wrote into the file that a single task would have written."""
-    from data_tools.corpus.flow.corpus_step_runner import merge_outputs
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import merge_outputs
 
     for path, count in merge_outputs(output):
         echo(f"{path}: joined {count} parts")
@@ -315,7 +315,7 @@ def build(
 
 
 def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
-    from data_tools.corpus.flow.corpus_step_runner import report_path, run_step
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path, run_step
 
     with _options_with_progress(workers, part, key, on_error) as work:
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
@@ -324,9 +324,9 @@ def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str
 def _step_options(
     workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
 ) -> StepOptions:
-    from data_tools.corpus.flow.corpus_step_runner import ReadOptions, StepOptions
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import ReadOptions, StepOptions
     from data_tools.read.cut_files_into_chunks import TaskPart
-    from data_tools.read.parse_documents import OnError
+    from data_tools.read.parse_chunks_and_bad_lines import OnError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not allowed. Use --on-error=stop or --on-error=skip.")

@@ -26,7 +26,7 @@ from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
-    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
     from lmtrain.train.run_config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
@@ -275,14 +275,14 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 
 
 def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
-    from lmtrain.cli.pretrain.initial_model_from_checkpoint import compose_settings
+    from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 
     return compose_settings(list(overrides or []), config_dir=config_dir)
 
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
     from lmtrain.data.store.indexed_dataset import dataset_file
-    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
     path = given or dataset_file(dataset.prefix, ".tokenizer.json")
     if given is None and not path.exists():

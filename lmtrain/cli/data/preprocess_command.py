@@ -102,10 +102,10 @@ def preprocess(
     Started again after a kill, the same command goes on where it was.
     """
     from data_tools.preprocess import preprocess_pipeline
-    from data_tools.preprocess.filters import Filters, parse_script
+    from data_tools.preprocess.length_and_script_filters import Filters, parse_script
     from data_tools.read.cut_files_into_chunks import SizeLimits
-    from data_tools.read.parse_documents import OnError
-    from lmtrain.tokenizer.base import Tokenizer
+    from data_tools.read.parse_chunks_and_bad_lines import OnError
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
     arm_from_env()
     options = preprocess_pipeline.Options(

@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Train a tokenizer on texts; the same texts give the same tokenizer."""
     from data_tools.read.find_input_files import find_sources
-    from data_tools.read.parse_documents import ALL_READ, SourceTexts, refuse_blank_texts
+    from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts, refuse_blank_texts
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
     if lowercase and kind == "bpe":
@@ -88,7 +88,7 @@ def show(
     from rich.text import Text
 
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
-    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
     tokenizer = Tokenizer.load(path)
     special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())

@@ -35,7 +35,7 @@ from lmtrain.runtime.files.atomic_files import check_output_folder, refuse_speci
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 
 if TYPE_CHECKING:
-    from lmtrain.checkpoint.saved_model_description import ModelSource
+    from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
     from lmtrain.cli.eval.run_tasks import Job
     from lmtrain.eval.read_texts import TextInput
 
@@ -140,7 +140,7 @@ def evaluate(
         evaluate_steps,
         find_step_checkpoints,
     )
-    from lmtrain.exchange.find_model_to_load import find_model
+    from lmtrain.exchange.find_model_at_path import find_model
 
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
@@ -277,7 +277,7 @@ def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -
 
     `key` is the key or column of the text; `report` receives the number of bytes read.
     """
-    from data_tools.read.parse_documents import ALL_READ, SourceTexts
+    from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts
     from lmtrain.eval.read_texts import TextInput
 
     texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else report(done))

@@ -22,11 +22,11 @@ from rich.console import Console
 from lmtrain import __version__
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
-from lmtrain.checkpoint.saved_model_description import ModelSource
+from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_message
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
+from lmtrain.config.parse_and_apply_overrides import apply_override, parse_overrides, sweep_refusal
 from lmtrain.errors import (
     DataError,
     LayoutError,
@@ -46,7 +46,7 @@ from lmtrain.observe.screen.metrics_row_text import sparkline
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
 from lmtrain.runtime.files.atomic_files import atomic_file, read_json, write_json
-from lmtrain.runtime.machine.detect_gpus import Gpus, device_problem
+from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts

@@ -16,9 +16,9 @@ from lmtrain.checkpoint.compare_or_verify_checkpoints import (
 )
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES, MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
-from lmtrain.checkpoint.recorded_merge_parents import merge_record
-from lmtrain.checkpoint.stored_ema_weights import AVERAGE_PREFIX, WeightSet, average_facts
+from lmtrain.checkpoint.view_with_ema_as_weights import AVERAGE_PREFIX, WeightSet, average_facts
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.merged_checkpoint_view import merge_lines
 from lmtrain.cli.inspect.run_folder_view import describe_model, describe_stage, lineage_lines, stage_facts

@@ -14,7 +14,7 @@ from lmtrain.units import format_bytes, format_count, plural
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
     from lmtrain.data.training_data_by_source import TrainingData
-    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 Rows = list[dict[str, Any]]
 _MAX_LENGTHS_READ = 1 << 24  # the lengths of so many sequences are read in a fraction of a second

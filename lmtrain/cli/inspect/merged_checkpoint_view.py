@@ -9,7 +9,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import load_manifest
-from lmtrain.checkpoint.recorded_merge_parents import MergeRecord, merge_record
+from lmtrain.checkpoint.read_merge_record import MergeRecord, merge_record
 from lmtrain.errors import LmtrainError, join_few
 from lmtrain.runfolder.lineage import MERGED, WEIGHTS
 

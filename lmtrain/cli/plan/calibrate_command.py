@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lmtrain.cli.plan.layout_search import load_hardware
+from lmtrain.cli.plan.plan_question_and_search import load_hardware
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError

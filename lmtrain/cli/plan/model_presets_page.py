@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtrain.cli.plan.layout_search import PlanResult, find_layouts, read_question
+from lmtrain.cli.plan.plan_question_and_search import PlanResult, find_layouts, read_question
 from lmtrain.cli.plan.print_layout_ranking import layout_row
 from lmtrain.cli.settings.config_command import model_row
 from lmtrain.cli.settings_keys.describe_all_settings import config_file

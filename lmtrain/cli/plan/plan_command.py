@@ -100,7 +100,7 @@ def plan(
         raise UsageError(
             "--grow-batch only affects plans for more GPUs, and --doublings 0 asks for none. Leave one of them out."
         )
-    from lmtrain.cli.plan.layout_search import find_layouts, read_question, with_gpus_per_node
+    from lmtrain.cli.plan.plan_question_and_search import find_layouts, read_question, with_gpus_per_node
     from lmtrain.cli.plan.print_layout_ranking import plan_page, print_plan
     from lmtrain.runtime.files.atomic_files import atomic_file
 

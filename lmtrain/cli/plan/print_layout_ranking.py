@@ -1,7 +1,7 @@
 """Output of `lmtrain plan`: facts, a table of layouts, why others are slower, the scaling curve, a pipeline.
 
 On a terminal (80 columns, more columns of the table from 110 on), and as one HTML page with pictures. This module only
-shows the results of layout_search.py.
+shows the results of plan_question_and_search.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from lmtrain.cli.plan.layout_search import PlanResult
+from lmtrain.cli.plan.plan_question_and_search import PlanResult
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly, print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_message
 from lmtrain.observe.screen.metrics_row_text import format_percent

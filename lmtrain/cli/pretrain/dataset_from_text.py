@@ -21,10 +21,10 @@ from lmtrain.cli.shared_options import resolve_text_inputs
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.training_data_by_source import excess_warnings
 from lmtrain.errors import DataError, SettingsError
-from lmtrain.exchange.detect_source_format import lmtrain_kind
+from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import check_machine
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
@@ -186,7 +186,7 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     checkpoint that the run begins from; with neither, one is to be trained on the text.
     """
     from data_tools.preprocess.tokenizer_and_dataset_from_text import TextRequest
-    from data_tools.read.parse_documents import OptionNames
+    from data_tools.read.parse_chunks_and_bad_lines import OptionNames
     from lmtrain.data.samples.masked_language_samples import MaskVocabulary
 
     request = TextRequest(

@@ -53,10 +53,10 @@ def pretrain(
 
         return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
 
-    from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
     from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
+    from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
@@ -71,7 +71,7 @@ def pretrain(
         config = attempt.config = choose_layout(composed, overrides, env, elastic=elastic)
 
         # because: wrong settings are refused before these are imported
-        from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
+        from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
         from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
         inputs, evaluations = prepare_inputs(config, env)
@@ -91,7 +91,7 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvalu
     call it. A run without stages counts as one stage. `evaluations` holds a list for each of these stages. Return a
     summary of them together.
     """
-    from lmtrain.cli.pretrain.check_eval_tasks import build_evaluation
+    from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train
     from lmtrain.train.ranks.compare_ranks_at_start import check_ranks_agree

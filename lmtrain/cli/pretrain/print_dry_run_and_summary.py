@@ -45,7 +45,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     what each rank would hold, for --dry-run. If `config` names a temporary dataset, `text` describes the one that a
     start would make.
     """
-    from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
+    from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
     from lmtrain.cli.ranks.launch_ranks import place_on_hardware
     from lmtrain.runtime.processes.fault_injection import arm_from_env
     from lmtrain.train.layouts.dry_run_speed_and_memory import dry_run_facts

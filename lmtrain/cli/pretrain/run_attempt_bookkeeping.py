@@ -21,7 +21,7 @@ from lmtrain.cli.ranks.launch_ranks import report_refusal
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error, warn_if_any
 from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE
-from lmtrain.runfolder.how_runs_ended import (
+from lmtrain.runfolder.read_and_record_run_end import (
     is_stop_written_since,
     request_file_cause,
     stop_stamp,
@@ -29,7 +29,7 @@ from lmtrain.runfolder.how_runs_ended import (
     write_stop,
     write_unsaved_stop,
 )
-from lmtrain.runfolder.stop_file import DONE
+from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.processes.fault_injection import arm_from_env, fault_point
 from lmtrain.runtime.processes.process_environment import START_TIME_VARIABLE, ProcessEnv, end_now, set_env_default
 from lmtrain.runtime.processes.stop_signals import Stopped, StopRequest, ignore_stops, stop_requests
@@ -117,7 +117,7 @@ class Attempt:
         """Context manager that opens the device, the process group of all ranks and the hang watchdog; every rank must
         enter it. Yield (device, host names of all ranks in order of rank); the host names are given on rank 0 only.
         """
-        from lmtrain.observe.hang_watch.rank_watchdog_client import watch_run
+        from lmtrain.observe.hang_watch.start_companion_and_raise_verdict import watch_run
         from lmtrain.observe.measure import current_phase
         from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import open_process_group

@@ -17,19 +17,19 @@ from types import FrameType
 from typing import Any
 
 from lmtrain.cli.inspect.run_folder_view import finite_or_none, format_loss
-from lmtrain.cli.pretrain.continue_or_branch_run import SourceRun, compose_run, imported_checkpoint
 from lmtrain.cli.pretrain.print_dry_run_and_summary import print_plan_facts
+from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_run, imported_checkpoint
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.config.compose_run_settings import expand_sweep
-from lmtrain.config.overrides import hydra_quoted
+from lmtrain.config.parse_and_apply_overrides import hydra_quoted
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
 from lmtrain.runfolder.file_names import DATA, METRICS
 from lmtrain.runfolder.folder_reader import record_errors
-from lmtrain.runfolder.how_runs_ended import read_stop_or_empty
 from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
-from lmtrain.runfolder.stop_file import DONE
+from lmtrain.runfolder.read_and_record_run_end import read_stop_or_empty
+from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import write_json
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, stop_requests

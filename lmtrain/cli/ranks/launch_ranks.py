@@ -47,18 +47,20 @@ Elastic = Annotated[
 # Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
 # missing here is imported by each rank.
 COMPANION_FUNCTION = "lmtrain.observe.hang_watch.watchdog_companion_process:main_of_fork"
-PREPARE_FUNCTION = "lmtrain.cli.pretrain.continue_or_branch_run:prepare_ranks"
+PREPARE_FUNCTION = "lmtrain.cli.pretrain.settings_from_earlier_run:prepare_ranks"
 TRAINING_IMPORTS = (  # for every training run
-    "lmtrain.cli.pretrain.check_eval_tasks", "lmtrain.cli.pretrain.continue_or_branch_run", "lmtrain.cli.main",
-    "lmtrain.cli.pretrain.pretrain_command", "lmtrain.cli.pretrain.print_dry_run_and_summary",
-    "lmtrain.cli.screen.print_facts_and_tables",
+    "lmtrain.cli.main", "lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks",
+    "lmtrain.cli.pretrain.settings_from_earlier_run", "lmtrain.cli.pretrain.pretrain_command",
+    "lmtrain.cli.pretrain.print_dry_run_and_summary", "lmtrain.cli.screen.print_facts_and_tables",
     "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose_run_settings",
-    "lmtrain.observe.hang_watch.watchdog_companion_process", "lmtrain.observe.hang_watch.rank_watchdog_client",
+    "lmtrain.observe.hang_watch.watchdog_companion_process",
+    "lmtrain.observe.hang_watch.start_companion_and_raise_verdict",
     "lmtrain.runtime.processes.local_rank_launcher", "lmtrain.train.ranks.compare_ranks_at_start",
     "lmtrain.train.layouts.choose_parallel_layout", "lmtrain.train.loop", "lmtrain.train.set_up_run",
     "lmtrain.train.in_loop.failed_start_counter", "numpy.random", "typer._adapters",
 )  # fmt: skip
-COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose ranks compose their settings themselves
+# for training runs whose ranks compose their settings themselves
+COMPOSING_IMPORTS = ("lmtrain.config.compose_files_with_hydra",)
 # because: torch imports these itself when a pipeline passes gradients on, and when its compiler is configured
 PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION_IMPORTS = (
@@ -66,11 +68,11 @@ EVALUATION_IMPORTS = (
     "lmtrain.cli.screen.print_facts_and_tables", "lmtrain.eval.task_recipes.multiple_choice_yaml",
     "lmtrain.eval.statistics", "lmtrain.eval.task_recipes.hash_and_count_texts", "lmtrain.eval.resume_journal",
     "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.print_evaluation_results",
-    "lmtrain.eval.run_task", "lmtrain.exchange.find_model_to_load", "lmtrain.observe.screen.training_view",
+    "lmtrain.eval.run_task", "lmtrain.exchange.find_model_at_path", "lmtrain.observe.screen.training_view",
     "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.local_rank_launcher",
     "lmtrain.train.ranks.compare_ranks_at_start", "lmtrain.train.run_config",
     "lmtrain.train.layouts.ranks_and_memory_table", "lmtrain.train.startup_checks.preflight",
-    "data_tools.read.parse_documents", "hydra",
+    "data_tools.read.parse_chunks_and_bad_lines", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
 
@@ -156,7 +158,7 @@ def launch_training(
     Ranks use the settings `composed_config`; if it is None they compose their own, as plugins are only imported in the
     ranks. Under srun each node runs such a launcher, and that of rank 0 prints for all. Raise typer.Exit on a failure.
     """
-    from lmtrain.runfolder.how_runs_ended import (
+    from lmtrain.runfolder.read_and_record_run_end import (
         is_stop_written_since,
         outcome_from_watchdog,
         stop_stamp,

@@ -27,7 +27,7 @@ from lmtrain.config.compose_run_settings import compose_plain, group_choices
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, spelling_hint
-from lmtrain.train.training_stage_settings import GROUPS
+from lmtrain.train.run_stage_settings import GROUPS
 from lmtrain.units import format_count
 
 app = typer.Typer(no_args_is_help=True)

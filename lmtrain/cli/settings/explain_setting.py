@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.pretrain.initial_model_from_checkpoint import defaults_of_init_from
+from lmtrain.cli.pretrain.init_from_settings_and_import import defaults_of_init_from
 from lmtrain.cli.settings_keys.describe_all_settings import Key, config_file, read_config_text
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import (
@@ -25,7 +25,7 @@ from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
 from lmtrain.train.run_config import RunConfig, read_run_config
-from lmtrain.train.training_stage_settings import GROUPS, stage_may_set
+from lmtrain.train.run_stage_settings import GROUPS, stage_may_set
 
 _ABSENT = object()
 _OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
@@ -47,7 +47,7 @@ def find_origins(
     override, that gave the setting its value. `name` is the root config file, without .yaml.
     """
     # because: hydra is slow to import
-    from lmtrain.config.hydra_source import merged_files
+    from lmtrain.config.compose_files_with_hydra import merged_files
 
     found: dict[str, Origin] = {}
     request, changes = prepare_composition(overrides, config_dir=config_dir, name=name)

@@ -130,7 +130,7 @@ class _Completer:
         stage can set.
         """
         from lmtrain.config.compose_run_settings import STAGE_CHOICES, STAGE_GROUP
-        from lmtrain.train.training_stage_settings import GROUPS, stage_may_set
+        from lmtrain.train.run_stage_settings import GROUPS, stage_may_set
 
         _, name, *rest = word.split(".")
         if not rest:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
-from lmtrain.config.overrides import shell_quoted
+from lmtrain.config.parse_and_apply_overrides import shell_quoted
 from lmtrain.errors import shorten
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.run_config import RunConfig

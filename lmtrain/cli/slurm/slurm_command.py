@@ -21,7 +21,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
-from lmtrain.config.overrides import shell_quoted
+from lmtrain.config.parse_and_apply_overrides import shell_quoted
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
@@ -323,7 +323,7 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
     """Return the absolute folder for the sbatch file and its logs, and a list of (settings, overrides): one entry, or
     with --array one for each combination of the overrides with several values.
     """
-    from lmtrain.cli.pretrain.continue_or_branch_run import compose_run
+    from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan_runs
 
     words, from_run = list(options.overrides or ()), options.from_run
@@ -366,7 +366,7 @@ def _check_run(config: RunConfig, ranks_per_node: int) -> None:
     `pretrain --dry-run` does; this machine's own devices are not checked. Print warnings, and raise an LmtrainError on
     errors.
     """
-    from lmtrain.cli.pretrain.check_eval_tasks import prepare_inputs
+    from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
     from lmtrain.train.startup_checks.preflight import check_run_folder
 
     env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")

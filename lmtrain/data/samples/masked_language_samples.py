@@ -1,9 +1,9 @@
 """Samples for masked language models: pairs of sentence runs with masked words. numpy only.
 
-Called by the loader. sentence_pairs.py decides which sentences form a sample, masked_in_python.py how it is made;
-csrc/masked.cpp does the same arithmetic if it was compiled. A sample is a pure function of the seed and its number.
-Numbers continue through the epochs (number // num_samples is the epoch), so that each epoch masks the same sentences
-anew. This file must not know steps, ranks or torch.
+Called by the loader. group_sentences_into_samples.py decides which sentences form a sample,
+masked_samples_python_fallback.py how it is made; csrc/masked.cpp does the same arithmetic if it was compiled. A sample
+is a pure function of the seed and its number. Numbers continue through the epochs (number // num_samples is the epoch),
+so that each epoch masks the same sentences anew. This file must not know steps, ranks or torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.sample_dataset_interface import Counts, Int64s, ShuffledOrder
-from lmtrain.data.samples import sentence_pairs
-from lmtrain.data.samples.slow_reference_masked_samples import (
+from lmtrain.data.samples.group_sentences_into_samples import build_map, build_megatron_map
+from lmtrain.data.samples.masked_samples_python_fallback import (
     BEGINS,
     CONTINUES,
     SPECIAL,
@@ -33,7 +33,7 @@ from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
-from lmtrain.runtime.random_seeds import derive_seed
+from lmtrain.runtime.derive_random_seeds import derive_seed
 
 _MIN_SEQ_LEN = 8
 _CHUNK = 1 << 20
@@ -172,9 +172,9 @@ class MaskedDataset:
         }  # fmt: skip
         build: Callable[..., NDArray[Any]]
         if settings.order == "megatron":
-            build, shape = sentence_pairs.build_megatron_map, shape | {"seed": seed, "num_samples": run_samples}
+            build, shape = build_megatron_map, shape | {"seed": seed, "num_samples": run_samples}
         else:
-            build, shape = sentence_pairs.build_map, shape | {"seed": derive_seed(seed, "sentence pairs")}
+            build, shape = build_map, shape | {"seed": derive_seed(seed, "sentence pairs")}
 
         def fill(index: IndexBuild) -> dict[str, Any]:
             rows = build(indexed.lengths, self._bounds, **shape)

@@ -18,7 +18,7 @@ from lmtrain.eval.read_texts import TextInput, count_odd_characters
 from lmtrain.eval.task import Columns, ratio
 from lmtrain.eval.windows import Tokens
 from lmtrain.runtime.files.atomic_files import refuse_sparse_file
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 _READ_TOKENS = 1 << 24  # tokens read at once
 MAX_GROUPS = 100  # because: a folder with thousands of small files is one text to the user

@@ -19,7 +19,7 @@ from lmtrain.errors import DataError
 from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, encode_pair, perplexity, ratio
 from lmtrain.eval.windows import Request
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 _COMMON = {
     "right": "every target token is the argmax given the true tokens before it",

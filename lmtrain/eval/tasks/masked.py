@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lmtrain.batch import IGNORED
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary, build_sampler
-from lmtrain.data.samples.slow_reference_masked_samples import Sentences
+from lmtrain.data.samples.masked_samples_python_fallback import Sentences
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.task import Columns, Facts, Prepared, Sums, Task, TaskOptions, perplexity, ratio

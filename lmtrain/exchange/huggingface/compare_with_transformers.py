@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch
 from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.huggingface.config_json import ignored_keys
+from lmtrain.exchange.huggingface.exported_tokenizer_files import tokenizer_class_to_load
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.model_family_base import families
-from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.atomic_files import read_json
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.units import format_bytes
 
 # because: kernels add in other orders; of the largest score this is some eight times fp32's rounding in a long sum

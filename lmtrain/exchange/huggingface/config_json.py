@@ -14,7 +14,7 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, join_few, shorten
-from lmtrain.exchange.detect_source_format import WEIGHTS, WEIGHTS_INDEX, read_weight_map
+from lmtrain.exchange.detect_model_folder_format import WEIGHTS, WEIGHTS_INDEX, read_weight_map
 from lmtrain.exchange.huggingface.ignored_and_refused_config_keys import (
     ignored_reason,
     is_known_key,
@@ -22,7 +22,7 @@ from lmtrain.exchange.huggingface.ignored_and_refused_config_keys import (
     uncomputed_problem,
 )
 from lmtrain.exchange.huggingface.model_family_base import Config, Family, families, require_values
-from lmtrain.exchange.settings_in_other_formats import build_imported_settings
+from lmtrain.exchange.settings_rules_for_all_formats import build_imported_settings
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.atomic_files import open_fd, parse_json, read_json, read_range

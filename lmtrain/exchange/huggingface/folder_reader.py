@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, MissingInputError, join_few, shorten
-from lmtrain.exchange.detect_source_format import WEIGHTS, WEIGHTS_INDEX, identify_source, read_weight_map
+from lmtrain.exchange.detect_model_folder_format import WEIGHTS, WEIGHTS_INDEX, identify_source, read_weight_map
 from lmtrain.exchange.huggingface.config_json import check_header_size, settings_from_config
 from lmtrain.exchange.huggingface.model_family_base import families, weight_mappings
 from lmtrain.exchange.huggingface.preserved_source_files import path_in_folder

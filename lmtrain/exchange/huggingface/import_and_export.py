@@ -19,12 +19,19 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import checked_model
-from lmtrain.checkpoint.saved_model_description import ORIGINAL_PREFIX
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.unopened_model_on_disk import ORIGINAL_PREFIX
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.huggingface.compare_with_transformers import compare_ids, compare_scores
 from lmtrain.exchange.huggingface.config_json import begin_and_end_ids, hf_config, hf_family, restored_config
+from lmtrain.exchange.huggingface.exported_tokenizer_files import (
+    check_one_tokenizer,
+    json_bytes,
+    special_ids,
+    tokenizer_class_to_load,
+    tokenizer_files,
+)
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.model_card import model_card
 from lmtrain.exchange.huggingface.model_family_base import families, weight_mappings
@@ -34,13 +41,6 @@ from lmtrain.exchange.huggingface.preserved_source_files import (
     parse_original,
     read_original_files,
     restore_names,
-)
-from lmtrain.exchange.huggingface.tokenizer_files import (
-    check_one_tokenizer,
-    json_bytes,
-    special_ids,
-    tokenizer_class_to_load,
-    tokenizer_files,
 )
 from lmtrain.exchange.huggingface.weight_names import HFRows, WeightMapping
 from lmtrain.exchange.stream_tensors_to_disk import (
@@ -59,7 +59,7 @@ from lmtrain.exchange.stream_tensors_to_disk import (
 from lmtrain.layout import Piece
 from lmtrain.runtime.files.atomic_files import new_folder
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 _TORCH_TYPES = {code: kind for kind, code in DTYPES.values()}  # by the type's name in safetensors
 SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost

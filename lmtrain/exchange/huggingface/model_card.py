@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain import __version__
-from lmtrain.checkpoint.recorded_merge_parents import merge_record
-from lmtrain.checkpoint.stored_ema_weights import WeightSet, average_facts
+from lmtrain.checkpoint.read_merge_record import merge_record
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet, average_facts
 from lmtrain.errors import LmtrainError
 from lmtrain.exchange.huggingface.preserved_source_files import CONFIG, parse_original
 from lmtrain.models.gpt_settings import GPTSettings

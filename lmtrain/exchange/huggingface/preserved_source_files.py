@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.saved_model_description import ORIGINAL_PREFIX
+from lmtrain.checkpoint.unopened_model_on_disk import ORIGINAL_PREFIX
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.atomic_files import is_safe_name, parse_json, read_bytes
-from lmtrain.tokenizer.base import MAX_BYTES, Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import MAX_BYTES, Tokenizer
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"

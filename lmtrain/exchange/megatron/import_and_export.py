@@ -19,15 +19,15 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import checked_model
-from lmtrain.checkpoint.saved_model_description import ORIGINAL_PREFIX
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.unopened_model_on_disk import ORIGINAL_PREFIX
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.errors import UsageError
-from lmtrain.exchange.detect_source_format import TRACKER
-from lmtrain.exchange.megatron.checkpoint_args import megatron_arguments, padded_rows
-from lmtrain.exchange.megatron.checkpoint_folder import RANK_FILE, WeightPart
-from lmtrain.exchange.megatron.decoder_arguments import flags_to_repeat
+from lmtrain.exchange.detect_model_folder_format import TRACKER
+from lmtrain.exchange.megatron.convert_arguments_and_settings import megatron_arguments, padded_rows
+from lmtrain.exchange.megatron.convert_decoder_arguments import flags_to_repeat
 from lmtrain.exchange.megatron.model_settings_of_checkpoint import read_megatron_model
+from lmtrain.exchange.megatron.read_arguments_and_weights import RANK_FILE, WeightPart
 from lmtrain.exchange.megatron.weight_names import fuse_qkv, megatron_core_name, split_qkv
 from lmtrain.exchange.stream_tensors_to_disk import (
     Report,
@@ -49,7 +49,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.files.atomic_files import is_safe_name, new_folder, read_bytes
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.spec import Split
-from lmtrain.tokenizer.base import MAX_BYTES
+from lmtrain.tokenizer.text_to_ids_and_back import MAX_BYTES
 
 _VERSION = 3.0  # of the layout: query, key and value of a group lie together
 _RELEASE = "release"

@@ -13,8 +13,12 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import DTYPES
 from lmtrain.errors import CheckpointError, join_few, shorten
-from lmtrain.exchange.megatron.checkpoint_args import WeightFacts, argument_getter, settings_from_arguments
-from lmtrain.exchange.megatron.checkpoint_folder import MegatronCheckpoint, WeightPart, open_megatron
+from lmtrain.exchange.megatron.convert_arguments_and_settings import (
+    WeightFacts,
+    argument_getter,
+    settings_from_arguments,
+)
+from lmtrain.exchange.megatron.read_arguments_and_weights import MegatronCheckpoint, WeightPart, open_megatron
 from lmtrain.exchange.torch_files.read_pickle_as_data import CallRecord
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.spec import Cut, Split

@@ -1,8 +1,8 @@
 """The watchdog's decision: from a table of all ranks' positions, a verdict that names the ranks to blame for a hang.
 
-Called by the hub a few times a second. The hub sends it to rank_watchdog_client.py, where rank 0 raises and prints it
-as a PeerLostError; if rank 0 cannot, its companion prints it. Pure: no clock, no socket, no file. Imports little,
-because each rank's companion has to start in milliseconds.
+Called by the hub a few times a second. The hub sends it to start_companion_and_raise_verdict.py, where rank 0 raises
+and prints it as a PeerLostError; if rank 0 cannot, its companion prints it. Pure: no clock, no socket, no file. Imports
+little, because each rank's companion has to start in milliseconds.
 """
 
 from __future__ import annotations

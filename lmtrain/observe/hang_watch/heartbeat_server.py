@@ -1,9 +1,9 @@
 """The hub of the watchdog on rank 0, which receives heartbeats and decides, and its line protocol, used on all ranks.
 
-Called by companion_process_main.py; rank_watchdog_client.py uses the texts of verdicts. Messages between a rank, its
-companion and the hub are one JSON object per line, over sockets that never block; a line that is too long ends the
-connection. The hub accepts a peer's messages only after the run's token, and reads only numbers and short texts from
-them, which it uses for nothing but verdicts.
+Called by watchdog_companion_process.py; start_companion_and_raise_verdict.py uses the texts of verdicts. Messages
+between a rank, its companion and the hub are one JSON object per line, over sockets that never block; a line that is
+too long ends the connection. The hub accepts a peer's messages only after the run's token, and reads only numbers and
+short texts from them, which it uses for nothing but verdicts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lmtrain.observe.hang_watch.hang_verdict import (
     Verdict,
     judge,
 )
-from lmtrain.runfolder import stop_file
+from lmtrain.runfolder import stop_json_writer
 from lmtrain.runfolder.file_names import HANGS, PHASE_TIMES
 
 TYPE_CHECKING = False
@@ -134,7 +134,8 @@ def write_stop(folder: str, verdict: dict[str, Any]) -> None:
     rank, stacks = (verdict.get("ranks") or [0])[0], verdict.get("folder")
     where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
     with suppress(OSError):  # because: a failing disk must not keep the processes from being ended
-        stop_file.write(folder, verdict_text(verdict), PeerLostError.exit_code, replace=False, fsync=False, **where)
+        text, code = verdict_text(verdict), PeerLostError.exit_code
+        stop_json_writer.write(folder, text, code, replace=False, fsync=False, **where)
 
 
 # ---- the hub ---------------------------------------------------------------------------------------------------------

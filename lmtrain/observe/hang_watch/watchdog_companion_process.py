@@ -1,8 +1,8 @@
 """The companion process of each rank: reads the rank's marks and state, sends heartbeats to the hub, kills a hung rank.
 
-Started by rank_watchdog_client.py without torch and without site packages, or forked together with its rank; it ends
-with the rank, however the rank ends, because the socket between them closes. Rank 0's companion is also the hub. A
-companion works where the rank cannot: while the rank is stopped, or its interpreter's lock is held.
+Started by start_companion_and_raise_verdict.py without torch and without site packages, or forked together with its
+rank; it ends with the rank, however the rank ends, because the socket between them closes. Rank 0's companion is also
+the hub. A companion works where the rank cannot: while the rank is stopped, or its interpreter's lock is held.
 """
 
 from __future__ import annotations

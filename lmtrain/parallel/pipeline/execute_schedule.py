@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lmtrain.observe.measure import current_phase
-from lmtrain.parallel.linear_matrix_products import DeferredProduct, defer_products
+from lmtrain.parallel.linear_forward_backward_products import DeferredProduct, defer_products
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.stage_to_stage_messages import (
     MESSAGE_CTAS,

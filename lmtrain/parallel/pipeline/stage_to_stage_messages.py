@@ -24,8 +24,8 @@ from torch import Tensor
 from lmtrain.errors import LayoutError
 from lmtrain.observe.measure import current_phase
 from lmtrain.observe.stragglers.find_slow_ranks import links
-from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
+from lmtrain.parallel.tp_linears_and_collectives import gather_stack
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.schedules.table import Action, Kind
 

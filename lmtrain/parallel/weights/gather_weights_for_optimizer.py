@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.parallel.collectives import all_reduce, broadcast, gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
+from lmtrain.parallel.tp_linears_and_collectives import all_reduce, broadcast, gather_stack
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, section_parts
 from lmtrain.spec import Split
 

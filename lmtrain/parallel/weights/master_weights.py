@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.parallel.device_and_precision_settings import Fp16Settings, PrecisionSettings
-from lmtrain.parallel.linear_matrix_products import SummingModule, reset_gradient_totals
+from lmtrain.parallel.linear_forward_backward_products import SummingModule, reset_gradient_totals
 from lmtrain.schedules.table import Action, Kind
 
 GradientCallback = Callable[[str, Tensor], None]  # (name of a weight, gradient)

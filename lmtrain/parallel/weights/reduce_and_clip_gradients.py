@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.observe.measure import current_phase
-from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis, Mesh
+from lmtrain.parallel.tp_linears_and_collectives import all_reduce
 from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.placement.layers_and_shards_of_ranks import Placement
 from lmtrain.runtime.processes.fault_injection import fault_point

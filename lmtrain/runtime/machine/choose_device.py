@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from lmtrain.errors import OutOfMemoryError, SettingsError
-from lmtrain.runtime.machine.detect_gpus import Gpus, device_problem, gpu_index
+from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem, gpu_index
 from lmtrain.runtime.processes.process_environment import ProcessEnv, set_env_default
 
 

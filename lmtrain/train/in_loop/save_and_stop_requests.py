@@ -27,11 +27,11 @@ from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.parallel.mesh import GroupPeers, Mesh
 from lmtrain.runfolder.file_names import SAVE_FILE, STOP_FILE, TRACE_FILE
-from lmtrain.runfolder.how_runs_ended import request_file_cause
+from lmtrain.runfolder.read_and_record_run_end import request_file_cause
 from lmtrain.runtime.processes.process_environment import SlurmJob, command_start_s
 from lmtrain.runtime.processes.stop_signals import STOP_NAMES, StopRequest
-from lmtrain.train.run_state import Run
-from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations
+from lmtrain.train.run_objects_and_resume import Run
+from lmtrain.train.step_and_save_durations import EVALUATION, VALIDATION, Durations
 from lmtrain.train.straggler_watch import StragglerWatch, build_straggler_watch
 from lmtrain.units import format_seconds
 

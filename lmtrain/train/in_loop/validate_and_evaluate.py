@@ -27,8 +27,8 @@ from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff, Requests
 from lmtrain.train.record.metrics_writer import record, report_measures
-from lmtrain.train.run_state import Run
-from lmtrain.train.step_durations import EVALUATION, VALIDATION
+from lmtrain.train.run_objects_and_resume import Run
+from lmtrain.train.step_and_save_durations import EVALUATION, VALIDATION
 
 _MAX_NATS = 700.0  # because: a double cannot hold the exponential of more
 Sums = list[list[float]]  # row 0: loss sum of each term; row 1: number of correct predictions of each term

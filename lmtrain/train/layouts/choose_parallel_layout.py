@@ -32,8 +32,8 @@ from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, LayoutL
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.train.layouts.dry_run_speed_and_memory import StepForecast, planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
+from lmtrain.train.run_stage_settings import StageSettings
 from lmtrain.train.train_settings import RampUpSettings
-from lmtrain.train.training_stage_settings import StageSettings
 from lmtrain.units import format_bytes
 
 _TIE_SHARE = 0.0005

@@ -26,12 +26,12 @@ from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, 
 from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.runfolder.file_names import IMPORTED
-from lmtrain.runtime.machine.detect_gpus import Gpus, has_kernel_compiler
+from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, has_kernel_compiler
 from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.layouts.ranks_and_memory_table import range_text
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import Inputs, changed_settings
-from lmtrain.train.step_durations import Durations, young_daly_s
+from lmtrain.train.step_and_save_durations import Durations, young_daly_s
 from lmtrain.units import format_bytes, format_seconds, plural
 
 COMPARED_STEPS = 20  # because: the first steps of an attempt allocate memory and fill caches, so only its newest count

@@ -26,8 +26,8 @@ from lmtrain.train.layouts.dry_run_speed_and_memory import (
 )
 from lmtrain.train.layouts.ranks_and_memory_table import short_bytes
 from lmtrain.train.run_config import RunConfig, StageConfig
+from lmtrain.train.run_stage_settings import LENGTHS
 from lmtrain.train.startup_checks.preflight import Inputs
-from lmtrain.train.training_stage_settings import LENGTHS
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 MIN_WIDTH, MAX_WIDTH = 80, 120  # columns of the table's text lines

@@ -17,8 +17,8 @@ from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.mesh import peers_before_mesh
 from lmtrain.runtime.processes.process_environment import ranks_text
 from lmtrain.runtime.processes.process_group import gather_to_rank0, wait_for_rank0_exit
-from lmtrain.runtime.processes.rank_agreement import collective_phase
 from lmtrain.runtime.processes.stop_signals import ignore_stops
+from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import collective_phase
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, rank_facts
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import Inputs

@@ -36,9 +36,9 @@ from lmtrain.observe.screen.training_view import RunLog, RunView, build_view
 from lmtrain.observe.sinks.queued_sink import QueuedSink
 from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoardSink
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
-from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.parallel.tp_linears_and_collectives import all_reduce
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes
 from lmtrain.runfolder.file_names import (
     CHECKPOINTS,
@@ -59,7 +59,7 @@ from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_state import Progress, Run, checkpoint_state, held_pieces
+from lmtrain.train.run_objects_and_resume import Progress, Run, checkpoint_state, held_pieces
 from lmtrain.train.startup_checks.preflight import Inputs, with_final_model
 from lmtrain.train.step import StepResult
 from lmtrain.units import format_bytes, format_count, format_seconds

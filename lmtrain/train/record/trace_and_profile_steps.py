@@ -22,9 +22,9 @@ from lmtrain.observe.measure import current_phase
 from lmtrain.observe.profile.kernel_times import TABLE_SUFFIX, build_table, read_trace, write_table
 from lmtrain.observe.spans.span_file import Header, SpanFile, span_file_name
 from lmtrain.observe.spans.trace_span_recorder import TRACE_ALL, DeviceClock, Recorder, Tracer
-from lmtrain.parallel.collectives import all_reduce
+from lmtrain.parallel.tp_linears_and_collectives import all_reduce
 from lmtrain.runfolder.file_names import TRACES
-from lmtrain.train.run_state import Run
+from lmtrain.train.run_objects_and_resume import Run
 from lmtrain.units import format_bytes
 
 PROFILE_FOLDER = "profile"  # within the run's folder

@@ -23,7 +23,7 @@ from lmtrain.models.model_settings import ModelSettings, differing_keys, with_ex
 from lmtrain.runfolder.file_names import CHECKPOINTS, TOKENIZER
 from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent, file_sha256, parse_lineage, read_lineage
 from lmtrain.runfolder.settings_differences import compare_settings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
 
 # settings that name the parent itself, or become known only with the data

@@ -39,10 +39,10 @@ from lmtrain.runfolder.folder_reader import read_settings
 from lmtrain.runfolder.lineage import Parent
 from lmtrain.runfolder.settings_differences import compare_settings, flatten
 from lmtrain.runtime.files.atomic_files import check_output_folder, free_bytes
-from lmtrain.runtime.machine.detect_gpus import Gpus, device_problem
 from lmtrain.runtime.machine.pip_install_hint import install_command
+from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem
 from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.check_weights_to_start_from import (
     ForeignWeights,

@@ -1,8 +1,8 @@
 """Checks of the checkpoint that a run resumes from, without torch.
 
 The checks: is it usable, does it belong to this run, are steps left, and which part of the data does data.split exclude
-from training. Called by preflight, before anything of the configured size is built, and again by run_state.py for the
-checkpoint that is then read.
+from training. Called by preflight, before anything of the configured size is built, and again by
+run_objects_and_resume.py for the checkpoint that is then read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerFormatError, is_count
 from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
 from lmtrain.checkpoint.read_verified_contents import Contents, model_of
-from lmtrain.checkpoint.stored_ema_weights import is_average_entry
+from lmtrain.checkpoint.view_with_ema_as_weights import is_average_entry
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHARES
@@ -25,9 +25,9 @@ from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.atomic_files import storage_errors
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.training_stage_settings import STAGE_KEYS
+from lmtrain.train.run_stage_settings import STAGE_KEYS
 
 _MAX_CHARACTERS = 200  # characters of a value in a message
 _STAGE_MODEL_KEYS = {*STAGE_KEYS["model"], "num_positions"}

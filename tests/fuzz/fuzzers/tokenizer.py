@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from lmtrain.tokenizer.vocabulary_files import CL100K
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest

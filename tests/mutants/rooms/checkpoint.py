@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         name="peers_of_a_failure_have_another_exit_code",
-        file="lmtrain/runtime/processes/rank_agreement.py",
+        file="lmtrain/runtime/processes/succeed_on_all_ranks_or_none.py",
         function="collective_phase",
         old="raise error_from_peer(rows[rank][0], f",
         new="raise error_from_peer(LmtrainError.exit_code, f",
@@ -208,7 +208,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_is_named_and_the_weights_are_read",
-        file="lmtrain/checkpoint/saved_model_description.py",
+        file="lmtrain/checkpoint/unopened_model_on_disk.py",
         function="CheckpointWeights.load_into",
         old="CheckpointReader(self.path, self.weights)",
         new="CheckpointReader(self.path)",

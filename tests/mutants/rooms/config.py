@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="inner_mapping_replaced_and_not_added_to",
-        file="lmtrain/config/overrides.py",
+        file="lmtrain/config/parse_and_apply_overrides.py",
         function="_merged",
         old="return old | {key: _merged(old.get(key), value) for key, value in new.items()}",
         new="return old | new",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="dollar_is_left_to_the_shell",
-        file="lmtrain/config/overrides.py",
+        file="lmtrain/config/parse_and_apply_overrides.py",
         function="shell_quoted",
         old=r"""re.search(r'["$`\\!]', word)""",
         new=r"""re.search(r'["`\\!]', word)""",
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="own_files_come_second",
-        file="lmtrain/config/hydra_source.py",
+        file="lmtrain/config/compose_files_with_hydra.py",
         function="_open_loader",
         old="for folder in reversed(request.folders):",
         new="for folder in request.folders:",
@@ -81,7 +81,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_last_of_two_wins",
-        file="lmtrain/config/overrides.py",
+        file="lmtrain/config/parse_and_apply_overrides.py",
         function="parse_overrides",
         old="if previous and (key in groups or not previous.startswith(\"~\"))",
         new="if previous and key in groups",

@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         name="short_ratio_rounded_down",
-        file="lmtrain/data/samples/sentence_pairs.py",
+        file="lmtrain/data/samples/group_sentences_into_samples.py",
         function="build_megatron_map",
         old="int(1 / short_share + 0.5)",
         new="int(1 / short_share)",

@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="parts_removed_before_the_whole_stands",
-        file="data_tools/corpus/flow/corpus_step_runner.py",
+        file="data_tools/corpus/flow/run_one_corpus_step_in_workers.py",
         function="merge_parts",
         old="""shutil.copyfileobj(source, target, 1 << 20)
     for path in parts:
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lines_of_the_file_before",
-        file="data_tools/read/parse_documents.py",
+        file="data_tools/read/parse_chunks_and_bad_lines.py",
         function="_LineCounter.lines_before",
         old="if path != self._path or offset - 1 < self._at:",
         new="if offset - 1 < self._at:",
@@ -188,7 +188,7 @@ MUTANTS = [
     ),
     Mutant(
         name="longest_document_in_characters",
-        file="data_tools/read/parse_documents.py",
+        file="data_tools/read/parse_chunks_and_bad_lines.py",
         function="TextList.drop_long",
         old="text and 4 * len(text) > most and _num_utf8_bytes(text) > most for text",
         new="text and len(text) > most for text",

@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         name="nucleus_before_the_top_k",
-        file="lmtrain/eval/generate.py",
+        file="lmtrain/eval/sample_text_from_prompt.py",
         function="draw_token",
         old="_keep_top_p(_keep_top_k(logits_V / sampling.temperature, sampling.top_k), sampling.top_p)",
         new="_keep_top_k(_keep_top_p(logits_V / sampling.temperature, sampling.top_p), sampling.top_k)",

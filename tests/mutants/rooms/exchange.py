@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         name="sliding_window_is_one_too_short",
-        file="lmtrain/exchange/megatron/decoder_arguments.py",
+        file="lmtrain/exchange/megatron/convert_decoder_arguments.py",
         function="_layers_from_arguments",
         old='"window": window[0] + 1 if',
         new='"window": window[0] if',
@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tanh_without_biases",
-        file="lmtrain/exchange/megatron/checkpoint_args.py",
+        file="lmtrain/exchange/megatron/convert_arguments_and_settings.py",
         function="settings_from_arguments",
         old='by_tanh = (argument("bias_gelu_fusion", True) and facts.bias == "all") or argument("openai_gelu", False)',
         new='by_tanh = argument("bias_gelu_fusion", True) or argument("openai_gelu", False)',
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tanh_by_its_newer_name_is_exact",
-        file="lmtrain/exchange/huggingface/decoder_config.py",
+        file="lmtrain/exchange/huggingface/shared_by_decoder_families.py",
         function="",
         old='"gelu_pytorch_tanh": "gelu_tanh"',
         new='"gelu_pytorch_tanh": "gelu"',
@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         name="windows_of_a_qwen_begin_a_layer_late",
-        file="lmtrain/exchange/huggingface/decoder_config.py",
+        file="lmtrain/exchange/huggingface/shared_by_decoder_families.py",
         function="late_window_settings",
         old="[layer >= first for",
         new="[layer > first for",
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         name="any_pattern_is_taken_for_qwens",
-        file="lmtrain/exchange/huggingface/tokenizer_files.py",
+        file="lmtrain/exchange/huggingface/exported_tokenizer_files.py",
         function="_is_qwen_tokenizer",
         old=""" and bpe_pattern(tree["pre_tokenizer"]) == "qwen2\"""",
         new="",
@@ -172,7 +172,7 @@ MUTANTS = [
     ),
     Mutant(
         name="class_of_a_tokenizer_always_comes_back",
-        file="lmtrain/exchange/huggingface/tokenizer_files.py",
+        file="lmtrain/exchange/huggingface/exported_tokenizer_files.py",
         function="_restored_config",
         old="if not _takes_tokenizer_json(",
         new="if not came and not _takes_tokenizer_json(",
@@ -200,7 +200,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tensors_of_a_shared_storage_all_begin_at_its_beginning",
-        file="lmtrain/exchange/torch_files/reader.py",
+        file="lmtrain/exchange/torch_files/read_pt_files_without_torch.py",
         function="TorchFile.read",
         old="data = read_range(fd, self._start + start + tensor.offset * item_bytes, count)",
         new="data = read_range(fd, self._start + start, count)",
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         name="virtual_stages_are_read_rank_by_rank",
-        file="lmtrain/exchange/megatron/checkpoint_folder.py",
+        file="lmtrain/exchange/megatron/read_arguments_and_weights.py",
         function="_open_ranks",
         old=(
             "    for key in keys:  # a chunk of a virtual stage of all stages, then the next\n"
@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_stacked_layer_is_the_last",
-        file="lmtrain/exchange/megatron/checkpoint_folder.py",
+        file="lmtrain/exchange/megatron/read_arguments_and_weights.py",
         function="_split_layers",
         old="lambda box=box: tensor.read(box)[0]",
         new="lambda: tensor.read(box)[0]",
@@ -259,7 +259,7 @@ MUTANTS = [
     ),
     Mutant(
         name="half_a_download_is_imported",
-        file="lmtrain/exchange/detect_source_format.py",
+        file="lmtrain/exchange/detect_model_folder_format.py",
         function="_download_problems",
         old="if not os.path.lexists(path / name)",
         new="if not name",
@@ -268,7 +268,7 @@ MUTANTS = [
     ),
     Mutant(
         name="scaled_angles_of_megatron_are_plain_ones",
-        file="lmtrain/exchange/megatron/checkpoint_args.py",
+        file="lmtrain/exchange/megatron/convert_arguments_and_settings.py",
         function="_positions_problems",
         old="if kind in allowed:",
         new="if not has_table or kind in allowed:",
@@ -277,7 +277,7 @@ MUTANTS = [
     ),
     Mutant(
         name="newer_choice_of_positions_wins_over_the_older_flag",
-        file="lmtrain/exchange/megatron/checkpoint_args.py",
+        file="lmtrain/exchange/megatron/convert_arguments_and_settings.py",
         function="_kind_of_positions",
         old='"rope" if argument("use_rotary_position_embeddings", False) else argument("position_embedding_type")',
         new='argument("position_embedding_type") or (argument("use_rotary_position_embeddings", False) and "rope")',
@@ -286,7 +286,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_layer_of_a_period_is_its_first",
-        file="lmtrain/exchange/megatron/decoder_arguments.py",
+        file="lmtrain/exchange/megatron/convert_decoder_arguments.py",
         function="_flags_of_layers",
         old="((layer + 1) % value == 0) is last",
         new="(layer % value == 0) is last",
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         name="layers_with_angles_are_those_without",
-        file="lmtrain/exchange/megatron/decoder_arguments.py",
+        file="lmtrain/exchange/megatron/convert_decoder_arguments.py",
         function="decoder_arguments",
         old="[int(not kind.rotary) for kind in kinds]",
         new="[int(kind.rotary) for kind in kinds]",
@@ -304,7 +304,7 @@ MUTANTS = [
     ),
     Mutant(
         name="zero_centered_gamma_is_a_plain_weight",
-        file="lmtrain/exchange/megatron/decoder_arguments.py",
+        file="lmtrain/exchange/megatron/convert_decoder_arguments.py",
         function="words_from_arguments",
         old='if argument("apply_layernorm_1p", False) or argument("layernorm_zero_centered_gamma", False):',
         new='if argument("apply_layernorm_1p", False):',
@@ -331,7 +331,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_layer_of_a_smollm_3_turns_nothing",
-        file="lmtrain/exchange/huggingface/decoder_config.py",
+        file="lmtrain/exchange/huggingface/shared_by_decoder_families.py",
         function="all_but_each",
         old="(layer + 1) % period != 0",
         new="layer % period != 0",
@@ -349,7 +349,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_model_without_arguments_is_guessed",
-        file="lmtrain/exchange/megatron/checkpoint_folder.py",
+        file="lmtrain/exchange/megatron/read_arguments_and_weights.py",
         function="_read_common_state",
         old="if not isinstance(state, dict) or _args(state) is None:",
         new="if not isinstance(state, dict):",
@@ -358,7 +358,7 @@ MUTANTS = [
     ),
     Mutant(
         name="arguments_beside_the_tensors_are_not_found",
-        file="lmtrain/exchange/megatron/checkpoint_folder.py",
+        file="lmtrain/exchange/megatron/read_arguments_and_weights.py",
         function="",
         old='_COMMON_OBJECT = "common_state/shard_0_1"',
         new='_COMMON_OBJECT = "common_state/shard_0_0"',
@@ -367,7 +367,7 @@ MUTANTS = [
     ),
     Mutant(
         name="masters_by_their_newer_name_are_not_found",
-        file="lmtrain/exchange/megatron/checkpoint_folder.py",
+        file="lmtrain/exchange/megatron/read_arguments_and_weights.py",
         function="",
         old=r"(?:fp32_param|param)",
         new="fp32_param",

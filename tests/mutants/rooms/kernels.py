@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         name="adamw_takes_odd_sizes_for_aligned",
-        file="lmtrain/kernels/adamw_kernel_inputs.py",
+        file="lmtrain/kernels/adamw_tensors_and_rates.py",
         function="AdamWTensors.alignment",
         old="reduce(or_, self.addresses, self.weight.numel())",
         new="reduce(or_, self.addresses)",

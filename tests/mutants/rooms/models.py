@@ -225,7 +225,7 @@ MUTANTS = [
     ),
     Mutant(
         name="positions_are_scaled_with_the_tokens",
-        file="lmtrain/models/layers/embedding.py",
+        file="lmtrain/models/layers/token_and_position_embedding.py",
         function="Embedding.forward",
         old="        if self.scale != 1.0:\n"
         "            x_BTD = x_BTD * self.scale\n"

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="missing_masked_labels_are_token_0",
-        file="lmtrain/objectives/objective.py",
+        file="lmtrain/objectives/causal_and_masked_objectives.py",
         function="MaskedLM.prepare_batch",
         old="F.pad(labels, (0, num_scored - len(labels)), value=IGNORED)",
         new="F.pad(labels, (0, num_scored - len(labels)))",
@@ -16,7 +16,7 @@ MUTANTS = [
     ),
     Mutant(
         name="labels_are_cut_by_rows_and_not_by_sequence",
-        file="lmtrain/objectives/objective.py",
+        file="lmtrain/objectives/causal_and_masked_objectives.py",
         function="MaskedLM.prepare_batch",
         old="label_shards = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_shards, dim=1)]",
         new="label_shards = list(batch.labels_BT.flatten().chunk(self.num_shards))",

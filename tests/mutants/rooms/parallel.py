@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="dropout_noise_shared_by_copies",
-        file="lmtrain/parallel/blocks/dropout.py",
+        file="lmtrain/parallel/blocks/dropout_random_numbers.py",
         function="DropoutSeeds.seed_forward",
         old="microbatch * self.dp.size + self.dp.index",
         new="microbatch + self.dp.index",
@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         name="attention_noise_forgets_the_layer",
-        file="lmtrain/parallel/blocks/dropout.py",
+        file="lmtrain/parallel/blocks/dropout_random_numbers.py",
         function="DropoutSeeds.core_seed",
         old='"tp", self.tp.index, path)',
         new='"tp", self.tp.index)',
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_draws_for_the_newest_microbatch",
-        file="lmtrain/parallel/blocks/dropout.py",
+        file="lmtrain/parallel/blocks/dropout_random_numbers.py",
         function="DropoutSeeds.contexts",
         old="return nullcontext(), self.use_microbatch(self.current)",
         new="return nullcontext(), nullcontext()",
@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_keeps_no_generator_with_sequence_cut",
-        file="lmtrain/parallel/blocks/recompute.py",
+        file="lmtrain/parallel/blocks/recompute_and_compile.py",
         function="_checkpoint_options",
         old='{"preserve_rng_state": dropout_seeds.uses_dropout}',
         new='{"preserve_rng_state": dropout_seeds.uses_dropout and not dropout_seeds.varies_by_rank}',
@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recomputed_blocks_count_from_the_stage",
-        file="lmtrain/parallel/blocks/recompute.py",
+        file="lmtrain/parallel/blocks/recompute_and_compile.py",
         function="apply_recompute",
         old="for number, block in model.blocks.items() if settings.is_for(int(number))]",
         new="for number, block in enumerate(model.blocks.values()) if settings.is_for(number)]",
@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         name="row_bias_gets_the_whole_sequence_on_every_rank",
-        file="lmtrain/parallel/collectives.py",
+        file="lmtrain/parallel/tp_linears_and_collectives.py",
         function="_RowLinear.backward",
         old="""\
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
@@ -170,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         name="pair_head_learns_from_every_cut",
-        file="lmtrain/parallel/collectives.py",
+        file="lmtrain/parallel/tp_linears_and_collectives.py",
         function="_BroadcastFromFirst.backward",
         old="return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None",
         new="return grads[0], None",
@@ -292,7 +292,7 @@ MUTANTS = [
     ),
     Mutant(
         name="rank_with_the_greatest_checksum_goes_on",
-        file="lmtrain/runtime/processes/rank_agreement.py",
+        file="lmtrain/runtime/processes/succeed_on_all_ranks_or_none.py",
         function="all_equal",
         old="all(each == number for",
         new="all(each <= number for",
@@ -329,7 +329,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_norm_over_all_heads_is_alone_in_backward",
-        file="lmtrain/parallel/collectives.py",
+        file="lmtrain/parallel/tp_linears_and_collectives.py",
         function="_SumOfPartsAndGradients.backward",
         old="return _output_with_bias(all_reduce(grads[0].clone(), ctx.axis)), None",
         new="return grads[0], None",
@@ -347,7 +347,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_keeps_what_it_should_give_up",
-        file="lmtrain/parallel/weights/weight_average.py",
+        file="lmtrain/parallel/weights/exponential_weight_average.py",
         function="update",
         old="1 - self.settings.decay",
         new="self.settings.decay",
@@ -356,7 +356,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_begins_at_zero",
-        file="lmtrain/parallel/weights/weight_average.py",
+        file="lmtrain/parallel/weights/exponential_weight_average.py",
         function="begin",
         old="average.copy_(self.weights.master[name])",
         new="average.zero_()",
@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_stays_in_place_of_the_weights",
-        file="lmtrain/parallel/weights/weight_average.py",
+        file="lmtrain/parallel/weights/exponential_weight_average.py",
         function="in_place_of_weights",
         old=(
             "            for name in exchanged:\n"
@@ -378,7 +378,7 @@ MUTANTS = [
     ),
     Mutant(
         name="half_precision_computes_with_the_weights_while_the_average_is_measured",
-        file="lmtrain/parallel/weights/weight_average.py",
+        file="lmtrain/parallel/weights/exponential_weight_average.py",
         function="in_place_of_weights",
         old="            self.weights.publish()\n            yield\n",
         new="            yield\n",
@@ -387,7 +387,7 @@ MUTANTS = [
     ),
     Mutant(
         name="half_precision_computes_with_the_average_after_it_was_measured",
-        file="lmtrain/parallel/weights/weight_average.py",
+        file="lmtrain/parallel/weights/exponential_weight_average.py",
         function="in_place_of_weights",
         old="                self._exchange(name)\n            self.weights.publish()\n",
         new="                self._exchange(name)\n",
@@ -396,7 +396,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_steps_of_an_average_count_from_its_beginning",
-        file="lmtrain/parallel/weights/weight_average.py",
+        file="lmtrain/parallel/weights/exponential_weight_average.py",
         function="update",
         old="step % self.settings.every_steps == 0",
         new="(step - self.since_step) % self.settings.every_steps == 0",

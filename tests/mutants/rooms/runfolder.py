@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_last_process_to_fail_says_why",
-        file="lmtrain/runfolder/how_runs_ended.py",
+        file="lmtrain/runfolder/read_and_record_run_end.py",
         function="write_failure",
         old="replace=env.world_size == 1, **extra_facts",
         new="**extra_facts",
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="who_looks_first_and_writes_last_says_why",
-        file="lmtrain/runfolder/stop_file.py",
+        file="lmtrain/runfolder/stop_json_writer.py",
         function="write",
         old="(os.replace if replace else _link_if_absent)(temporary, path)",
         new="os.replace(temporary, path)",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="queued_again_though_stopped_for_good",
-        file="lmtrain/runfolder/stop_file.py",
+        file="lmtrain/runfolder/stop_json_writer.py",
         function="write",
         old="exit_code in _REQUEUE_CODES",
         new="exit_code in (*_REQUEUE_CODES, 79)",

@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         name="own_gpus_are_assumed_where_asked_for",
-        file="lmtrain/runtime/machine/detect_gpus.py",
+        file="lmtrain/runtime/machine/visible_gpus_without_torch.py",
         function="gpu_index",
         old="0 if count == process.num_own_gpus else process.local_rank",
         new="0 if process.num_own_gpus else process.local_rank",

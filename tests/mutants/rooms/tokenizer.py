@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="long_texts_cut_beside_words_that_take_spaces",
-        file="lmtrain/tokenizer/base.py",
+        file="lmtrain/tokenizer/text_to_ids_and_back.py",
         function="Tokenizer._splits_at_spaces",
         old="""not (token["lstrip"] or token["rstrip"] or re.search""",
         new="""not (token["lstrip"] or re.search""",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="fingerprint_without_normalizer",
-        file="lmtrain/tokenizer/base.py",
+        file="lmtrain/tokenizer/text_to_ids_and_back.py",
         function="_parts_that_decide_ids",
         old=""""normalizer": tokenizer_json["normalizer"],
         "pre_tokenizer": _remove_key(""",
@@ -36,7 +36,7 @@ MUTANTS = [
     ),
     Mutant(
         name="any_file_is_the_recorded_tokenizer",
-        file="lmtrain/tokenizer/base.py",
+        file="lmtrain/tokenizer/text_to_ids_and_back.py",
         function="Tokenizer.load_lazily",
         old=" or hashlib.sha256(data := _read(path)).hexdigest() != sha256:",
         new=" or not (data := _read(path)):",
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_name_of_a_role_wins",
-        file="lmtrain/tokenizer/base.py",
+        file="lmtrain/tokenizer/text_to_ids_and_back.py",
         function="Tokenizer.special",
         old="special[role] = ids[0]",
         new="special[role] = ids[-1]",

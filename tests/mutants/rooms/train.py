@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         name="losses_by_source_are_never_begun_anew",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="Progress.take_source_values",
         old="        self.source_losses = {}\n",
         new="",
@@ -48,7 +48,7 @@ MUTANTS = [
     ),
     Mutant(
         name="losses_by_source_are_forgotten_between_rows",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="restore",
         old="""in state.get("source_losses", {}).items()""",
         new="in ()",
@@ -66,7 +66,7 @@ MUTANTS = [
     ),
     Mutant(
         name="updates_are_counted_as_steps",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="checkpoint_state",
         old='"num_updates": num_updates(optimizer)',
         new='"num_updates": progress.step',
@@ -76,7 +76,7 @@ MUTANTS = [
     ),
     Mutant(
         name="loss_scale_begins_anew_on_resume",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="restore",
         old='    model.loss_scale.load(state["precision"])\n',
         new="",
@@ -202,7 +202,7 @@ MUTANTS = [
     ),
     Mutant(
         name="step_time_of_earlier_attempts_is_that_of_a_row",
-        file="lmtrain/train/step_durations.py",
+        file="lmtrain/train/step_and_save_durations.py",
         function="_durations_from_rows",
         old="durations[_STEP].append((elapsed - last[2]) / (step - last[1]))",
         new="durations[_STEP].append(elapsed - last[2])",
@@ -260,7 +260,7 @@ MUTANTS = [
     ),
     Mutant(
         name="files_of_an_import_end_with_its_first_checkpoint",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="resume",
         old="return with_extra_files(inputs, reader, peers), progress",
         new="return inputs, progress",
@@ -346,7 +346,7 @@ MUTANTS = [
     ),
     Mutant(
         name="what_was_read_is_not_saved",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="checkpoint_state",
         old='        "history": inputs.data.history.to_dict(),\n',
         new="",
@@ -467,7 +467,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_stage_may_not_scale_angles",
-        file="lmtrain/train/training_stage_settings.py",
+        file="lmtrain/train/run_stage_settings.py",
         function="",
         old='"model": ("seq_len", "dropout", *ANGLE_KEYS),',
         new='"model": ("seq_len", "dropout", "rotary_base", "local_rotary_base"),',
@@ -507,7 +507,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_begins_anew_at_each_start",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="restore",
         old="""        average.since_step = saved["since_step"] if saved else None\n""",
         new="        average.since_step = None\n",
@@ -516,7 +516,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_that_a_checkpoint_has_is_not_read",
-        file="lmtrain/train/run_state.py",
+        file="lmtrain/train/run_objects_and_resume.py",
         function="restore",
         old="(average_pieces(model, average) if saved else [])",
         new="[]",

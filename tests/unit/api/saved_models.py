@@ -11,7 +11,7 @@ from lmtrain.checkpoint.save.background_writer import CheckpointWriter
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 
 TEXT = "The old mill was a well-known house by the river, cold in winter; nobody in it dared to speak.\n"

@@ -10,7 +10,7 @@ import pytest
 import lmtrain
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.data.writing import add_document
 

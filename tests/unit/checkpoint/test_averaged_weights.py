@@ -12,9 +12,9 @@ import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest, TensorEntry
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model, fit_problems
-from lmtrain.checkpoint.saved_model_description import checkpoint_source
-from lmtrain.checkpoint.stored_ema_weights import average_facts, check_weight_set
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.unopened_model_on_disk import checkpoint_source
+from lmtrain.checkpoint.view_with_ema_as_weights import average_facts, check_weight_set
 from lmtrain.errors import CheckpointError, UsageError
 from tests.unit.checkpoint.layouts import AVERAGE, MODELS, draw, read_all, reshard_to, write
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from lmtrain.config import hydra_source
+from lmtrain.config import compose_files_with_hydra
 from lmtrain.config.compose_run_settings import compose, compose_plain, conf_dir, expand_sweep, group_choices
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
@@ -81,7 +81,7 @@ def test_files_are_joined_once_for_all_runs_that_choose_them(mine: Path, monkeyp
         read.append(path)
         return read_yaml(path)
 
-    monkeypatch.setattr(hydra_source, "read_yaml", noted)
+    monkeypatch.setattr(compose_files_with_hydra, "read_yaml", noted)
     assert compose_plain(["cups=3"], config_dir=mine, name="mini")["drink"]["leaves"] == 2
     assert read == []
     assert compose_plain(["drink=coffee"], config_dir=mine, name="mini")["drink"] == {"kind": "coffee"}

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config.overrides import apply_override, hydra_quoted, parse_overrides, shell_quoted, sweep_refusal
+from lmtrain.config.parse_and_apply_overrides import (
+    apply_override,
+    hydra_quoted,
+    parse_overrides,
+    shell_quoted,
+    sweep_refusal,
+)
 from lmtrain.errors import SettingsError
 
 GROUPS = {"model": ["gpt_tiny"]}

@@ -7,9 +7,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_tools.corpus.flow.corpus_step_runner import ReadOptions, Report, Step, StepOptions, report_path, run_step
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
+    ReadOptions,
+    Report,
+    Step,
+    StepOptions,
+    report_path,
+    run_step,
+)
 from data_tools.read.cut_files_into_chunks import SizeLimits, TaskPart
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi"]
 

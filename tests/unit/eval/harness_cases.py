@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.run_task import run
+from lmtrain.eval.sample_text_from_prompt import Sampling, generate
 from lmtrain.eval.score_targets import SharedAnswers, Subject
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.wikitext import split_pages
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.exchange.stream_tensors_to_disk import save_imported
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.eval.harness_run import run_harness
 from tests.unit.exchange.models import gpt2, llama, random_weights

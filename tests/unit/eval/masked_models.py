@@ -15,7 +15,7 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 SEQ_LEN = 16
 WORDS = [

@@ -18,7 +18,7 @@ from lmtrain.batch import Batch
 from lmtrain.eval.run_task import Outcome, run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval import protocol_twins as twins
 from tests.unit.eval.protocol_twins import Twin
 

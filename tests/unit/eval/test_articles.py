@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.eval.tasks.wikitext import article_of_each_token, detokenize, split_articles, split_pages
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval.protocol_twins import harness_pages
 from tests.unit.eval.protocols import WIKI
 

@@ -17,7 +17,7 @@ from lmtrain.eval.run_task import Outcome, run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks import choice
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 SEQ_LEN = 64
 _Request = choice.ChoiceRequest

@@ -16,7 +16,7 @@ import torch
 from lmtrain.eval.run_task import Outcome, run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval.conftest import given_texts
 from tests.unit.eval.protocols import LAMBADA_TASKS, WIKI_TASKS, write
 

@@ -16,7 +16,7 @@ from lmtrain.eval.run_task import run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.statistics import WittenBellBigram, add_baselines
 from lmtrain.eval.task import find_task
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.data.writing import add_document
 from tests.unit.eval.conftest import given_texts
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
-from lmtrain.eval.generate import (
+from lmtrain.eval.sample_text_from_prompt import (
     Sampling,
     draw_token,
     generate,
@@ -22,7 +22,7 @@ from lmtrain.eval.generate import (
     prompt_tokens,
     stream_text,
 )
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 SEQ_LEN = 16
 LIKELY = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64))

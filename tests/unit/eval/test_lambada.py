@@ -16,7 +16,7 @@ from lmtrain.eval.run_task import run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks.lambada import split_last_word
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 TASK = find_task("lambada/megatron-strict")
 

@@ -11,7 +11,7 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
-from lmtrain.checkpoint.saved_model_description import checkpoint_source
+from lmtrain.checkpoint.unopened_model_on_disk import checkpoint_source
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.eval.load_model import load_for_eval, load_source
 from lmtrain.eval.read_texts import TextInput
@@ -22,7 +22,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples import masked_language_samples as sampling
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary
-from lmtrain.data.samples.slow_reference_masked_samples import CONTINUES, MaskedSamplerTwin
+from lmtrain.data.samples.masked_samples_python_fallback import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
@@ -28,8 +28,8 @@ from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
 from lmtrain.eval.windows import Window, windows
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.runtime.random_seeds import derive_seed
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.runtime.derive_random_seeds import derive_seed
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.data.writing import add_document
 from tests.unit.eval.masked_models import SEQ_LEN, TEXTS, build, constant, measured, texts_of, tokenizer_of
 

@@ -6,7 +6,7 @@ from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import first_items
 from lmtrain.eval.task import TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 
 def test_requests_and_documents_can_be_walked_twice(tokenizer: Tokenizer) -> None:

@@ -17,7 +17,7 @@ from lmtrain.eval.run_task import run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import Result, TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.data.writing import add_document
 from tests.unit.eval.conftest import given_texts
 

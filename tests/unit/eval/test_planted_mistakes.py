@@ -14,7 +14,7 @@ from lmtrain.eval import windows
 from lmtrain.eval.tasks import lambada, wikitext
 from lmtrain.eval.windows import Request, StreamRequests, Window, WindowedRequests
 from lmtrain.models.layers import output_heads
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval.protocols import Pair, agree, write
 
 SEQ_LEN = 40

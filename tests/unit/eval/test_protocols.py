@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.eval.protocols import LAMBADA_TASKS, WIKI_TASKS, Pair, agree, write
 

@@ -16,7 +16,7 @@ from lmtrain.eval.run_task import gather_answers, run
 from lmtrain.eval.score_targets import Subject, TargetScores
 from lmtrain.eval.task import find_task, item_columns
 from lmtrain.eval.windows import Request
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval.conftest import given_texts
 
 

@@ -16,7 +16,7 @@ from lmtrain.eval.print_evaluation_results import encode_rows, read_columns, sam
 from lmtrain.eval.run_task import Outcome, run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import find_task
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 TEXTS = ["the mill 's wheel stood still", "cold in winter by the river", "the boy sold flour"]
 

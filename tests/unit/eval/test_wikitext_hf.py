@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks.wikitext import join_rows, labelled_windows
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval.protocols import WIKI
 
 

@@ -14,7 +14,7 @@ from lmtrain.eval.run_task import run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks.wikitext import count_words, split_pages
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval.protocols import WIKI
 
 NAMES = ["wikitext103/lmeval-2.0", "wikitext2/lmeval-2.0"]

@@ -16,7 +16,7 @@ from lmtrain.eval.run_task import prepare, run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions, all_tasks, find_task, sum_columns
 from lmtrain.eval.tasks.wikitext import split_articles
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.unit.eval.protocols import WIKI
 
 SEQ_LEN = 64

@@ -14,7 +14,7 @@ from lmtrain.exchange.stream_tensors_to_disk import save_imported
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
 TEXT = ["the cat sat on the mat", "a dog ran over the hill and the cat saw it", "cats and dogs sat down"] * 3

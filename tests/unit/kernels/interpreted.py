@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.kernels import activations, adamw, cross_entropy, triton_availability
-from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors, Rates
 from lmtrain.kernels.cross_entropy import NO_COLUMN
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.build_parallel_model import build_parallel

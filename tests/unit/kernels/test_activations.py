@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.kernels import triton_availability
 from lmtrain.kernels.activations import Activation, activate_with_bias
 from lmtrain.models.layers.block import MLP, UpLinear, activate
-from lmtrain.parallel.linear_matrix_products import SummingLinear, apply_summing_linears
+from lmtrain.parallel.linear_forward_backward_products import SummingLinear, apply_summing_linears
 from tests.marks import wide
 
 # a kind and whether it is gated: each kind once, and the gates of two

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors
+from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors
 
 
 def numbers(size: int, begin: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -117,7 +117,7 @@ def test_what_is_launched_with_one_row_of_one_column(launched: list[str]) -> Non
     import torch
 
     from lmtrain.kernels import triton_activations, triton_adamw, triton_cross_entropy
-    from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+    from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors, Rates
 
     logits_NV, column_N = torch.zeros(1, 1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int64)
     sums_3N = triton_cross_entropy.row_statistics(logits_NV, column_N)

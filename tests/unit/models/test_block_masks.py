@@ -22,8 +22,8 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers import flex_attention_block_masks
 from lmtrain.models.layers.attention import DotProduct, build_mask
 from lmtrain.models.layers.flex_attention_block_masks import BLOCK, build_block_mask, dense_mask_rows
-from lmtrain.parallel.blocks.dropout import DropoutSeeds
-from lmtrain.parallel.blocks.recompute import apply_recompute
+from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds
+from lmtrain.parallel.blocks.recompute_and_compile import apply_recompute
 from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
 from lmtrain.parallel.mesh import Axis
 from tests.flex_on_cpu import flex_on_cpu

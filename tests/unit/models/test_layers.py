@@ -13,10 +13,10 @@ from lmtrain.batch import Batch
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import MLP, BlockContext
-from lmtrain.models.layers.embedding import Embedding, positions_of
 from lmtrain.models.layers.norms import build_norm
 from lmtrain.models.layers.output_heads import Head
 from lmtrain.models.layers.rotary import Rotation, build_rotation, rotate
+from lmtrain.models.layers.token_and_position_embedding import Embedding, positions_of
 from lmtrain.models.rotary_settings import RotarySettings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from lmtrain.kernels import adamw, triton_availability
-from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors, Rates
+from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors, Rates
 
 
 def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:

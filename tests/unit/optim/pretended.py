@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lmtrain.optim.whole_tensors import WholeTensors
+from lmtrain.optim.interface_to_whole_weights import WholeTensors
 
 TIMEOUT_S = 120
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
+from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.optim.lamb import LAMB, build
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.parameter_groups import build_groups
-from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from tests.unit.optim.fused import asked_of_kernels
 from tests.unit.optim.pretended import stepped
 

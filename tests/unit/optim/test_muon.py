@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim import muon
+from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.optim.muon import Muon, build, orthogonalize
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.parameter_groups import build_groups
-from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from tests.unit.optim.fused import asked_of_kernels
 from tests.unit.optim.pretended import stepped
 

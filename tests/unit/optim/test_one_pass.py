@@ -10,7 +10,7 @@ from torch import nn
 
 from lmtrain.kernels import adamw as kernel
 from lmtrain.kernels import triton_availability
-from lmtrain.kernels.adamw_kernel_inputs import AdamWTensors
+from lmtrain.kernels.adamw_tensors_and_rates import AdamWTensors
 from lmtrain.optim.adamw import OnePassAdamW, build
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optimizer_state import apply_num_updates, num_updates, state_tensors

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import SettingsError
-from lmtrain.optim.weight_average_settings import WeightAverageSettings
+from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lmtrain.models.layers.attention import DotProduct
-from lmtrain.parallel.blocks.dropout import DropoutSeeds, Microbatch, RankDropoutCore, apply_rank_dropout
+from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds, Microbatch, RankDropoutCore, apply_rank_dropout
 from lmtrain.parallel.mesh import Axis
-from lmtrain.runtime.random_seeds import derive_seed
+from lmtrain.runtime.derive_random_seeds import derive_seed
 from tests.layouts.workers import Pool
 from tests.unit.parallel.cut_models import GPT2, batch_of, cut, uncut, world_axis
 

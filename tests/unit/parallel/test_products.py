@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.models.layers.output_heads import Head
-from lmtrain.parallel import linear_matrix_products
-from lmtrain.parallel.linear_matrix_products import (
+from lmtrain.parallel import linear_forward_backward_products
+from lmtrain.parallel.linear_forward_backward_products import (
     DeferredProduct,
     SummingLinear,
     add_product,
@@ -100,7 +100,7 @@ def _transposes(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
 
 @pytest.mark.parametrize("bug", [_overwrites, _rounds, _transposes])
 def test_planted_bugs_are_noticed(bug: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_matrix_products, "_add_product", bug)
+    monkeypatch.setattr(linear_forward_backward_products, "_add_product", bug)
     own, xs = SummingLinear(linear()), [drawn(ROWS, IN, seed=seed) for seed in range(3)]
     reset_gradient_totals([own], len(xs))
     for x in xs:

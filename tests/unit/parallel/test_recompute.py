@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
-from lmtrain.parallel.blocks.recompute import RecomputedForward, apply_recompute
+from lmtrain.parallel.blocks.recompute_and_compile import RecomputedForward, apply_recompute
 from lmtrain.parallel.device_and_precision_settings import FullRecomputeSettings, RecomputeSettings
 from tests.layouts.workers import Pool
 from tests.marks import wide

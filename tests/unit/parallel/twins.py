@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
 )
 
 from lmtrain.layout import Layout
-from lmtrain.parallel.linear_matrix_products import apply_summing_linears
+from lmtrain.parallel.linear_forward_backward_products import apply_summing_linears
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline.execute_schedule import Pipeline, TrainingObserver
 from lmtrain.parallel.weights.master_weights import MasterWeights

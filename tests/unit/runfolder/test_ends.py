@@ -10,7 +10,7 @@ import pytest
 from lmtrain.cli.screen.print_messages_and_json import print_error
 from lmtrain.errors import NonFiniteLossError, PeerLostError
 from lmtrain.runfolder.file_names import STOP
-from lmtrain.runfolder.how_runs_ended import (
+from lmtrain.runfolder.read_and_record_run_end import (
     outcome_from_watchdog,
     read_last_stop,
     write_failure,

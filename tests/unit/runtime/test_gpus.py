@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from lmtrain.runtime.machine.detect_gpus import Gpus, device_problem, gpu_index, has_kernel_compiler
+from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem, gpu_index, has_kernel_compiler
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.runtime.random_seeds import derive_seed
+from lmtrain.runtime.derive_random_seeds import derive_seed
 
 parts = st.lists(st.one_of(st.integers(-5, 2**70), st.text(max_size=5)), max_size=4)
 

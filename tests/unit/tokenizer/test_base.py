@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
 TEXTS = ["The cat sat on the mat.", "The dog sat on the log; the cat's mat wasn't there.", "naïve café “quoted” 你好 1"]
@@ -106,7 +106,7 @@ def test_byte_level_bpe_loses_nothing(text: str) -> None:
 
 @BOTH
 def test_parts_of_a_long_text_have_its_ids(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
+    monkeypatch.setattr("lmtrain.tokenizer.text_to_ids_and_back._PART_CHARS", 5)
     for text in [*SAMPLES, " ".join(SAMPLES) * 3, "wide   gaps \n of  space\u2028 and\u00a0more "]:
         parts = tokenizer.split_long_text(text)
         assert "".join(parts) == text
@@ -121,7 +121,7 @@ ACCENTS = ["cafe\u0301 e\u0301", "\u0301x \u0301 \u1100\u1161 \u1161", "in 2024 
 def test_parts_of_a_long_text_have_its_ids_with_every_pattern(
     pattern: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
+    monkeypatch.setattr("lmtrain.tokenizer.text_to_ids_and_back._PART_CHARS", 5)
     tokenizer = train_bpe([*TEXTS, *ACCENTS], 330, pattern)
     for text in [*SAMPLES, " ".join(SAMPLES) * 3, *ACCENTS, " ".join(ACCENTS)]:
         parts = tokenizer.split_long_text(text)
@@ -136,7 +136,7 @@ def test_parts_of_a_long_text_have_its_ids_with_every_pattern(
 def test_a_text_is_cut_where_added_words_keep_to_one_side(
     token: dict[str, Any], num_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
+    monkeypatch.setattr("lmtrain.tokenizer.text_to_ids_and_back._PART_CHARS", 5)
     tree = json.loads(BPE.to_bytes())
     plain = {"content": "<think>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tree["added_tokens"].append(plain | {"id": BPE.vocab_size, "special": False} | token)
@@ -145,7 +145,7 @@ def test_a_text_is_cut_where_added_words_keep_to_one_side(
 
 
 def test_a_tokenizer_that_looks_across_spaces_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
+    monkeypatch.setattr("lmtrain.tokenizer.text_to_ids_and_back._PART_CHARS", 5)
     tree = json.loads(BPE.to_bytes())
     tree["pre_tokenizer"]["add_prefix_space"] = True
     assert len(Tokenizer.from_bytes(json.dumps(tree).encode()).split_long_text("one two three four")) == 1

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import CompiledEncoder, EncodedDocuments, Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.text_from_json_lines import MAX_WORD_BYTES, Reject
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.marks import wide
 from tests.unit.tokenizer.adversarial import PIECES, documents

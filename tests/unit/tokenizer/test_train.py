@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.tokenizer.base import Tokenizer, split_after_words
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, split_after_words
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
 TEXTS = [f"word{i % 7} and wörd {i % 11} walked wandering-ly home, talking to {i % 5} men. 你好Ω{i}" for i in range(60)]
@@ -37,7 +37,7 @@ def test_another_process_learns_the_same() -> None:
 def test_a_long_text_is_learned_from_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ["\n \n".join(TEXTS)]
     expected = [digest(train_bpe(whole, 330)), digest(train_wordpiece(whole, 150, lowercase=True))]
-    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 30)
+    monkeypatch.setattr("lmtrain.tokenizer.text_to_ids_and_back._PART_CHARS", 30)
     assert len([*split_after_words(whole[0])]) > 60
     assert [digest(train_bpe(whole, 330)), digest(train_wordpiece(whole, 150, lowercase=True))] == expected
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
-from lmtrain.optim.weight_average_settings import WeightAverageSettings
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
+from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop
 from lmtrain.train.in_loop import validate_and_evaluate
 from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff
-from lmtrain.train.run_state import Run
+from lmtrain.train.run_objects_and_resume import Run
 from tests.unit.train.tiny_runs import opened
 
 pytestmark = pytest.mark.wide

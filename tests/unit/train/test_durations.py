@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations, young_daly_s
+from lmtrain.train.step_and_save_durations import EVALUATION, VALIDATION, Durations, young_daly_s
 
 
 class Clock:

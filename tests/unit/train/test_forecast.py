@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtrain.config.compose_run_settings import conf_dir
-from lmtrain.runtime.machine.detect_gpus import Gpus
+from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus
 from lmtrain.train.layouts.dry_run_speed_and_memory import StepForecast, forecast_facts, planned_run, predict_step
 from tests.unit.plan.machines import hardware_named
 from tests.unit.train.test_layout_table import BIG, config

@@ -16,7 +16,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop
 from lmtrain.train.in_loop.save_and_stop_requests import open_requests
-from lmtrain.train.run_state import Run
+from lmtrain.train.run_objects_and_resume import Run
 from tests.layouts.cases import VOCAB
 from tests.unit.train import tiny_runs
 from tests.unit.train.tiny_runs import CONFIG, opened

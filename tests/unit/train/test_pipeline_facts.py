@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.runtime.machine.detect_gpus import Gpus
+from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus
 from lmtrain.train.layouts import dry_run_speed_and_memory
 from lmtrain.train.layouts.dry_run_speed_and_memory import compile_facts, list_text, pipeline_facts, pipeline_lines
 from tests.unit.train.test_layout_table import config

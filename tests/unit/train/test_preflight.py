@@ -21,7 +21,7 @@ from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import unpadded_shapes
-from lmtrain.optim.weight_average_settings import WeightAverageSettings
+from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.tokenizer.train import train_wordpiece

@@ -27,7 +27,7 @@ from lmtrain.train.in_loop.save_and_stop_requests import (
     SignalSource,
     Vote,
 )
-from lmtrain.train.step_durations import EVALUATION, VALIDATION, Durations
+from lmtrain.train.step_and_save_durations import EVALUATION, VALIDATION, Durations
 
 
 class Clock:

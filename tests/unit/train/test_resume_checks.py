@@ -13,7 +13,7 @@ from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.sample_dataset_interface import ShuffledOrder
 from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.resume_checks import check_same_run

@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.batch import SourceCounts, StepBatches
 from lmtrain.data.training_data_by_source import MAX_SHOWN, TrainingPart
-from lmtrain.train.run_state import Progress
+from lmtrain.train.run_objects_and_resume import Progress
 from lmtrain.train.step import StepResult
 
 

@@ -22,8 +22,8 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.run_config import RunConfig, StageConfig
+from lmtrain.train.run_stage_settings import StageSettings
 from lmtrain.train.startup_checks.preflight import Inputs, load_stages
-from lmtrain.train.training_stage_settings import StageSettings
 from tests.unit.data.writing import add_document
 from tests.unit.train.stage_order_twin import Part, Source, Stage, Twin
 

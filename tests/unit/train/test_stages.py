@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused_with_a_way_out(words: Sequence[str], said: st
 
 
 def test_a_name_is_one_that_can_be_typed_in_a_key() -> None:
-    from lmtrain.train.training_stage_settings import StageSettings, name_problems
+    from lmtrain.train.run_stage_settings import StageSettings, name_problems
 
     names = ["a-b_2", "A", "2b", "a.b", "", "ä", "a b"]
     found = [problem.value for problem in name_problems({name: StageSettings(steps=1) for name in names})]

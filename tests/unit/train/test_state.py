@@ -12,7 +12,7 @@ from lmtrain.layout import Layout
 from lmtrain.optim.optimizer_state import num_updates
 from lmtrain.parallel.device_and_precision_settings import Fp16Settings
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.train import run_state
+from lmtrain.train import run_objects_and_resume
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.spread import OPTIM, build, step_of
@@ -25,7 +25,7 @@ def make() -> tuple[ParallelModel, torch.optim.Optimizer]:
 
 
 def go_on(
-    model: ParallelModel, optimizer: torch.optim.Optimizer, progress: run_state.Progress, stop: int
+    model: ParallelModel, optimizer: torch.optim.Optimizer, progress: run_objects_and_resume.Progress, stop: int
 ) -> list[tuple[float, bool, float]]:
     """Loss, whether it was skipped, and the scale after it, of each step."""
     rows = []
@@ -39,16 +39,16 @@ def go_on(
 
 def test_a_run_that_skipped_steps_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     model, optimizer = make()
-    progress = run_state.Progress()
+    progress = run_objects_and_resume.Progress()
     go_on(model, optimizer, progress, 24)
     assert 0 < progress.skipped < 22
     progress.source_tokens, progress.source_losses = {"a": 64, "b": 32}, {"wiki": (2.5, 7)}
-    facts = run_state.checkpoint_state(CONFIG, inputs_of(tmp_path), model, optimizer, progress)
+    facts = run_objects_and_resume.checkpoint_state(CONFIG, inputs_of(tmp_path), model, optimizer, progress)
     with CheckpointWriter(tmp_path, keep_last=1, asynchronous=False) as writer:
-        writer.save(progress.step, model.owned_pieces(run_state.held_pieces(model, optimizer)), facts, {})
+        writer.save(progress.step, model.owned_pieces(run_objects_and_resume.held_pieces(model, optimizer)), facts, {})
     expected = go_on(model, optimizer, progress, 27)
     again, its_optimizer = make()
-    found = run_state.restore(CheckpointReader(tmp_path / "step_00000024"), again, its_optimizer)
+    found = run_objects_and_resume.restore(CheckpointReader(tmp_path / "step_00000024"), again, its_optimizer)
     assert (found.step, found.skipped, found.attempt) == (24, progress.skipped, 2)
     sums = (found.source_tokens, found.source_losses)
     assert sums == (progress.source_tokens, progress.source_losses), "those since the last row too"

@@ -22,10 +22,10 @@ from lmtrain.optim.schedule_settings import ConstantSettings
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_state import Run
+from lmtrain.train.run_objects_and_resume import Run
 from lmtrain.train.set_up_run import open_run
 from lmtrain.train.startup_checks.preflight import Inputs, find_resume_checkpoint
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings

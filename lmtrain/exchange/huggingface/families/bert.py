@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, GELUS, activation_setting
 from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Family, Rule
+from lmtrain.exchange.huggingface.shared_by_decoder_families import ACTIVATION_NAMES, GELUS, activation_setting
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 

@@ -12,7 +12,18 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule, require_values
+from lmtrain.exchange.huggingface.rotary_config import (
+    ROTARY_DEFAULTS,
+    ROTARY_KEYS,
+    check_numbers_of_group,
+    is_number,
+    rotary_entries,
+    rotary_settings,
+    scaling_settings,
+    value_of_both_forms,
+)
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     ACTIVATION_NAMES,
     NO_DROPOUT,
     RotaryDecoder,
@@ -24,17 +35,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     llama_like_names,
     pattern_setting,
     size_entries,
-)
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule, require_values
-from lmtrain.exchange.huggingface.rotary_config import (
-    ROTARY_DEFAULTS,
-    ROTARY_KEYS,
-    check_numbers_of_group,
-    is_number,
-    rotary_entries,
-    rotary_settings,
-    scaling_settings,
-    value_of_both_forms,
 )
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.rotary_settings import RotarySettings

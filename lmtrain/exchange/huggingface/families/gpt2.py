@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lmtrain.exchange.huggingface.decoder_config import ACTIVATION_NAMES, GELUS, activation_setting
 from lmtrain.exchange.huggingface.model_family_base import Config, Family, Rule
+from lmtrain.exchange.huggingface.shared_by_decoder_families import ACTIVATION_NAMES, GELUS, activation_setting
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
-from lmtrain.exchange.settings_in_other_formats import word_rules
+from lmtrain.exchange.settings_rules_for_all_formats import word_rules
 from lmtrain.models.gpt_settings import GPTSettings
 
 

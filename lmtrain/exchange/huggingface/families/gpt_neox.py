@@ -6,7 +6,9 @@ gelu, which is the form by tanh. An import takes what transformers computes; the
 
 from __future__ import annotations
 
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     ACTIVATION_NAMES,
     RotaryDecoder,
     activation_setting,
@@ -15,8 +17,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import rotary_entries, rotary_settings
 from lmtrain.exchange.huggingface.weight_names import FamilyNames, qkv_rows_by_head
 from lmtrain.models.gpt_settings import GPTSettings
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     BIASES,
     NO_DROPOUT,
     RotaryDecoder,
@@ -11,8 +13,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 
 

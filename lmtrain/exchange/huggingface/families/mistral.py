@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     FULL_LAYER,
     NO_DROPOUT,
     WINDOW_LAYER,
@@ -15,8 +17,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     layer_rules,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 
 

@@ -11,7 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import (
+    DEFAULT_BASE,
+    ROTARY_DEFAULTS,
+    angle_type,
+    check_numbers_of_group,
+    rope_scaling,
+    rotary_entries,
+    rotary_settings,
+    scaling_settings,
+)
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     FULL_LAYER,
     NO_DROPOUT,
     WINDOW_LAYER,
@@ -23,17 +34,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     llama_like_names,
     pattern_setting,
     size_entries,
-)
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import (
-    DEFAULT_BASE,
-    ROTARY_DEFAULTS,
-    angle_type,
-    check_numbers_of_group,
-    rope_scaling,
-    rotary_entries,
-    rotary_settings,
-    scaling_settings,
 )
 from lmtrain.models.gpt_settings import GPTSettings
 

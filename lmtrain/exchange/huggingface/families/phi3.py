@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, ROTARY_KEYS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     ACTIVATION_NAMES,
     RotaryDecoder,
     activation_setting,
@@ -16,8 +18,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     llama_like_names,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, ROTARY_KEYS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 
 _SCALING_KEYS = ("short_factor", "long_factor")

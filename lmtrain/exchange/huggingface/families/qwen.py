@@ -4,7 +4,9 @@ queries and keys. Found by ../model_family_base.py.
 
 from __future__ import annotations
 
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     ACTIVATION_NAMES,
     NO_DROPOUT,
     RotaryDecoder,
@@ -15,8 +17,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     rotary_layer_rules,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 
 

@@ -5,15 +5,15 @@ Found by ../model_family_base.py.
 
 from __future__ import annotations
 
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, ROTARY_KEYS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     RotaryDecoder,
     check_head_width,
     flag_setting,
     layer_rules,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, ROTARY_KEYS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 
 _SHARE = 0.25  # of a head that transformers turns if the file has no share

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lmtrain.exchange.huggingface.decoder_config import (
+from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
+from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
+from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     ACTIVATION_NAMES,
     RotaryDecoder,
     activation_setting,
@@ -11,8 +13,6 @@ from lmtrain.exchange.huggingface.decoder_config import (
     llama_like_names,
     size_entries,
 )
-from lmtrain.exchange.huggingface.model_family_base import NOT_READ, Config, Rule
-from lmtrain.exchange.huggingface.rotary_config import ROTARY_DEFAULTS, rotary_entries, rotary_settings
 from lmtrain.models.gpt_settings import GPTSettings
 
 

@@ -29,7 +29,7 @@ from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, Ou
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes import fault_injection
 from lmtrain.runtime.processes.fault_injection import Fault
-from lmtrain.runtime.processes.rank_agreement import SingleProcess, collective_phase
+from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import SingleProcess, collective_phase
 from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream_key
+from lmtrain.data.samples.group_sentences_into_samples import Draws, draw_at, stream_key
 
 
 def test_draws_equal_splitmix64() -> None:

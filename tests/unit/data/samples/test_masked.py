@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.data_settings import MaskedSettings
+from lmtrain.data.samples.group_sentences_into_samples import Draws, stream_key
 from lmtrain.data.samples.masked_language_samples import (
     ContinuingOrder,
     MaskedDataset,
     MaskVocabulary,
     ngram_thresholds,
 )
-from lmtrain.data.samples.sentence_pairs import Draws, stream_key
-from lmtrain.data.samples.slow_reference_masked_samples import (
+from lmtrain.data.samples.masked_samples_python_fallback import (
     BEGINS,
     CONTINUES,
     SPECIAL,

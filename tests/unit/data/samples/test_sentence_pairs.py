@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.samples.sentence_pairs import _mersenne_32, _mersenne_64, build_map, build_megatron_map
+from lmtrain.data.samples.group_sentences_into_samples import _mersenne_32, _mersenne_64, build_map, build_megatron_map
 
 Ints = NDArray[Any]
 

@@ -21,7 +21,7 @@ from data_tools.corpora.corpus_definition import (
     split_from_name,
 )
 from data_tools.corpora.download import RemoteFile, check_address
-from data_tools.corpus.flow.corpus_step_runner import Report
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report
 from data_tools.read.compressed_and_parquet_readers import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from lmtrain.runtime.files.atomic_files import is_safe_name

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.corpus.flow.corpus_step_runner import (
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     ReadOptions,
     Report,
     StepOptions,
@@ -25,7 +25,7 @@ from data_tools.corpus.split_sample_shuffle import (
     split_outputs,
 )
 from data_tools.read.cut_files_into_chunks import TaskPart
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 

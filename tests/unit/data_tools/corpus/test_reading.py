@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.corpus_step_runner import (
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     OFFSET_BITS,
     CollectStep,
     ReadOptions,
@@ -25,7 +25,7 @@ from data_tools.corpus.flow.corpus_step_runner import (
 )
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.cut_files_into_chunks import WHOLE_PART, SizeLimits, TaskPart
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.data_tools.corpus_files import read_jsonl, run, write_jsonl

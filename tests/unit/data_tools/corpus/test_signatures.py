@@ -23,9 +23,9 @@ from data_tools.corpus.copies.dedupe import (
     mark_exact,
     mark_near,
 )
-from data_tools.corpus.flow.corpus_step_runner import ReadOptions, Report, StepOptions, merge_outputs
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import ReadOptions, Report, StepOptions, merge_outputs
 from data_tools.read.cut_files_into_chunks import SizeLimits, TaskPart
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.benchmarks.data_corpora import judge, write_planted
 from tests.peak import peak_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpus.clean import CleanStep
-from data_tools.corpus.flow.corpus_step_runner import (
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     CollectStep,
     ReadOptions,
     StepOptions,

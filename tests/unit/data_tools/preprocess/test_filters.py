@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_tools.preprocess.filters import GROUP, Filters, parse_script
+from data_tools.preprocess.length_and_script_filters import GROUP, Filters, parse_script
 from lmtrain.errors import DataError, UsageError
 
 

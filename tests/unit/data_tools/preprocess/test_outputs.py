@@ -24,10 +24,10 @@ import pytest
 from data_tools.preprocess.preprocess_pipeline import Options, Summary, preprocess
 from data_tools.preprocess.resumable_dataset_writer import Outputs
 from data_tools.read.cut_files_into_chunks import SizeLimits
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.errors import DataError, OutputError, StorageError
 from lmtrain.runtime.processes.fault_injection import Fault, arm
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.marks import wide
 

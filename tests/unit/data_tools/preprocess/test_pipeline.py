@@ -16,18 +16,18 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from data_tools.preprocess.filters import Filters
+from data_tools.preprocess.length_and_script_filters import Filters
 from data_tools.preprocess.preprocess_pipeline import Options, Progress, Summary, preprocess
 from data_tools.read.cut_files_into_chunks import SizeLimits
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain import native
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.data.store.merge_split_verify_datasets import merge, verify
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.runtime.machine.pip_install_hint import install_command
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import dtype_for
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.unit.data.writing import add_document
 

@@ -9,7 +9,7 @@ import pytest
 
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.cut_files_into_chunks import SizeLimits
-from data_tools.read.parse_documents import OnError
+from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.data.store.merge_split_verify_datasets import verify
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece

@@ -18,7 +18,7 @@ from data_tools.preprocess.tokenizer_and_dataset_from_text import (
 )
 from data_tools.read.find_input_files import find_sources
 from lmtrain.runtime.processes.fault_injection import Fault, arm
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 WORDS = "the fox and the dog saw the other fox; then the dog ran. " * 40
 

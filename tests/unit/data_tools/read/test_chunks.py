@@ -22,7 +22,7 @@ from data_tools.read.cut_files_into_chunks import (
     read_lines,
 )
 from data_tools.read.find_input_files import TextSplit, find_sources
-from data_tools.read.parse_documents import SourceTexts, read_content
+from data_tools.read.parse_chunks_and_bad_lines import SourceTexts, read_content
 from lmtrain.errors import DataError
 
 UNBOUNDED = 2**62

@@ -15,7 +15,7 @@ import zstandard
 from data_tools.preprocess.preprocess_pipeline import Options, Summary, preprocess
 from data_tools.read.cut_files_into_chunks import Chunk, SizeLimits
 from data_tools.read.find_input_files import STDIN, find_sources
-from data_tools.read.parse_documents import BadLine, BadLines, OnError, SourceTexts
+from data_tools.read.parse_chunks_and_bad_lines import BadLine, BadLines, OnError, SourceTexts
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
 from lmtrain.tokenizer.train import train_bpe
@@ -139,7 +139,7 @@ def test_more_bad_lines_than_allowed_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_json_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_tools.read.parse_documents.MAX_BAD_LINES", 1000)
+    monkeypatch.setattr("data_tools.read.parse_chunks_and_bad_lines.MAX_BAD_LINES", 1000)
     (tmp_path / "a.jsonl").write_bytes(b"1\n" * 1001)
     with pytest.raises(DataError, match="not a jsonl file"):
         run(tmp_path / "a.jsonl", tmp_path / "out", on_error=OnError.SKIP)

@@ -15,7 +15,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from lmtrain.exchange.huggingface.import_and_export import export_hf
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.exchange.models import TEXT, save
 

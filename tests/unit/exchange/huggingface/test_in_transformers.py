@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from lmtrain.errors import CheckpointError
-from lmtrain.eval.generate import Sampling, generate_tokens
 from lmtrain.eval.load_model import load_for_eval
+from lmtrain.eval.sample_text_from_prompt import Sampling, generate_tokens
 from lmtrain.exchange.huggingface.compare_with_transformers import compare_ids as compare_ids_of_export
 from lmtrain.exchange.huggingface.compare_with_transformers import (
     largest_difference,
@@ -23,12 +23,12 @@ from lmtrain.exchange.huggingface.compare_with_transformers import (
     random_batch,
     transformers_scores,
 )
+from lmtrain.exchange.huggingface.exported_tokenizer_files import tokenizer_class_to_load
 from lmtrain.exchange.huggingface.folder_reader import HFFolder
 from lmtrain.exchange.huggingface.ignored_and_refused_config_keys import NOT_COMPUTED
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
-from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.marks import wide
 from tests.unit.exchange.huggingface.published import (
     CHAT_TEMPLATE,

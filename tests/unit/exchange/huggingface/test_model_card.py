@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, encode_manifest
 from lmtrain.checkpoint.find_and_prune import load_manifest
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
 from tests.unit.exchange.huggingface.published import TOKENIZERS, exported, publish
 from tests.unit.exchange.models import bert, llama

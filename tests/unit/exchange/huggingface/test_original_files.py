@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.exchange.huggingface.config_json import restored_config, settings_from_config
+from lmtrain.exchange.huggingface.exported_tokenizer_files import tokenizer_class_to_load
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
-from lmtrain.exchange.huggingface.tokenizer_files import tokenizer_class_to_load
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from tests.unit.exchange.huggingface.published import TOKENIZERS, exported, publish, small_files
 from tests.unit.exchange.models import bert, gpt2, llama

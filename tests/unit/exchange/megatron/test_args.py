@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError, SettingsError
-from lmtrain.exchange.megatron.checkpoint_args import (
+from lmtrain.exchange.megatron.convert_arguments_and_settings import (
     WeightFacts,
     argument_getter,
     megatron_arguments,
     settings_from_arguments,
 )
-from lmtrain.exchange.megatron.decoder_arguments import flags_to_repeat
+from lmtrain.exchange.megatron.convert_decoder_arguments import flags_to_repeat
 from lmtrain.exchange.torch_files.read_pickle_as_data import CallRecord
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.exchange.models import as_imported, bert, gpt2, llama

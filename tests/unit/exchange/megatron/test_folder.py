@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtrain.errors import CheckpointError, DataError
-from lmtrain.exchange.megatron.checkpoint_folder import open_megatron
+from lmtrain.exchange.megatron.read_arguments_and_weights import open_megatron
 
 
 def test_distributed_tensors_in_pieces(tmp_path: Path) -> None:

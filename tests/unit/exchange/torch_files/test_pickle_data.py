@@ -13,7 +13,7 @@ import torch
 
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.exchange.torch_files.read_pickle_as_data import MAX_PICKLE_BYTES, BoundedFile, read_pickle
-from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
+from lmtrain.exchange.torch_files.read_pt_files_without_torch import StoredTensor, TorchFile
 from tests.unit.exchange.torch_files import hostile
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lmtrain.errors import CheckpointError, LmtrainError
-from lmtrain.exchange.megatron.checkpoint_folder import open_megatron
+from lmtrain.exchange.megatron.read_arguments_and_weights import open_megatron
 from lmtrain.exchange.torch_files.read_pickle_as_data import CallRecord
-from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
+from lmtrain.exchange.torch_files.read_pt_files_without_torch import StoredTensor, TorchFile
 
 
 class Danger:

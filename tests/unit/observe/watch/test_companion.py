@@ -21,7 +21,7 @@ import pytest
 
 from lmtrain.observe.hang_watch.hang_verdict import LOST_KIND
 from lmtrain.observe.hang_watch.heartbeat_server import Hub
-from lmtrain.observe.hang_watch.rank_watchdog_client import _CODE, _ROOT
+from lmtrain.observe.hang_watch.start_companion_and_raise_verdict import _CODE, _ROOT
 from lmtrain.observe.hang_watch.watchdog_companion_process import (
     _TICK_S,
     DEVICE_GRACE_S,

@@ -14,7 +14,6 @@ from lmtrain.batch import IGNORED
 from lmtrain.errors import LayoutError
 from lmtrain.models import gpt
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.collectives import gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor_parallel import (
     ColumnLinear,
@@ -22,6 +21,7 @@ from lmtrain.parallel.tensor_parallel import (
     cross_entropy_sum,
     heads_take_whole_sequences,
 )
+from lmtrain.parallel.tp_linears_and_collectives import gather_columns, gather_sequence
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from tests.layouts.workers import Pool
 from tests.marks import wide

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lmtrain.exchange.huggingface.config_json import hf_config
+from lmtrain.exchange.huggingface.exported_tokenizer_files import special_ids
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
-from lmtrain.exchange.huggingface.tokenizer_files import special_ids
 from tests.unit.exchange.huggingface.families.drawing import Draw, configs
 from tests.unit.exchange.huggingface.families.twins import Ours, make_folder, write_config
 from tests.unit.exchange.huggingface.published import TOKENIZERS, mixed_texts

@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.saved_model_description import ModelSource, Weights, checkpoint_source
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
+from lmtrain.checkpoint.unopened_model_on_disk import ModelSource, Weights, checkpoint_source
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.errors import CheckpointError, MissingInputError
-from lmtrain.exchange.detect_source_format import identify_source
+from lmtrain.exchange.detect_model_folder_format import identify_source
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.runtime.files.atomic_files import MAX_JSON_BYTES, read_bytes, read_json
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.vocabulary_files import END_ID_FILES, end_ids
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmtrain.config.settings_base import show
-from lmtrain.exchange.settings_in_other_formats import shortest_pattern, word_rules
+from lmtrain.exchange.settings_rules_for_all_formats import shortest_pattern, word_rules
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings

@@ -1,8 +1,8 @@
 """The only writer of stop.json, which records why a run ended and whether a scheduler should restart it. Torch-free.
 
-Called by how_runs_ended.py, for ranks and launchers, and by the companion processes of the watchdog. Companions start
-without site packages and in milliseconds, so this module imports next to nothing and takes plain arguments instead
-of a class.
+Called by read_and_record_run_end.py, for ranks and launchers, and by the companion processes of the watchdog.
+Companions start without site packages and in milliseconds, so this module imports next to nothing and takes plain
+arguments instead of a class.
 """
 
 from __future__ import annotations

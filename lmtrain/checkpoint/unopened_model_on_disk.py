@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
-from lmtrain.checkpoint.recorded_merge_parents import merge_record
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.vocabulary_files import END_ID_FILES, end_ids
 
 # The prefix of the names under which a checkpoint keeps the small files of the Hugging Face folder that it came from.

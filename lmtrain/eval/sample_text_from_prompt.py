@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
 from lmtrain.eval.score_targets import Scorable
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,15 +17,15 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
-from lmtrain.checkpoint.recorded_merge_parents import merge_record
-from lmtrain.cli.pretrain.branch_settings import BranchPoint, put_before_stages
-from lmtrain.cli.pretrain.initial_model_from_checkpoint import compose_settings
+from lmtrain.checkpoint.read_merge_record import merge_record
+from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
+from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose, group_choices, typed_words
-from lmtrain.config.overrides import hydra_quoted
+from lmtrain.config.parse_and_apply_overrides import hydra_quoted
 from lmtrain.config.strict_yaml import MAX_BYTES
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError
-from lmtrain.exchange.detect_source_format import identify_source, lmtrain_kind
+from lmtrain.exchange.detect_model_folder_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.lineage import RESUMED, read_lineage
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
@@ -210,7 +210,7 @@ def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
     If `settings` is given (the launcher has composed them), `compose_run` returns these in every rank.
     """
     from lmtrain.cli.subcommands import build_verb
-    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
     from lmtrain.train.ranks.facts_equal_on_all_ranks import PACKAGE, code_digests
 
     global _launcher_config

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, load_manifest, resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.compose_run_settings import compose, conf_dir, typed_words
-from lmtrain.config.overrides import parse_overrides
+from lmtrain.config.parse_and_apply_overrides import parse_overrides
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LmtrainError, MissingInputError
-from lmtrain.exchange.detect_source_format import Program, identify_source, lmtrain_kind
+from lmtrain.exchange.detect_model_folder_format import Program, identify_source, lmtrain_kind
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import CONFIG, IMPORTED
 from lmtrain.runfolder.folder_reader import read_settings
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.check_weights_to_start_from import ForeignWeights
 

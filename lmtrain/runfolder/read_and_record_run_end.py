@@ -1,7 +1,7 @@
 """Writers and readers of stop.json, the record of how a run ended. Torch-free.
 
 The command line's `attempt` writes the file when a run ends, and the launcher when one of its processes fails; the hub
-of the watchdog writes it for a rank that cannot. All write through stop_file.py. Readers are the next start, the
+of the watchdog writes it for a rank that cannot. All write through stop_json_writer.py. Readers are the next start, the
 launcher, commands that show runs, sweeps, and the script of a Slurm job. If the file cannot be written, the problem is
 reported, and the run ends in the same way as otherwise.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, shorten
-from lmtrain.runfolder import stop_file
+from lmtrain.runfolder import stop_json_writer
 from lmtrain.runfolder.file_names import CHECKPOINTS, STOP, checkpoint_names, step_from_name
 from lmtrain.runtime.files.atomic_files import folder_lock, fsync_dir, read_json, refuse_special_file, storage_errors
 
@@ -32,9 +32,9 @@ def request_file_cause(name: str) -> str:
 
 
 def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **extra_facts: Any) -> str | None:
-    """Write the cause of a run's end to stop.json, as `stop_file.write` does, and fsync the folder. Return an error
-    message if that fails; None if it was written, or if the folder does not exist. With `replace` False, an existing
-    file is left as it is.
+    """Write the cause of a run's end to stop.json as `stop_json_writer.write` does, and fsync the folder. Return an
+    error message if that fails; None if it was written, or if the folder does not exist. With `replace` False, an
+    existing file is left as it is.
     """
     path = folder / STOP
     if not folder.is_dir():
@@ -42,7 +42,7 @@ def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True
     try:
         with storage_errors(path, "Writing"):
             refuse_special_file(path)
-            stop_file.write(folder, cause, exit_code, replace=replace, **extra_facts)
+            stop_json_writer.write(folder, cause, exit_code, replace=replace, **extra_facts)
             fsync_dir(folder)
     except LmtrainError as error:
         return f"The reason could not be written to {STOP}: {error}"

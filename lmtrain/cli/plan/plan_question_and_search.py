@@ -18,11 +18,11 @@ from typing import Any, get_type_hints
 import numpy as np
 import yaml
 
-from lmtrain.cli.pretrain.initial_model_from_checkpoint import compose_settings
+from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 from lmtrain.cli.settings_keys.describe_all_settings import config_file
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import group_choices, typed_words
-from lmtrain.config.overrides import override_key, parse_overrides
+from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
@@ -54,7 +54,7 @@ from lmtrain.plan.search.predict_layout_cost import (
 from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import check_checkpoint_size
-from lmtrain.train.step_durations import Durations, young_daly_s
+from lmtrain.train.step_and_save_durations import Durations, young_daly_s
 from lmtrain.units import format_count, parse_count
 
 PLAN_WORDS = ("hardware", "gpus", "tokens")

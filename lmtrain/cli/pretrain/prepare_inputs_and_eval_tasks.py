@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtrain.cli.pretrain.initial_model_from_checkpoint import import_first_weights, read_foreign_weights
+from lmtrain.cli.pretrain.init_from_settings_and_import import import_first_weights, read_foreign_weights
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
 from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_PREFIX
 from lmtrain.runtime.processes.process_environment import ProcessEnv

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.observe.measure import current_phase
-from lmtrain.optim.weight_average_settings import WeightAverageSettings
+from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 
 if TYPE_CHECKING:
     from lmtrain.parallel.weights.reduce_and_clip_gradients import Weights

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lmtrain.models.layers.attention import DotProduct
 from lmtrain.parallel.mesh import Axis
-from lmtrain.runtime.random_seeds import derive_seed
+from lmtrain.runtime.derive_random_seeds import derive_seed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.training_stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
+from lmtrain.train.run_stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
 from lmtrain.units import parse_count
 
 TRUNK, BRANCH = "trunk", "branch"

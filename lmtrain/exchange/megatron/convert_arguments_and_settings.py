@@ -12,13 +12,13 @@ from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, SettingsError, shorten
-from lmtrain.exchange.megatron.decoder_arguments import (
+from lmtrain.exchange.megatron.convert_decoder_arguments import (
     GetArgument,
     decoder_arguments,
     decoder_rules,
     words_from_arguments,
 )
-from lmtrain.exchange.settings_in_other_formats import build_imported_settings
+from lmtrain.exchange.settings_rules_for_all_formats import build_imported_settings
 from lmtrain.exchange.torch_files.read_pickle_as_data import CallRecord, Global
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings

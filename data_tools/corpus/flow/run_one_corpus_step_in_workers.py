@@ -34,8 +34,15 @@ from data_tools.read.cut_files_into_chunks import (
     cut_portions,
 )
 from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
-from data_tools.read.parse_documents import BadLine, BadLines, ChunkBadLines, OnError, collect_bad_lines, read_content
-from data_tools.read.worker_pool import build_budget, process_portions
+from data_tools.read.parse_chunks_and_bad_lines import (
+    BadLine,
+    BadLines,
+    ChunkBadLines,
+    OnError,
+    collect_bad_lines,
+    read_content,
+)
+from data_tools.read.process_portions_in_workers import build_budget, process_portions
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.atomic_files import atomic_file, read_errors, read_json, write_json
 from lmtrain.tokenizer.text_from_json_lines import Document, Reject

@@ -25,7 +25,7 @@ from enum import IntEnum
 import numpy as np
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.samples.sentence_pairs import Draws, Ints, draw_at, stream_key
+from lmtrain.data.samples.group_sentences_into_samples import Draws, Ints, draw_at, stream_key
 
 Run = tuple[int, int]  # first token, number of tokens
 
@@ -61,7 +61,7 @@ class Sentences:
     lengths: Ints  # tokens per sentence
     pointers: Ints  # start of each sentence, in bytes
     bounds: Ints  # first sentence of each document, and the end
-    rows: Ints  # the map of sentence_pairs.py
+    rows: Ints  # the map of group_sentences_into_samples.py
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ import torch
 
 from lmtrain.batch import StepBatches
 from lmtrain.checkpoint.save.background_writer import CheckpointWriter
-from lmtrain.checkpoint.stored_ema_weights import WeightSet
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
+from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.data.data_settings import REST
 from lmtrain.data.loader import Loader
 from lmtrain.data.training_data_by_source import TrainingPart, shown_sources, tokens_of_order
@@ -33,15 +33,15 @@ from lmtrain.observe.sinks.queued_sink import QueuedSink
 from lmtrain.optim.optimizer_state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.weights.weight_average import WeightAverage
+from lmtrain.parallel.weights.exponential_weight_average import WeightAverage
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.runtime.processes.rank_agreement import Peers, collective_phase
+from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import Peers, collective_phase
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import Inputs, find_resume_checkpoint
 from lmtrain.train.startup_checks.resume_checks import average_notes, check_same_run, set_aside_damaged
 from lmtrain.train.step import StepResult
-from lmtrain.train.step_durations import Durations
+from lmtrain.train.step_and_save_durations import Durations
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Reads portions ahead and processes them in a pool while earlier results are written.
 
-Called by preprocess_pipeline.py and corpus_step_runner.py. A thread cuts the sources and submits every portion to the
-pool; the consumer receives results in input order, and an exception at its place in that order. The budget bounds the
-bytes in memory.
+Called by preprocess_pipeline.py and run_one_corpus_step_in_workers.py. A thread cuts the sources and submits every
+portion to the pool; the consumer receives results in input order, and an exception at its place in that order. The
+budget bounds the bytes in memory.
 
 Threads share the worker and return results without a copy; processes are for work that holds the interpreter lock.
 Worker processes exit when their parent exits, even if it is killed.

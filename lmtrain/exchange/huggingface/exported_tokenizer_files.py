@@ -24,7 +24,7 @@ from lmtrain.exchange.huggingface.preserved_source_files import (
     parse_original,
 )
 from lmtrain.runtime.files.atomic_files import parse_json
-from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.vocabulary_files import bpe_pattern
 
 # Hugging Face's special tokens and the roles of ours. A decoder's end-of-document token may also begin a document.

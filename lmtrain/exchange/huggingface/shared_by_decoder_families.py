@@ -14,7 +14,7 @@ from lmtrain.errors import shorten
 from lmtrain.exchange.huggingface.model_family_base import Config, Family, Rule
 from lmtrain.exchange.huggingface.rotary_config import ROTARY_KEYS, ROTARY_WORDS
 from lmtrain.exchange.huggingface.weight_names import FamilyNames
-from lmtrain.exchange.settings_in_other_formats import shortest_pattern, word_rules
+from lmtrain.exchange.settings_rules_for_all_formats import shortest_pattern, word_rules
 from lmtrain.models.gpt_settings import LAYER_LETTERS, GPTSettings
 from lmtrain.models.model_settings import MAX_LAYERS
 from lmtrain.spec import LayerKind

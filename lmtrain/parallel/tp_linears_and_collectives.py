@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.observe.measure import current_phase
-from lmtrain.parallel.linear_matrix_products import weight_gradient
+from lmtrain.parallel.linear_forward_backward_products import weight_gradient
 from lmtrain.parallel.mesh import Axis
 from lmtrain.runtime.processes.fault_injection import fault_point
 
