@@ -27,8 +27,11 @@ MOST = 1.03
 ENCODE = """
 import sys
 from pathlib import Path
-from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.bulk_encoding import build_encoder
+try:
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+except ModuleNotFoundError:  # an earlier checkout
+    from lmtrain.tokenizer.base import Tokenizer
 encoder, data = build_encoder(Tokenizer.load(Path(sys.argv[1]))), Path(sys.argv[2]).read_bytes()
 for _ in range(3):
     encoder.encode_jsonl(data, "text")
