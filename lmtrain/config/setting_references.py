@@ -113,12 +113,16 @@ class _Resolver:
                 return target
             if isinstance(target, (dict, list)):
                 raise ReferenceProblem(
-                    f"A text cannot hold {match[1].strip()}, which is not a single value. Name a key below it."
+                    f"{match[0]} stands inside a text, but {match[1].strip()} is a group or a list and not a single "
+                    "value. Refer to one of its keys."
                 )
             parts += text[end : match.start()].replace("\\${", "${"), show(target)
             end = match.end()
             if sum(map(len, parts)) > _MAX_CHARACTERS:
-                raise ReferenceProblem(f"The text becomes longer than {_MAX_CHARACTERS} characters. Write it out.")
+                raise ReferenceProblem(
+                    f"With its references replaced, the value becomes longer than {_MAX_CHARACTERS} characters. Use "
+                    "fewer references."
+                )
         return "".join(parts) + text[end:].replace("\\${", "${")
 
     def look_up(self, reference: str, path: Path, chain: tuple[str, ...]) -> Any:

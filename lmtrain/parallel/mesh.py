@@ -5,8 +5,8 @@ the data's shards. Independent of models. A rank creates only the groups it belo
 8 and at 4,096 ranks.
 
 Peers exchange small integers on the host, apart from a model's collectives. Set-up, the loop and evaluation agree
-through runtime/processes/rank_agreement. Each group has a single purpose: messages of the checkpoint thread, or sent
-while a step computes, never interleave with the collectives of training.
+through runtime/processes/succeed_on_all_ranks_or_none. Each group has a single purpose: messages of the checkpoint
+thread, or sent while a step computes, never interleave with the collectives of training.
 """
 
 from __future__ import annotations

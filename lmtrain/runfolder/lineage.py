@@ -81,7 +81,8 @@ def parse_lineage(entries: object, place: Path) -> list[Parent]:
         return [] if entries is None else [Parent.from_dict(entry) for entry in entries]  # type: ignore[attr-defined]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{place} does not hold the lineage of a run: {error!r}. Restore it from a copy."
+            f"{place} is damaged: its lineage, the list of the checkpoints of other runs from which this run descends, "
+            f"is malformed ({error!r}). Restore the file from a copy."
         ) from error
 
 

@@ -200,7 +200,9 @@ class Tokenizer:
         try:
             return encode_method([text], add_special_tokens=False)[0]
         except TypeError as error:  # raised for a lone surrogate, which valid UTF-8 cannot hold
-            raise DataError("The text holds half of a character, a lone surrogate. Repair the text.") from error
+            raise DataError(
+                "The text cannot be tokenized: it contains half of a character, a lone surrogate. Remove it."
+            ) from error
         except BaseException as error:
             if passes_unchanged(error):
                 raise

@@ -10,7 +10,7 @@ a prefix P:
     P.tokenizer.json  the tokenizer itself
 
 P.idx is renamed into place last, so a dataset without P.idx is unfinished. Opening takes the same time for any size;
-`check_index` checks every entry of the index, `dataset_operations.verify` every byte.
+`check_index` checks every entry of the index, `merge_split_verify_datasets.verify` every byte.
 """
 
 from __future__ import annotations

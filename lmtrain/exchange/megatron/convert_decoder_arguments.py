@@ -1,7 +1,7 @@
 """Convert between Megatron-LM's arguments and the words of a decoder: rotary angles, layers that differ, norms.
 Torch-free.
 
-Called by checkpoint_args, which has the sizes and everything that a BERT has, too.
+Called by convert_arguments_and_settings.py, which has the sizes and everything that a BERT has, too.
 """
 
 from __future__ import annotations

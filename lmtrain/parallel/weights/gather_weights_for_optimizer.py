@@ -1,7 +1,8 @@
 """Whole weights for optimizers that need them, gathered from a layout's shards and sharded again.
 
-Created by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through optim.whole_tensors.WholeTensors.
-Collective: every rank of a tensor- and data-parallel plane calls in the same order, whatever shards it holds.
+Created by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through
+optim.interface_to_whole_weights.WholeTensors. Collective: every rank of a tensor- and data-parallel plane calls in the
+same order, whatever shards it holds.
 """
 
 from __future__ import annotations

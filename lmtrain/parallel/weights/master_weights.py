@@ -3,7 +3,7 @@
 In fp32, and without training, compute and master weights are the same tensors. In half precision each gradient is added
 to its fp32 master's gradient as soon as autograd has computed it, and freed: accumulation is in fp32, and a full set of
 half-precision gradients never exists. Products with a total add to the master's gradient directly
-(linear_matrix_products).
+(linear_forward_backward_products).
 """
 
 from __future__ import annotations

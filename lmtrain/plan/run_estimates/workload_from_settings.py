@@ -174,7 +174,7 @@ def build_program(run: PlannedRun, hardware: Hardware) -> Program:
         # fsdp_sharding: ShardedWeights.after_action: FSDP does not see the second halves, so their gradients are
         # reduced at the end
         reduce_overlap=not run.parallel.splits_backward,
-        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # linear_matrix_products: reset_gradient_totals
+        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # see reset_gradient_totals
         fused_optimizer=run.optim.kind == "adamw",
         loss_bytes=run.loss_bytes, over_logits=not run.on_cpu,
     )

@@ -1,7 +1,7 @@
 """Facts that must be equal on all ranks: settings, data, tokenizer, checkpoint, code and libraries. Torch-free.
 
-Called by compare_ranks, on every rank. Content is compared, never its place: nodes may have their own copies of the
-data. The cost is milliseconds, because only this package is read in full.
+Called by compare_ranks_at_start.py, on every rank. Content is compared, never its place: nodes may have their own
+copies of the data. The cost is milliseconds, because only this package is read in full.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def test_dots_count_from_where_the_reference_stands() -> None:
         ({"a": "${b.c}"}, "a=${b.c}: The key b.c does not exist. Refer to another key, or give the value."),
         ({"a": "${b}", "b": "${a}"}, "references lead back to their start (b -> a -> b)"),
         ({"a": {"b": "${a}"}}, "references lead back to their start"),
-        ({"a": "x${b}", "b": [1]}, "A text cannot hold b, which is not a single value"),
+        ({"a": "x${b}", "b": [1]}, "b is a group or a list and not a single value"),
         ({"a": "${oc.env:HOME}"}, "calls a resolver"),
         ({"a": "${${b}:HOME}", "b": "oc.env"}, "A reference may not contain another"),
         ({"a": "${${b}}", "b": "oc.env:HOME"}, "A reference may not contain another"),
