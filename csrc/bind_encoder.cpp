@@ -1,4 +1,4 @@
-// Encoder, and the reading of JSON lines, for Python. Called by lmtrain/tokenizer/bulk_encoding.py and json_lines.py.
+// Encoder, and the reading of JSON lines, for Python. Called by bulk_encoding.py and text_from_json_lines.py.
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>

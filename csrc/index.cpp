@@ -1,5 +1,5 @@
 // Loops over documents and samples: checking an .idx, packing documents into rows, blending datasets.
-// Twins: documents.py, packing.py, blend.py and megatron.py in lmtrain/data.
+// Twins: document_boundaries.py, packing.py, blend.py and megatron_sample_order.py in lmtrain/data.
 
 #include <pybind11/numpy.h>
 

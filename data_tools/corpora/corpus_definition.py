@@ -73,8 +73,6 @@ def get_texts(
     """Put the files of a published evaluation text into the folder `output`: copied from `local_paths` if these are
     given, else from OUTPUT/source, else downloaded unless `offline`. Return path in `output` -> description of where
     the file came from, None for a file that `local_paths` do not have.
-
-    The value is None for a file that `local_paths` do not have.
     """
     origins = {f.name: "was there already" for f in texts.files if has_expected_file(output / f.name, f.sha256)}
     result = _search_copies(texts, local_paths or [path for path in [output / "source"] if path.is_dir()])

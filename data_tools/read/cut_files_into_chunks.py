@@ -370,7 +370,8 @@ def read_lines(
         del data
         if end_of_lines - base > _MANY_SLICES * limits.slice_bytes:
             before_long_read()
-        return FileLines(base + first, atomic_files.read_range(fd, base + first, end_of_lines - base - first), None)
+        lines = atomic_files.read_range(fd, base + first, end_of_lines - base - first)
+        return FileLines(base + first, memoryview(lines), None)  # because: a slice of bytes would be a copy
 
 
 def _find_line_end(fd: int, offset: int, stop: int) -> int | None:

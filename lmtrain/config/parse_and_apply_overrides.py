@@ -211,7 +211,7 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if not sign and after and after[0].startswith("="):
         joined = shell_quoted(f"{text}{''.join(after) if after[0] == '=' else after[0]}")
         return f"{text!r} has a space before its value. Type {joined}."
-    if (not bare and before and "=" not in before) or (index > 1 and before == "=" and not sign):
+    if (text.startswith("=") and before and "=" not in before) or (index > 1 and before == "=" and not sign):
         return ""
     if not bare:
         return f"{text!r} is not an override, since it names no key. Write key=value."

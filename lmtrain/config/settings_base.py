@@ -80,7 +80,7 @@ class Settings:
             raise settings_error([p.text() for p in problems])
 
     def problems(self) -> Iterator[Problem]:
-        """Yield the problems within these settings alone; train/run_config.py has the checks across groups."""
+        """Yield the problems within these settings alone; `problems_across` yields those across groups."""
         return iter(())
 
     def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:

@@ -137,7 +137,7 @@ class SampleOrder(Protocol):
 
 @dataclass(frozen=True)
 class OffsetOrder:
-    """Sample order that starts at position `offset` of another order, to continue a run that another tool began."""
+    """Sample order that starts at position `offset` of another order, to go on after the samples read before."""
 
     order: SampleOrder
     offset: int

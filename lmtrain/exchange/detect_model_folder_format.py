@@ -231,7 +231,7 @@ def _unknown_folder(path: Path, names: list[str]) -> LmtrainError:
         ("latest" in names or any(name.startswith("global_step") for name in names),
          CheckpointError,
          "is a checkpoint of DeepSpeed, which lmtrain cannot read. Convert it to a Hugging Face folder."),
-        ("metadata.json" in names or any((path / name / ".zarray").is_file() for name in names[:100]),
+        ("metadata.json" in names or any(os.path.isfile(path / name / ".zarray") for name in names[:100]),
          CheckpointError, "is a checkpoint in the format zarr, which lmtrain cannot read. Save it again with "
          "--ckpt-format torch_dist or --ckpt-format torch."),
         (bool(other), CheckpointError, f"has {other}"),

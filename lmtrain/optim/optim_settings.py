@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from lmtrain.config.settings_base import Choice, Problem
@@ -24,7 +25,7 @@ class OptimSettings(Choice):
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(
             self.above_0("lr", "Use 3e-4."),
-            (self.weight_decay < 0, "weight_decay", "must be 0 or more", "Use 0.1, or 0 for none."),
+            (not 0 <= self.weight_decay < inf, "weight_decay", "must be 0 or more", "Use 0.1, or 0 for none."),
             self.above_0("clip_norm", "Use 1.0, or null for none."),
         )
 

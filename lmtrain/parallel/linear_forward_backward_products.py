@@ -1,9 +1,9 @@
 """The three matrix products of a linear: output, input gradient and weight gradient, the most costly.
 
-Called by build_parallel, tensor_parallel and collectives. In half precision the weight-gradient product adds to an fp32
-sum directly (`gradient_total`), so that no half-precision gradient is written, read and added. The owner of the weights
-decides which modules have a total (master_weights, fsdp_sharding); a module without a total returns its gradient to
-autograd. Either form can be deferred.
+Called by build_parallel, tensor_parallel and tp_linears_and_collectives. In half precision the weight-gradient product
+adds to an fp32 sum directly (`gradient_total`), so that no half-precision gradient is written, read and added. The
+owner of the weights decides which modules have a total (master_weights, fsdp_sharding); a module without a total
+returns its gradient to autograd. Either form can be deferred.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The settings of a run, and all checks across settings. Torch-free, so that a wrong run is refused at once.
 
 Called by the command line (compose -> RunConfig), by set-up, and by the generated reference. Each component has
-checked itself by the time `RunConfig` exists; this module has the rules that involve two components.
+checked itself by the time `RunConfig` exists; rules_between_settings.py has the rules that involve two components.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ def _parse_layout_word(word: str) -> tuple[str, Any]:
     """
     key, text = _split_pair(word)
     if key not in _LAYOUT_KEYS:
-        raise UsageError(f"{word}: a layout has no size called {key}. {spelling_hint(key, _LAYOUT_KEYS)}")
+        raise UsageError(f"parallel.{word}: a layout has no size called {key}. {spelling_hint(key, _LAYOUT_KEYS)}")
     checked = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
     return key, getattr(checked, key)
 

@@ -245,8 +245,8 @@ def compose_run(
                 f"--from-run={from_run} is an imported model, whose weights the run begins with, and the overrides "
                 "name another checkpoint. Leave one of them out."
             )
-        begins_from = f"checkpoint.init_from={hydra_quoted(str(path))}"
-        return compose_settings([*overrides, begins_from], config_dir=config_dir, report=report)
+        init_from = f"checkpoint.init_from={hydra_quoted(str(path))}"
+        return compose_settings([*overrides, init_from], config_dir=config_dir, report=report)
     branch = typed_words(overrides).get("run.dir", "").strip("'\"")
     source = SourceRun.find(from_run, Path(branch) if branch else None)
     names_folder = _names(overrides, "run.dir")
@@ -292,7 +292,8 @@ def _compose_over(
         """
         if not is_branch:
             put_before_stages(settings, tree)
-        step = source.branch_step(tree) if is_branch else None
+            return dict(typed)
+        step = source.branch_step(tree)
         return dict(typed) if step is None else BranchPoint(settings, step).rewrite(tree, typed)
 
     with _config_folder(settings, config_dir) as folder:

@@ -25,7 +25,7 @@ ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "original_max_po
 DEFAULT_BASE = 10000.0
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 _LARGEST = 1e30
-# Our settings that rotary_config writes: a family that takes all of them names them as free.
+# Our settings that rotary_entries writes: RotaryDecoder leaves them free, unless a family's words fix one.
 ROTARY_WORDS = tuple(key for key in vars(RotarySettings()) if key not in ("local_rotary_base", "rotary_share"))
 _COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 # Keys of each type of scaling -> our settings.
@@ -116,7 +116,7 @@ def value_of_both_forms(
 ) -> Any:
     """Return a rotary base or share from a config.json: `inside`, the value in the group `key`, or else `outside`, the
     value of the key `name` beside the group, or else `default`. Append a message to `problems` if both are given and
-    differ. If `has_old_form`, the group is rope_scaling, and a missing `outside` counts as `default`, as in
+    differ. If `has_old_form`, the file has a rope_scaling, and a missing `outside` counts as `default`, as in
     transformers 4.
     """
     if outside is None and has_old_form:

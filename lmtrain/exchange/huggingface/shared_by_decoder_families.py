@@ -40,8 +40,7 @@ def layer_rules(s: GPTSettings, *, may_have_window: bool = False) -> list[Rule]:
     """
     kinds = set(s.layer_kinds)
     allowed = [LayerKind(window=window, rotary=True) for window in ((False, True) if may_have_window else (False,))]
-    texts = [f"layers {'with' if kind.window else 'without'} a window and {'with' if kind.rotary else 'without'} "
-             "rotary angles" for kind in allowed]  # fmt: skip
+    texts = [f"layers {'with' if kind.window else 'without'} a window and with rotary angles" for kind in allowed]
     key = "window" if s.layer_pattern is None else "layer_pattern"
     message = f"model.{key}={show(getattr(s, key))} would have to give {' or '.join(texts)}, the same for all"
     return [(len(kinds) == 1 and kinds <= set(allowed), message)]

@@ -1,4 +1,6 @@
-"""A small process that outlives a killed launcher and kills the ranks that it left behind. Started by launcher.py.
+"""A small process that outlives a killed launcher and kills the ranks that it left behind.
+
+Started by local_rank_launcher.py.
 
 Run as `python -m lmtrain.runtime.processes.kill_orphaned_ranks`; its input is a pipe with a process id on each line,
 which closes when the launcher ends. A rank ends itself when its launcher is gone, but not while it is stopped by

@@ -1,7 +1,7 @@
 """Start the ranks of a launcher: as forks of one server if that is safe, otherwise each as a new process. Torch-free.
 
-Called by launcher.py. A server that is lost is replaced; the ranks that it has forked are the launcher's children and
-go on.
+Called by local_rank_launcher.py; the watchdog uses `ForkedProcess` for its companion. A server that is lost is
+replaced; the ranks that it has forked are the launcher's children and go on.
 """
 
 from __future__ import annotations

@@ -66,6 +66,11 @@ def test_what_is_set_twice_is_refused_and_nothing_wins_in_silence() -> None:
     assert _tree({"a": {"b": 1}}, "~a", "a={c: 2}") == {"a": {"c": 2}}  # anew, where it would be merged
 
 
+@pytest.mark.parametrize("word", ["~", "+", "~=1"])
+def test_a_word_without_a_key_is_refused_after_another_too(word: str) -> None:
+    assert _said("~a", word) == f"{word!r} is not an override, since it names no key. Write key=value."
+
+
 def test_a_mapping_adds_to_the_one_that_is_there_however_deep() -> None:
     tree = {"hardware": {"peak_tflops": {"fp32": 67, "bf16": 989}, "power_W": 700}}
     assert _tree(tree, "hardware={peak_tflops: {bf16: 300}}") == {

@@ -149,6 +149,14 @@ def test_wrong_settings_are_refused(key: str, value: object) -> None:
         build_settings(OptimSettings, {"kind": "adamw", "lr": 1e-3, key: value}, "optim")
 
 
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "clip_norm"])
+def test_what_is_not_finite_is_refused_where_settings_are_made_in_python(key: str) -> None:
+    for value in (float("nan"), float("inf")):
+        changes: dict[str, Any] = {"lr": 1e-3, key: value}
+        with pytest.raises(SettingsError, match=key):
+            AdamWSettings(**changes)
+
+
 def test_settings_go_round() -> None:
     settings = build_settings(OptimSettings, {"kind": "adamw", "lr": 1e-3, "clip_norm": None}, "optim")
     assert settings == AdamWSettings(lr=1e-3, clip_norm=None)

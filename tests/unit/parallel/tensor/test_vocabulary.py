@@ -32,7 +32,7 @@ def logits_and_labels(vocab_size: int, columns: int, dtype: torch.dtype) -> tupl
 
 
 def rows_per_rank(num_rows: int, size: int) -> int:
-    """Of the vocabulary, padded until every rank has as many."""
+    """Return the number of rows of the vocabulary on each rank, padded until all ranks have as many."""
     return part_shape((num_rows,), Cut(Split.VOCAB), size)[0]
 
 
