@@ -132,7 +132,7 @@ native: $(NATIVE_OBJECTS)  ## compile csrc/ into lmtrain/_native*.so, only what 
 # the same, stopping at the first read or write out of bounds and at undefined behaviour; with SSE2, then without
 SANITIZE := -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 # the tests of every room with a file that calls csrc/, found so that a new one is not forgotten
-SANITIZED_TESTS ?= tests/unit/test_native.py $(shell grep -rlE "^from lmtrain import .*native" lmtrain data_tools \
+SANITIZED_TESTS ?= $(shell grep -rlE "^from lmtrain.runtime import .*compiled_helpers" lmtrain data_tools \
   | sed -E "s,^lmtrain/,,; s,/.*,,; s,^,tests/unit/," | sort -u)
 
 .PHONY: native-sanitized

@@ -5,7 +5,7 @@
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Compiled helpers of lmtrain; see csrc/README.md.";
-  module.attr("interface") = 3;  // counted on with INTERFACE in lmtrain/native.py
+  module.attr("interface") = 3;  // counted on with INTERFACE in lmtrain/runtime/compiled_helpers.py
   bind_blocks(module);
   bind_crc32c(module);
   bind_encoder(module);

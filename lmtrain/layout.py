@@ -15,7 +15,6 @@ from typing import Any
 
 from lmtrain.errors import LayoutError
 
-ONE_PROCESS = "one process"  # the layout of a single process, as results and tables show it
 _MAX_DIVISOR = 4096  # because: a larger divisor is useless as a setting, and the search could take hours
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.read.parse_chunks_and_bad_lines import Content
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 from lmtrain.tokenizer.bulk_encoding import Encoder
 from lmtrain.tokenizer.text_from_json_lines import Reject
 
@@ -81,12 +81,12 @@ def split_sentences(text: str, newlines: bool = False) -> list[str]:
     """Return the sentences of a text, without surrounding white space. With `newlines`, every line end ends a sentence
     too.
     """
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         return split_sentences_twin(text, newlines)
     if text.isascii():  # because: in ASCII offsets in bytes and characters are equal
-        return [text[begin:end] for begin, end in native.lib.sentence_spans(text.encode(), newlines).tolist()]
+        return [text[begin:end] for begin, end in compiled_helpers.lib.sentence_spans(text.encode(), newlines).tolist()]
     data = text.encode("utf-8", "surrogatepass")
-    spans = native.lib.sentence_spans(data, newlines).tolist()
+    spans = compiled_helpers.lib.sentence_spans(data, newlines).tolist()
     return [data[begin:end].decode("utf-8", "surrogatepass") for begin, end in spans]
 
 

@@ -43,8 +43,8 @@ from data_tools.read.parse_chunks_and_bad_lines import (
     read_content,
 )
 from data_tools.read.process_portions_in_workers import build_budget, process_portions
-from lmtrain import native
 from lmtrain.errors import DataError, UsageError
+from lmtrain.runtime import compiled_helpers
 from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder, dtype_for
 from lmtrain.tokenizer.text_from_json_lines import Reject
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -331,7 +331,8 @@ def _tokenize_portions(
     portions = cut_portions(sources, totals.place, options.limits, options.keys, budget)
     encoder = build_encoder(tokenizer)
     if notify is not None and isinstance(encoder, TwinEncoder):
-        reason = "nothing was compiled (`lmtrain env`)" if native.lib is None else "its rules have no compiled version"
+        is_compiled = compiled_helpers.lib is not None
+        reason = "its rules have no compiled version" if is_compiled else "nothing was compiled (`lmtrain env`)"
         notify(
             f"this tokenizer is slow because {reason}: expect 0.5 to 2 MB of text per second for each of "
             f"{options.workers} workers; GPT-2's tokenizer is 25 to 90 times as fast"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.config.settings_base import kinds
+from lmtrain.cli.shared_options import PrecisionName
 from lmtrain.errors import UsageError
-from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.units import plural
 
 _SHAPES = {1: "[T], for one text", 2: "[B, T], for B texts of the same length"}
@@ -18,7 +17,7 @@ _SHAPES = {1: "[T], for one text", 2: "[B, T], for B texts of the same length"}
 
 def check_dtype(dtype: str) -> None:
     """Raise UsageError unless models compute in `dtype`."""
-    known = kinds(PrecisionSettings)
+    known = get_args(PrecisionName)
     if dtype not in known:
         raise UsageError(f"dtype={dtype} is not a type that models compute in. Use {', '.join(known)}.")
 

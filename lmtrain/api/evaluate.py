@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.api.check_arguments import check_dtype
-from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
 from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout, evaluate_one
 from lmtrain.errors import UsageError
@@ -38,7 +37,7 @@ def evaluate(
     if str(data) == "-":
         raise UsageError("data=- is standard input, which a Python program does not hand over. Give a file.")
     jobs = build_jobs([task], [str(data)], None if baseline is None else Path(baseline), format, key)
-    source, process = find_model(Path(path), check_weight_set(weights)), ProcessEnv()
+    source, process = find_model(Path(path), weights), ProcessEnv()
     check_tasks_fit(jobs, [source], seq_len)
     options = Options(
         baseline=None if baseline is None else Path(baseline), batch_size=batch_size, stride=stride, seq_len=seq_len,

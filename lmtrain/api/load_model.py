@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from lmtrain.api.check_arguments import check_dtype, check_token_ids
 from lmtrain.api.encode_and_decode_text import Tokenizer
-from lmtrain.batch import IGNORED, Batch
-from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.errors import UsageError
 from lmtrain.eval import sample_text_from_prompt as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
@@ -26,7 +24,6 @@ from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import Request
 from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.machine.choose_device import memory_errors
 from lmtrain.units import format_count, plural
 
@@ -47,7 +44,7 @@ def load(
     """
     check_dtype(dtype)
     with memory_errors("Load the model with dtype bf16, or on another device."):
-        loaded = load_source(find_model(Path(path), check_weight_set(weights)), _find_device(device), dtype)
+        loaded = load_source(find_model(Path(path), weights), _find_device(device), dtype)
     return Model(loaded), Tokenizer(loaded.subject.tokenizer)
 
 
@@ -81,9 +78,7 @@ class Model:
 
     def __init__(self, loaded: LoadedModel) -> None:
         """Wrap a loaded model; `lmtrain.load` calls this."""
-        model = loaded.subject.model
-        assert isinstance(model, ParallelModel)
-        self._model, self._subject, self._facts = model, loaded.subject, loaded.facts
+        self._model, self._subject, self._facts = loaded.model, loaded.subject, loaded.facts
 
     @property
     def settings(self) -> ModelSettings:
@@ -125,7 +120,7 @@ class Model:
         """
         ids_BT, has_rows = self._to_tensor(ids)
         with memory_errors(_FEWER_ROWS):
-            logits_BTV = self._model.logits(_batch(ids_BT))
+            logits_BTV = self._model.logits(generation.unlabelled_batch(ids_BT))
         return logits_BTV if has_rows else logits_BTV[0]
 
     def loss(self, ids: Any, batch_size: int = 8) -> float:
@@ -168,7 +163,7 @@ class Model:
             # because: the parts that are called after the model's own forward are heads
             hooks.callback(model.register_forward_hook(lambda *_: hidden.update(outputs)).remove)
             hooks.enter_context(memory_errors(_FEWER_ROWS))
-            self._model.logits(_batch(ids_BT), torch.zeros_like(ids_BT, dtype=torch.bool))
+            self._model.logits(generation.unlabelled_batch(ids_BT), torch.zeros_like(ids_BT, dtype=torch.bool))
         return {name: (hidden_BTD if has_rows else hidden_BTD[0]).float() for name, hidden_BTD in hidden.items()}
 
     def generate(
@@ -203,10 +198,6 @@ class Model:
         what = f"{self.settings.kind} of {format_count(self.num_parameters)} parameters"
         average = "the average in " * (self._facts.get("weights") == "ema")
         return f"<lmtrain.Model {what} from {average}{self.path}, {self.dtype} on {self.device}>"
-
-
-def _batch(ids_BT: Tensor) -> Batch:
-    return Batch(tokens_BT=ids_BT, labels_BT=torch.full_like(ids_BT, IGNORED))
 
 
 def _keep_output(outputs: dict[str, Tensor], name: str, _part: nn.Module, _inputs: object, output: Tensor) -> None:

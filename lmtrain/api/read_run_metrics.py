@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from lmtrain.errors import MissingInputError, UsageError, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
-from lmtrain.observe.measure.tensorboard_metric_names import row_measures
 from lmtrain.runfolder.file_names import METRICS
+from lmtrain.runfolder.tensorboard_metric_names import row_measures
 
 if TYPE_CHECKING:
     import pandas

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 
 DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked
 

@@ -24,11 +24,11 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     max_manifest_bytes,
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
-from lmtrain.observe.measure.tensorboard_metric_names import score_by_step
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
 from lmtrain.runfolder.folder_reader import read_settings
 from lmtrain.runfolder.lineage import waiting_branches
 from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runfolder.tensorboard_metric_names import score_by_step
 from lmtrain.runtime.files.atomic_files import (
     MAX_JSON_BYTES,
     free_bytes,

@@ -56,7 +56,8 @@ FromRun = Annotated[
     ),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
-Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Number format to compute in.")]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
+Precision = Annotated[PrecisionName, typer.Option(help="Number format to compute in.")]
 Weights = Annotated[
     Literal["model", "ema"],
     typer.Option(

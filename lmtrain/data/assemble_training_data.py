@@ -33,7 +33,7 @@ from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.training_data_by_source import TrainingData, TrainingPart, ValidationSource
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
-from lmtrain.observe.terminal_safe_text import warn
+from lmtrain.runtime.terminal_safe_text import warn
 
 _FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third
 _OTHER_FILES = 48  # files that Python, torch and the run's own records hold open

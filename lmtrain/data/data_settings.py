@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lmtrain.config.build_typed_settings import quantity, required
 from lmtrain.config.settings_base import Check, Choice, Problem, Settings, problem_if, show
-from lmtrain.observe.measure.tensorboard_metric_names import RESERVED_DOMAINS
+from lmtrain.runfolder.tensorboard_metric_names import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 REST = "rest"  # the name of all sources together that are not shown by themselves

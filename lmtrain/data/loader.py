@@ -21,7 +21,7 @@ from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.sample_dataset_interface import Dataset, SampleOrder, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source, total_counts
 from lmtrain.errors import SettingsError
-from lmtrain.observe.measure import current_phase
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.errors import DataError
+from lmtrain.runtime import compiled_helpers
 
 Int64s = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ def mix(value: int) -> int:
 
 def permute(ids: Int64s, n: int, seed: int) -> Int64s:
     """Apply a pseudorandom permutation of 0..n-1, determined by the seed, to each id in 0..n-1."""
-    return native.compiled("permute", permute_twin)(np.ascontiguousarray(ids, np.int64), n, seed & _MASK)
+    return compiled_helpers.compiled("permute", permute_twin)(np.ascontiguousarray(ids, np.int64), n, seed & _MASK)
 
 
 def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:

@@ -18,7 +18,7 @@ from lmtrain.data.sample_dataset_interface import Dataset, OffsetOrder, SampleOr
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.units import plural
+from lmtrain.errors import join_few
 
 MAX_SHOWN = 8  # sources that have values of their own in rows, curves and on the screen
 _MAX_WARNED = 3  # sources that the warning on data.max_epochs names
@@ -197,9 +197,7 @@ def excess_warnings(epochs: Mapping[str, float], limit: float) -> Iterator[str]:
     excess = {name: times for name, times in epochs.items() if times > limit}
     names = sorted(excess, key=lambda name: -excess[name])
     if names:
-        texts = [f"{name} for {excess[name]:.3g} epochs" for name in names[:_MAX_WARNED]]
-        more = len(names) - len(texts)
-        sources = ", ".join(texts) + f" and {plural(more, 'further source')}" * (more > 0)
+        sources = join_few((f"{name} for {excess[name]:.3g} epochs" for name in names), max_shown=_MAX_WARNED)
         yield (
             f"The run reads {sources}, which is more than data.max_epochs={limit:g}. Use more data, a shorter run or a "
             "smaller share of that data, or data.max_epochs=null for no limit."

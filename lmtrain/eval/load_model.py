@@ -20,6 +20,7 @@ from lmtrain.eval.score_targets import Subject
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.machine.choose_device import device_name
 
@@ -29,6 +30,7 @@ class LoadedModel:
     """A model ready to be evaluated, with facts about it for the report."""
 
     subject: Subject
+    model: ParallelModel  # that of the subject
     facts: dict[str, Any]  # checkpoint, step and device, printed under every result
 
 
@@ -73,9 +75,8 @@ def load_source(
         pairs="pair" in settings.terms,
     )
     check_vocabulary(subject)
-    return LoadedModel(
-        subject=subject, facts=source.facts | {"parameters": settings.num_parameters, "device": device_name(device)}
-    )
+    facts = source.facts | {"parameters": settings.num_parameters, "device": device_name(device)}
+    return LoadedModel(subject=subject, model=model, facts=facts)
 
 
 def check_vocabulary(subject: Subject) -> None:

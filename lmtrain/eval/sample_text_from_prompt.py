@@ -126,8 +126,12 @@ def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
     tokens_BT = torch.tensor([tokens], device=model.device)
     keep_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
     keep_BT[0, -1] = True
-    batch = Batch(tokens_BT=tokens_BT, labels_BT=torch.full_like(tokens_BT, IGNORED))
-    return model.logits(batch, keep_BT)[0].double().cpu()  # device synchronization, once per token
+    return model.logits(unlabelled_batch(tokens_BT), keep_BT)[0].double().cpu()  # waits for the device once per token
+
+
+def unlabelled_batch(tokens_BT: Tensor) -> Batch:
+    """Return a batch of these token ids in which no position has a label, to compute outputs but no loss."""
+    return Batch(tokens_BT=tokens_BT, labels_BT=torch.full_like(tokens_BT, IGNORED))
 
 
 def draw_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

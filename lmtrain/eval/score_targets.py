@@ -25,7 +25,7 @@ from torch import Tensor
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.windows import MaskedRequest, Request
-from lmtrain.layout import ONE_PROCESS
+from lmtrain.placement.parallel_settings import ONE_PROCESS
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 

@@ -25,7 +25,7 @@ from lmtrain.config.settings_base import PLUGIN_WAY_OUT, load_modules
 from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
-from lmtrain.layout import ONE_PROCESS
+from lmtrain.placement.parallel_settings import ONE_PROCESS
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 TASK_PACKAGE = "lmtrain.eval.tasks"

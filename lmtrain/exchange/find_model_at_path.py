@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.unopened_model_on_disk import ModelSource, Weights, checkpoint_source
-from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
+from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.exchange.detect_model_folder_format import identify_source
 from lmtrain.exchange.huggingface.config_json import settings_from_config
@@ -18,22 +18,24 @@ from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.vocabulary_files import END_ID_FILES, end_ids
 
 
-def find_model(path: Path, weights: WeightSet = "model") -> ModelSource:
+def find_model(path: Path, weights: str = "model") -> ModelSource:
     """Find the model at `path` (a checkpoint, a run folder or a Hugging Face folder) without reading its weights.
     Return its settings, with functions that load its tokenizer and open its weights, or the average of its weights if
-    `weights` is "ema". Raise CheckpointError if there is no average, as in every Hugging Face folder.
+    `weights` is "ema". Raise CheckpointError if there is no average, as in every Hugging Face folder, and UsageError if
+    `weights` is neither "model" nor "ema".
     """
+    weight_set = check_weight_set(weights)
     if (path / "config.json").is_file():
         config = read_json(path / "config.json")
         if not isinstance(config, dict) or "model" not in config:  # because: a run folder has a config.json too
-            if weights == "ema":
+            if weight_set == "ema":
                 raise CheckpointError(
                     f"{path} is a Hugging Face folder, which holds one set of weights and no average of them, and the "
                     "average was asked for (weights ema). Use weights model, which is the default, or give a "
                     "checkpoint of a run with checkpoint.ema.decay."
                 )
             return _huggingface_source(path, config)
-    return checkpoint_source(path, weights)
+    return checkpoint_source(path, weight_set)
 
 
 def _huggingface_source(path: Path, config: Any) -> ModelSource:

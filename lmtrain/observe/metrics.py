@@ -17,13 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.terminal_safe_text import warn
-
 # because: documentation pages and users' programs import it from here
 from lmtrain.runfolder.metrics_rows import read_metrics as read_metrics
 from lmtrain.runfolder.metrics_rows import to_json_data
 from lmtrain.runtime.files.atomic_files import json_bytes, open_output, storage_errors
 from lmtrain.runtime.files.explain_os_errors import limit_reached
+from lmtrain.runtime.terminal_safe_text import warn
 
 _TAIL_BYTES = 1 << 16
 EVENTS = ("start", "stage", "step", "valid", "eval", "save", "forecast", "memory", "stop")

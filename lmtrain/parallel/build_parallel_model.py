@@ -17,7 +17,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.initial_weights import allocate_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.objectives.causal_and_masked_objectives import CausalLM, MaskedLM, build_objective
+from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds, apply_rank_dropout
 from lmtrain.parallel.blocks.recompute_and_compile import apply_compile, apply_recompute, compile_loss
 from lmtrain.parallel.device_and_precision_settings import (

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Coordinate, Layout
-from lmtrain.observe.measure import current_phase
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.process_group import collective_timeout, new_group
 from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import SINGLE_PROCESS, Peers
 

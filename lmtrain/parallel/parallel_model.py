@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Piece
-from lmtrain.objectives.causal_and_masked_objectives import CausalLM
-from lmtrain.observe.measure import current_phase
+from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM
 from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds
@@ -33,6 +32,7 @@ from lmtrain.parallel.weights.reduce_and_clip_gradients import (
     sum_tied_gradients,
 )
 from lmtrain.placement.layers_and_shards_of_ranks import Placement
+from lmtrain.runtime.processes import current_phase
 from lmtrain.spec import LanguageModel
 
 

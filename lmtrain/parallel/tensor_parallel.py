@@ -30,7 +30,7 @@ from lmtrain.models.initial_weights import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.norms import WholeNorm, scaled
 from lmtrain.models.layers.output_heads import FirstTokenOutput, Head, padded_bias
-from lmtrain.objectives.cross_entropy import with_sample_sums, with_z_loss
+from lmtrain.models.objectives.cross_entropy import with_sample_sums, with_z_loss
 from lmtrain.parallel.linear_forward_backward_products import SummingModule
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tp_linears_and_collectives import (

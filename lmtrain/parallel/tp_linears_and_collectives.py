@@ -17,9 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.linear_forward_backward_products import weight_gradient
 from lmtrain.parallel.mesh import Axis
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 # because: torch 2.13 renamed these functions and warns at the old names; torch 2.11 has only the old names

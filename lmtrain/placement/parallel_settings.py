@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Problem, Settings, kinds, problem_if
-from lmtrain.data.batch_size_per_step import RampUp
 from lmtrain.errors import SettingsError, settings_error, spelling_hint
-from lmtrain.layout import ONE_PROCESS, Layout, divisors, format_choices
+from lmtrain.layout import Layout, divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.spec import ModelShape
@@ -24,6 +23,7 @@ MAX_TIMEOUT_S = 10_000_000
 MAX_STAGE_MICROBATCHES = 1 << 16  # because: the whole schedule, action by action, is computed before the run begins
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 KEYS = (*AXES, "zero", "schedule", "balance")
+ONE_PROCESS = "one process"  # the layout of a single process, as results and tables show it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,17 +187,6 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
         rule = f"makes {microbatches} microbatches x {stages} stages in a step; the product must be at most "
         way_out = "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard)."
         yield Problem("parallel.pp", layout.pp, f"{rule}{MAX_STAGE_MICROBATCHES}", way_out)
-
-
-def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
-    """Yield a Problem with a message for the start and the increment of a batch-size ramp-up, if it is not a multiple
-    of `micro_batch` x data-parallel ranks. All batch sizes of the ramp-up can be divided if there is no problem.
-    """
-    together = micro_batch * layout.dp
-    for key in ("start", "increment"):
-        if (value := getattr(rampup, key)) % together != 0:
-            rule = f"is not a multiple of micro_batch x copies = {together}"
-            yield Problem(f"train.rampup.{key}", value, rule, f"Use {together}.")
 
 
 def parse_layout(text: str, previous: ParallelSettings | None = None) -> ParallelSettings:

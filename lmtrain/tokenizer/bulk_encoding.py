@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 from lmtrain.tokenizer import vocabulary_files
 from lmtrain.tokenizer.text_from_json_lines import (
     BadTextError,
@@ -42,9 +42,9 @@ def build_compiled_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | 
     """Return an encoder of the compiled extension (csrc/encoder.cpp) that gives the same ids as the tokenizer, as
     `dtype`. Return None if the extension is missing or does not support this tokenizer.
     """
-    if native.lib is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
+    if compiled_helpers.lib is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         return None
-    encoder_class = native.lib.Encoder16 if dtype == np.uint16 else native.lib.Encoder32
+    encoder_class = compiled_helpers.lib.Encoder16 if dtype == np.uint16 else compiled_helpers.lib.Encoder32
     tokenizer_json = tokenizer.tree
     if not all(token["special"] for token in tokenizer_json["added_tokens"]):  # others are matched in the text
         return None

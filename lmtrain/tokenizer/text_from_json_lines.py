@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.files.atomic_files import is_nested_deeper
 
 Text = bytes | str
@@ -67,9 +67,9 @@ def read_jsonl(data: bytes, key: str) -> JsonLines:
     """Return the texts under `key` in `data`, which holds whole JSON lines, as UTF-8 bytes, with the offset of each
     text's line in `data` and a Reject for each bad line.
     """
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         return read_jsonl_twin(data, key)
-    documents, starts, bad = native.lib.read_jsonl(data, key.encode("utf-8", "surrogatepass"))
+    documents, starts, bad = compiled_helpers.lib.read_jsonl(data, key.encode("utf-8", "surrogatepass"))
     return JsonLines(documents, starts.tolist(), build_rejects(data, key, bad))
 
 

@@ -20,12 +20,12 @@ from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
 from lmtrain.errors import spelling_hint
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_PREFIX, validation_measure_names
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings, RecomputeSettings
+from lmtrain.placement.batch_rampup_settings import rampup_problems as layout_rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
-from lmtrain.placement.parallel_settings import rampup_problems as layout_rampup_problems
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
+from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX, validation_measure_names
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
 
 MAX_INCREMENTS = 10_000  # because: code lists them all before a run begins, and no real run comes near

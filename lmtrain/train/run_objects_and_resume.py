@@ -24,7 +24,6 @@ from lmtrain.data.loader import Loader
 from lmtrain.data.training_data_by_source import TrainingPart, shown_sources, tokens_of_order
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.measure.throughput import Throughput
 from lmtrain.observe.metrics import MetricsLog
@@ -33,10 +32,11 @@ from lmtrain.observe.sinks.queued_sink import QueuedSink
 from lmtrain.optim.optimizer_state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.weights.exponential_weight_average import WeightAverage
 from lmtrain.runfolder.file_names import CHECKPOINTS
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import Peers, collective_phase
+from lmtrain.train.exponential_weight_average import WeightAverage
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import Inputs, find_resume_checkpoint
 from lmtrain.train.startup_checks.resume_checks import average_notes, check_same_run, set_aside_damaged

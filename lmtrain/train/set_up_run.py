@@ -24,12 +24,12 @@ from lmtrain.optim.parameter_groups import build_groups
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.mesh import Mesh, main_thread_peers, saver_thread_peers
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.weights.exponential_weight_average import WeightAverage
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runfolder.read_and_record_run_end import read_last_stop, remove_stop
 from lmtrain.runtime.files.atomic_files import folder_lock
 from lmtrain.runtime.machine.choose_device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import Peers, collective_phase
+from lmtrain.train.exponential_weight_average import WeightAverage
 from lmtrain.train.record.metrics_writer import open_records, open_view, scores_before_resume, show_start_notes
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_objects_and_resume import Progress, Run, agree_on_resume, held_pieces, load_first_weights, resume

@@ -14,9 +14,9 @@ import torch
 
 from lmtrain.batch import StepBatches
 from lmtrain.errors import NonFiniteLossError
-from lmtrain.observe.measure import current_phase
 from lmtrain.optim.parameter_groups import apply_learning_rate
 from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 

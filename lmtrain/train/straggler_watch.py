@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure.current_phase import MESSAGES, PHASES, main
 from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.stragglers.find_slow_ranks import (
     MIN_EXCESS,
@@ -28,12 +27,13 @@ from lmtrain.observe.stragglers.find_slow_ranks import (
     PeerGroup,
     Straggler,
     link_message,
-    links,
     rank_label,
     rank_message,
 )
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.pipeline.stage_to_stage_messages import links
 from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
+from lmtrain.runtime.processes.current_phase import MESSAGES, PHASES, main
 from lmtrain.train.run_config import RunConfig
 
 OWN_WORK = ("data", "forward", "backward", "optimizer")  # work that only this process's own slowness makes longer

@@ -14,26 +14,13 @@ from typing import Literal
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 from lmtrain.data.batch_size_per_step import BatchPlan
+from lmtrain.placement.batch_rampup_settings import RampUpSettings
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; file systems allow 255 and 4096, and the run adds names of its own
 MAX_BATCH = 1 << 24  # because: every process holds the ids of all samples of a step
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _EVAL_BATCH = 8
 _EXAMPLE = "Use eval.tasks=[{task: lambada/megatron-strict, data: lambada_test.jsonl}]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RampUpSettings(Settings):
-    """Grow the batch from `start` by `increment` samples until the global batch, over `samples` samples."""
-
-    start: int
-    increment: int
-    samples: int = quantity("count")
-
-    def problems(self) -> Iterator[Problem]:
-        yield from self.checked(
-            *(self.at_least(1, key, "Use train.rampup=null for none.") for key in ("start", "increment", "samples"))
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from lmtrain.batch import Batch, StepBatches
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.config.compose_run_settings import compose
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.weights.exponential_weight_average import WeightAverage
+from lmtrain.train.exponential_weight_average import WeightAverage
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step

@@ -37,7 +37,7 @@ from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.initial_weights import apply_ties
 from lmtrain.models.layers.block import BlockContext
-from lmtrain.objectives.cross_entropy import cross_entropy_sum
+from lmtrain.models.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans.span_file import Header, SpanFile
 from lmtrain.observe.spans.trace_span_recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
+from lmtrain.runtime.processes import current_phase
 
 STEPS, MICROBATCHES, SUMS, ROUNDS = 1000, 8, 8, 9
 STEP_S = 0.020

@@ -30,7 +30,6 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans import trace_span_recorder as recording
 from lmtrain.observe.spans.span_file import Header, SpanFile, read_spans, span_file_name
 from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
@@ -41,6 +40,7 @@ from lmtrain.parallel.linear_forward_backward_products import compute_or_defer
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.compare_trace_to_schedule import compare_with_replay
+from lmtrain.runtime.processes import current_phase
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.schedule_simulator import Costs, simulate
 from lmtrain.schedules.table import Action, Kind

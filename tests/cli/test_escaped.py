@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
-from lmtrain.observe.terminal_safe_text import escape_control_characters
+from lmtrain.runtime.terminal_safe_text import escape_control_characters
 from tests.cli.harness import Toy, lmtrain, outcome
 
 HOSTILE = "a[/b][red]\x1b[2J\x9b31m\u202e:smile:"

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lmtrain.models.initial_weights import apply_ties
-from lmtrain.observe.measure import tensorboard_metric_names
+from lmtrain.runfolder import tensorboard_metric_names
 from tests.benchmarks.bare_torch import Bare
 from tests.benchmarks.one_run import shape_of
 from tests.benchmarks.switches import SWITCHES, Switch, present, turn_off
@@ -112,7 +112,7 @@ def test_a_switch_has_not_lost_what_it_turns_off(name: str) -> None:
 
 
 def test_a_switch_turns_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = Switch("lmtrain.observe.measure.tensorboard_metric_names", "score_by_step", lambda: "off")
+    switch = Switch("lmtrain.runfolder.tensorboard_metric_names", "score_by_step", lambda: "off")
     monkeypatch.setitem(SWITCHES, "something", switch)
     monkeypatch.setattr(tensorboard_metric_names, "score_by_step", "on")
     turn_off(["something"])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lmtrain.cli.page.html_document import _DARK, _LIGHT
 from lmtrain.cli.report.rank_timeline_and_memory_sections import Square, draw_squares
 from lmtrain.layout import Coordinate
-from lmtrain.page.html_document import _DARK, _LIGHT
 
 
 @pytest.mark.parametrize("colours", [_LIGHT, _DARK])

@@ -21,10 +21,10 @@ from lmtrain.layout import Coordinate
 from lmtrain.models import block_stack
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.rotary import Rotation
+from lmtrain.models.objectives import causal_and_masked_objectives
+from lmtrain.models.objectives.causal_and_masked_objectives import build_objective
+from lmtrain.models.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.models.rotary_settings import RotarySettings
-from lmtrain.objectives import causal_and_masked_objectives
-from lmtrain.objectives.causal_and_masked_objectives import build_objective
-from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings
 from lmtrain.parallel.weights.master_weights import WORK_DTYPE

@@ -12,7 +12,7 @@ from lmtrain.kernels import activations, triton_availability
 from lmtrain.kernels.cross_entropy import logits_gradient as right_gradient
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.rotary import Rotation
-from lmtrain.objectives import cross_entropy
+from lmtrain.models.objectives import cross_entropy
 from lmtrain.parallel import linear_forward_backward_products
 from lmtrain.parallel.weights import master_weights as precision_room
 from lmtrain.placement.attention_activation_bytes import uses_block_masks

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans.span_file import Header, SpanFile, read_spans
 from lmtrain.observe.spans.trace_span_recorder import DeviceClock, Recorder
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.runtime.processes import current_phase
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+COMPILED_HELPERS = "lmtrain.runtime.compiled_helpers"
+
 
 def room_of(name: str) -> str:
     """lmtrain.data.loader -> data; lmtrain.errors -> errors; data_tools.read.pool -> data_tools; lmtrain -> "".
@@ -41,10 +43,8 @@ def floor_problems(house: Any) -> list[str]:
                 if here != "cli":
                     problems.append(f"{pair}: only cli may know data_tools. Let cli hand over what is needed.")
             elif there == "_native":
-                if here != "native":
-                    problems.append(
-                        f"{pair}: only lmtrain/native.py loads the compiled helpers. Use lmtrain.native.lib."
-                    )
+                if module.name != COMPILED_HELPERS:
+                    problems.append(f"{pair}: only {COMPILED_HELPERS} loads the compiled helpers. Use its `lib`.")
             elif there not in floors:
                 problems.append(f"{pair}: there is no such room. Add it to floors in pyproject.toml.")
             elif here and (floors[there] > floors[here] or floors[there] == floors[here] > 0):  # the ground is one room
@@ -184,7 +184,7 @@ def test_the_house_stands(house: Any, check: Callable[[Any], list[str]]) -> None
         (floor_problems, {"lmtrain/data/a.py": "from lmtrain.train import b\n", "lmtrain/train/b.py": ""}, "b.py: up,"),
         (floor_problems, {"lmtrain/data/a.py": "import lmtrain.models.gpt\n"}, "sideways"),
         (floor_problems, {"lmtrain/data/a.py": "from ..models import gpt\n"}, "lmtrain.models: sideways"),
-        (floor_problems, {"lmtrain/data/a.py": "from lmtrain._native import x\n"}, "only lmtrain/native.py"),
+        (floor_problems, {"lmtrain/data/a.py": "from lmtrain._native import x\n"}, f"only {COMPILED_HELPERS}"),
         (floor_problems, {"lmtrain/attic/a.py": ""}, "stands on no floor"),
         (floor_problems, {"lmtrain/data/a.py": "import lmtrain.attic\n"}, "no such room"),
         (floor_problems, {"lmtrain/train/a.py": "import data_tools.x\n"}, "only cli may know"),

@@ -13,7 +13,7 @@ ALLOWED = {
     "lmtrain/parallel/weights/reduce_and_clip_gradients.py": MANY,
     "lmtrain/parallel/weights/master_weights.py": MANY,
     "lmtrain/parallel/initialize_and_save_shards.py": MANY,
-    "lmtrain/parallel/weights/exponential_weight_average.py": MANY,
+    "lmtrain/train/exponential_weight_average.py": MANY,
     "lmtrain/parallel/blocks/recompute_and_compile.py": "operators of attention, which recompute keeps by their names",
     "lmtrain/observe/hang_watch/start_companion_and_raise_verdict.py":
         "the flight recorder's rows of this process, which have no public name",

@@ -23,7 +23,7 @@ RIDDLES = re.compile(
     "(Of|Where|From|Such|As|What|Who|Those|These|That|This|One|Some|It|Its|Theirs|They|If|Which|Whose|With|Without|By|For"
     "|To|On|In|At|Before|After|And|Or|But|Not|No|Nothing|All|Each|Every|Both|Whatever|Whether|Until|Once|So|Why|How)\\b"
 )
-READ_THE_ENVIRONMENT = ("lmtrain.runtime.processes.process_environment", "lmtrain.native")
+READ_THE_ENVIRONMENT = ("lmtrain.runtime.processes.process_environment", "lmtrain.runtime.compiled_helpers")
 
 
 def folder_problems(house: Any) -> list[str]:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.kernels import triton_availability
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.weights.exponential_weight_average import WeightAverage
+from lmtrain.train.exponential_weight_average import WeightAverage
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.flex_on_cpu import block_masks_everywhere

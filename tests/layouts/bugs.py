@@ -18,7 +18,7 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.layers import flex_attention_block_masks, token_and_position_embedding
 from lmtrain.models.model_settings import TransformerSettings
-from lmtrain.objectives.causal_and_masked_objectives import MaskedLM
+from lmtrain.models.objectives.causal_and_masked_objectives import MaskedLM
 from lmtrain.parallel import (
     linear_forward_backward_products,
     parallel_model,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtrain.batch import Batch
 from lmtrain.models.block_stack import Stack
-from lmtrain.objectives.causal_and_masked_objectives import CausalLM
+from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM
 from lmtrain.parallel import build_parallel_model
 from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds
 from lmtrain.parallel.pipeline.execute_schedule import Pipeline

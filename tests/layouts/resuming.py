@@ -14,11 +14,11 @@ from typing import Any
 from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
 from lmtrain.data.sample_dataset_interface import ShuffledOrder
 from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece

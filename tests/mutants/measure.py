@@ -13,8 +13,9 @@ from tests.mutants.record import Reach
 OWN = {
     "cli": ("tests/cli/",), "conf": ("tests/unit/config/", "tests/contracts/", "tests/unit/plan/test_hardware.py"),
     "config": ("tests/unit/config/", "tests/mistakes/"),
-    "csrc": ("tests/unit/test_native.py", "tests/unit/tokenizer/", "tests/unit/data_tools/", "tests/unit/data/"),
-    "data_tools": ("tests/unit/data_tools/",), "parallel": ("tests/unit/parallel/", "tests/layouts/"),
+    "csrc": ("tests/unit/runtime/", "tests/unit/tokenizer/", "tests/unit/data_tools/", "tests/unit/data/"),
+    "data_tools": ("tests/unit/data_tools/",), "objectives": ("tests/unit/models/objectives/",),
+    "parallel": ("tests/unit/parallel/", "tests/layouts/"),
 }  # fmt: skip
 
 

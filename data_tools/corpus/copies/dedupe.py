@@ -29,8 +29,8 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import Documents, Sel
 from data_tools.corpus.flow.word_ngram_hashes import ODD, Hashes, mix, shingles
 from data_tools.read.cut_files_into_chunks import WHOLE_PART, TaskPart
 from data_tools.read.find_input_files import Inputs
-from lmtrain import native
 from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.files.atomic_files import atomic_file, open_output, read_json, storage_errors, write_json
 from lmtrain.tokenizer.text_from_json_lines import Document
 
@@ -88,7 +88,7 @@ def _hash_functions(count: int) -> tuple[Hashes, Hashes]:
 
 def min_hashes(values: Hashes, count: int) -> Signature:
     """Return, for each of `count` hash functions, bits 16 to 31 of its minimum over the values."""
-    return native.compiled("minhash", min_hashes_twin)(values, *_hash_functions(count))
+    return compiled_helpers.compiled("minhash", min_hashes_twin)(values, *_hash_functions(count))
 
 
 def min_hashes_twin(values: Hashes, factors: Hashes, offsets: Hashes) -> Signature:

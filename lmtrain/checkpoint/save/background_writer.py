@@ -23,7 +23,7 @@ from lmtrain.checkpoint.disk.safetensors_file import Array, RankData, array_byte
 from lmtrain.checkpoint.find_and_prune import prune_checkpoints
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.layout import Piece
-from lmtrain.observe.measure import current_phase
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import SINGLE_PROCESS, Peers
 
 # because: torch's allocator of pinned memory rounds each request up to a power of two

@@ -17,7 +17,6 @@ from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError, join_few, shorten
-from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_KEY, row_measures, score_by_step
 from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
     format_domains,
@@ -33,6 +32,7 @@ from lmtrain.runfolder.folder_reader import read_run_state, read_settings
 from lmtrain.runfolder.lineage import MERGED, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
 from lmtrain.runfolder.settings_differences import changed_histories
+from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_KEY, row_measures, score_by_step
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 

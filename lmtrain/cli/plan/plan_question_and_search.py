@@ -27,12 +27,12 @@ from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
 from lmtrain.layout import divisors
+from lmtrain.placement.batch_rampup_settings import rampup_problems
 from lmtrain.placement.parallel_settings import (
     MAX_PROCESSES,
     ParallelSettings,
     batch_problems,
     layout_problems,
-    rampup_problems,
 )
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.cost_model.hardware_figures import Hardware

@@ -12,11 +12,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from lmtrain.cli.plan.plan_question_and_search import PlanResult
-from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly, print_facts, print_table
-from lmtrain.cli.screen.print_messages_and_json import echo, print_message
-from lmtrain.observe.screen.metrics_row_text import format_percent
-from lmtrain.page.html_document import (
+from lmtrain.cli.page.html_document import (
     WIDTH,
     Cells,
     build_page,
@@ -30,17 +26,24 @@ from lmtrain.page.html_document import (
     svg_rect,
     svg_text,
 )
-from lmtrain.plan.run_estimates.simulate_pipeline import replay_step
-from lmtrain.plan.search.predict_layout_cost import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
-from lmtrain.schedules.schedule_simulator import Timeline
-from lmtrain.schedules.table import Kind
+from lmtrain.cli.plan.plan_question_and_search import PlanResult
+from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly, print_facts, print_table
+from lmtrain.cli.screen.print_messages_and_json import echo, print_message
+from lmtrain.observe.screen.metrics_row_text import format_percent
+from lmtrain.plan.search.predict_layout_cost import (
+    STEP_PARTS,
+    CurvePoint,
+    LayoutResult,
+    excess_share,
+    simulate_step,
+    why_slower,
+)
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 _MAX_RANKS = 8
 _WIDE = 110  # characters from which the table shows more columns
 _WIDE_COLUMNS = ("80%", "bubble", "bare", "tok/s/GPU", "J/token")  # shown only on wide terminals
 _EXCESS_TEXT = {"time": "is {:.1%} slower", "joules": "takes {:.1%} more energy"}
-_SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT: "B", Kind.WEIGHT: "W"}
 _KIND_NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "weights' gradients"}
 _MAX_SPANS = 2500  # because: a page with more opens slowly
 _MAX_BARS = 5
@@ -254,16 +257,6 @@ def takeover_lines(points: Sequence[CurvePoint], by: str) -> Iterator[str]:
         )
 
 
-def simulate_step(layout: LayoutResult) -> tuple[Timeline, str]:
-    """Simulate one training step of the layout's pipeline, with at most 2 * pp micro-batches. Return its timeline, and
-    a note to print if the run has more micro-batches than were simulated, else "".
-    """
-    num_microbatches = layout.run.num_microbatches
-    count = min(num_microbatches, 2 * layout.run.parallel.pp)
-    note = f", shown with {count} of {num_microbatches} microbatches" * (count < num_microbatches)
-    return replay_step(layout.run, layout.microbatch, count), note
-
-
 def pipeline_text(layout: LayoutResult, width: int, *, ascii_only: bool) -> Iterator[str]:
     """Yield the lines of a text drawing of one simulated step: a heading, a line for each pipeline rank with a letter
     for what it computes at each time, and a legend. Lines are at most `width` characters wide.
@@ -278,7 +271,7 @@ def pipeline_text(layout: LayoutResult, width: int, *, ascii_only: bool) -> Iter
             if span.rank == rank:
                 first, last = int(span.start / total * columns), int(span.end / total * columns)
                 for column in range(first, max(min(last, columns), first + 1)):
-                    cells[min(column, columns - 1)] = _SIGNS[span.action.kind]
+                    cells[min(column, columns - 1)] = span.action.kind.replace("I", "B")
         yield f"{rank:>4}  {''.join(cells)}".rstrip()
     yield f"      F forward, B backward, W weights' gradients, {gap} waits"
 

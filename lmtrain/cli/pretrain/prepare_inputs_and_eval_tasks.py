@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lmtrain.cli.pretrain.init_from_settings_and_import import import_first_weights, read_foreign_weights
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
-from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_PREFIX
+from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import EvaluationTask, Inputs, preflight

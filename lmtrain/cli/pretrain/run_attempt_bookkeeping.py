@@ -118,8 +118,8 @@ class Attempt:
         enter it. Yield (device, host names of all ranks in order of rank); the host names are given on rank 0 only.
         """
         from lmtrain.observe.hang_watch.start_companion_and_raise_verdict import watch_run
-        from lmtrain.observe.measure import current_phase
         from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
+        from lmtrain.runtime.processes import current_phase
         from lmtrain.runtime.processes.process_group import open_process_group
 
         def report(error: LmtrainError) -> None:

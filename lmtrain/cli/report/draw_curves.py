@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.cli.page.svg_line_charts import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.observe.history.read_metrics_columns import Numbers, Record, extreme_indices, part_means
-from lmtrain.observe.measure.tensorboard_metric_names import row_measures
-from lmtrain.page.svg_line_charts import Charts, Curve, Figure, Form, Mark, Points
+from lmtrain.runfolder.tensorboard_metric_names import row_measures
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds
 
 _MAX_LOSS_POINTS = 3000  # points of the loss, over all runs; the other figures have fewer

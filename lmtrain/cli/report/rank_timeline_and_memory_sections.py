@@ -15,15 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.errors import LmtrainError, join_few, shorten
-from lmtrain.layout import Coordinate, Layout
-from lmtrain.observe.history.read_metrics_columns import Record
-from lmtrain.observe.profile.kernel_times import KernelTable, read_tables
-from lmtrain.observe.spans.span_file import Kind
-from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
-from lmtrain.observe.timeline.step_breakdown import CLASSES, Heat, TimelineRow, rank_heat, step_times, timeline_rows
-from lmtrain.page.html_document import (
+from lmtrain.cli.page.html_document import (
     NUM_COLOURS,
     WIDTH,
     Part,
@@ -38,7 +30,15 @@ from lmtrain.page.html_document import (
     svg_rect,
     svg_text,
 )
-from lmtrain.page.svg_line_charts import format_value, tick_labels, ticks
+from lmtrain.cli.page.svg_line_charts import format_value, tick_labels, ticks
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.errors import LmtrainError, join_few, shorten
+from lmtrain.layout import Coordinate, Layout
+from lmtrain.observe.history.read_metrics_columns import Record
+from lmtrain.observe.profile.kernel_times import KernelTable, read_tables
+from lmtrain.observe.spans.span_file import Kind
+from lmtrain.observe.timeline.merge_ranks import Segment, merge_traces
+from lmtrain.observe.timeline.step_breakdown import CLASSES, Heat, TimelineRow, rank_heat, step_times, timeline_rows
 from lmtrain.runfolder.file_names import TRACES
 from lmtrain.runfolder.folder_reader import RunFolder
 from lmtrain.train.layouts.ranks_and_memory_table import merge_rows, rank_rows

@@ -19,6 +19,20 @@ from lmtrain.cli.inspect.run_folder_view import (
     settings_facts,
     stage_table,
 )
+from lmtrain.cli.page.html_document import (
+    Cells,
+    Part,
+    Picture,
+    build_page,
+    fact_list,
+    html_table,
+    json_element,
+    read_asset,
+    script_element,
+    section_heading,
+    standalone_svg,
+)
+from lmtrain.cli.page.svg_line_charts import Charts, draw_figure, figure_element, format_value
 from lmtrain.cli.report.draw_curves import (
     MAX_EVAL_FIGURES,
     build_charts,
@@ -32,20 +46,6 @@ from lmtrain.cli.shared_options import check_output_folder, parse_output_file
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, shorten
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
-from lmtrain.page.html_document import (
-    Cells,
-    Part,
-    Picture,
-    build_page,
-    fact_list,
-    html_table,
-    json_element,
-    read_asset,
-    script_element,
-    section_heading,
-    standalone_svg,
-)
-from lmtrain.page.svg_line_charts import Charts, draw_figure, figure_element, format_value
 from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
 from lmtrain.runfolder.lineage import Parent, read_lineage

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lmtrain.cli.page.svg_line_charts import Form, log_ticks, tick_labels, ticks
 from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Numbers, extreme_indices, read_record
-from lmtrain.page.svg_line_charts import Form, log_ticks, tick_labels, ticks
 from lmtrain.runfolder.folder_reader import expand_runs, read_runs
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}

@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lmtrain.config.settings_base import show
-from lmtrain.observe.terminal_safe_text import escape_control_characters
+from lmtrain.runtime.terminal_safe_text import escape_control_characters
 
 _NAME_WIDTH = 15  # characters for a fact's name
 Cells = Mapping[str, str]  # column title -> text, for one row of a table

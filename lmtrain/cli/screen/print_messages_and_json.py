@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lmtrain.errors import LmtrainError, StoppedEarly
-from lmtrain.observe.terminal_safe_text import escape_control_characters, warn, wrap_text
+from lmtrain.runtime.terminal_safe_text import escape_control_characters, warn, wrap_text
 
 if TYPE_CHECKING:
     from rich.console import Console

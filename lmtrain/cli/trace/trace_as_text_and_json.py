@@ -18,7 +18,6 @@ from rich.text import Text
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly
 from lmtrain.errors import UsageError, join_few
 from lmtrain.observe.screen.training_view import print_line
-from lmtrain.observe.terminal_safe_text import wrap_text
 from lmtrain.observe.timeline.merge_ranks import Segment, Timeline
 from lmtrain.observe.timeline.step_breakdown import (
     CLASSES,
@@ -32,6 +31,7 @@ from lmtrain.observe.timeline.step_breakdown import (
     timeline_rows,
 )
 from lmtrain.plan.compare_trace_to_schedule import compare_with_replay
+from lmtrain.runtime.terminal_safe_text import wrap_text
 
 Facts = dict[str, Any]
 

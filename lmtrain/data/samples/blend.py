@@ -15,9 +15,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import Batch, SourceCounts
 from lmtrain.data.sample_dataset_interface import Counts, Dataset, Int64s, OrderedDataset, SampleOrder, mix
+from lmtrain.runtime import compiled_helpers
 
 MAX_SHARE_SUM = 1 << 40  # because: larger sums of shares would overflow 64 bits in the compiled twin
 BLOCK = 1 << 18  # positions between two stored counts
@@ -112,7 +112,8 @@ def advance(
     Return the dataset and the sample number per position (both empty unless `with_positions`), and how many samples
     each dataset has given afterwards.
     """
-    return native.compiled("blend", advance_twin)(shares, samples_before, start, num_positions, with_positions)
+    advance = compiled_helpers.compiled("blend", advance_twin)
+    return advance(shares, samples_before, start, num_positions, with_positions)
 
 
 def advance_twin(

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.sample_dataset_interface import Counts, Int64s
 from lmtrain.data.store.document_boundaries import DocumentMap
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
+from lmtrain.runtime import compiled_helpers
 
 ID_LIMIT = 2**31  # ids on disk are below it
 
@@ -53,7 +53,7 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
     """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether all ids are valid)."""
-    return native.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
+    return compiled_helpers.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
 
 
 def read_rows_twin(
@@ -76,7 +76,7 @@ def read_runs(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
     """Read runs of sizes[r] tokens from starts[r], which fill `num_rows` rows of seq_len + 1; return as `read_rows`."""
-    return native.compiled("read_runs", read_runs_twin)(tokens, starts, sizes, num_rows, seq_len, vocab_size)
+    return compiled_helpers.compiled("read_runs", read_runs_twin)(tokens, starts, sizes, num_rows, seq_len, vocab_size)
 
 
 def read_runs_twin(
@@ -116,7 +116,7 @@ def document_positions(num_rows: int, seq_len: int, rows: Int64s, columns: Int64
     """
     inside = columns < seq_len
     firsts = np.sort(np.concatenate([np.arange(num_rows) * seq_len, rows[inside] * seq_len + columns[inside]]))
-    return native.compiled("separate", document_positions_twin)(firsts, num_rows, seq_len)
+    return compiled_helpers.compiled("separate", document_positions_twin)(firsts, num_rows, seq_len)
 
 
 def document_positions_twin(firsts: Int64s, num_rows: int, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.data.sample_dataset_interface import GOLDEN, mix
+from lmtrain.runtime import compiled_helpers
 
 Ints = NDArray[Any]
 Row = tuple[int, int, int]
@@ -73,7 +73,7 @@ def build_map(
     target number of tokens). `lengths` are tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] - 1.
     A target is `max_tokens` or, with the probability `short_share`, a smaller random number.
     """
-    return native.compiled("build_map", build_map_twin)(
+    return compiled_helpers.compiled("build_map", build_map_twin)(
         *_to_index_dtypes(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed
     )
 
@@ -97,7 +97,7 @@ def build_megatron_map(
     """
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
     epochs, max_samples = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
-    return native.compiled("build_megatron_map", build_megatron_map_twin)(
+    return compiled_helpers.compiled("build_megatron_map", build_megatron_map_twin)(
         *_to_index_dtypes(lengths, bounds), epochs, max_samples, max_tokens, ratio, min_sentences, seed
     )
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.sample_dataset_interface import Counts, Int64s, ShuffledOrder
@@ -33,6 +32,7 @@ from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
+from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.derive_random_seeds import derive_seed
 
 _MIN_SEQ_LEN = 8
@@ -209,7 +209,8 @@ def build_sampler(
     """
     # because: the compiled sampler reads only the two dtypes that lmtrain writes; the twin reads any
     is_supported = sentences.tokens.dtype in (np.uint16, np.int32)
-    build: Any = native.lib.MaskedSampler if native.lib is not None and is_supported else MaskedSamplerTwin
+    lib = compiled_helpers.lib if is_supported else None
+    build: Any = MaskedSamplerTwin if lib is None else lib.MaskedSampler
     kinds = vocabulary.kinds
     if not settings.whole_word:
         kinds = np.where(kinds == CONTINUES, np.uint8(BEGINS), kinds)

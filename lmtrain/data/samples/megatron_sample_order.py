@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.sample_dataset_interface import Counts, Int64s
 from lmtrain.data.samples.causal_language_samples import (
@@ -31,6 +30,7 @@ from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
+from lmtrain.runtime import compiled_helpers
 
 SURPLUS = 0.005  # because: Megatron-LM's default; a blend requests this much more than each dataset's share
 _CHUNK = 1 << 20
@@ -281,7 +281,7 @@ def blend_index(weights: Sequence[float], num_positions: int) -> tuple[NDArray[n
     The next dataset is always the one that is furthest behind its share; ties go to the first dataset.
     """
     normalized = _normalize(_normalize(weights))  # because: Megatron-LM does so twice, which can change the last bit
-    return native.compiled("megatron_blend", blend_index_twin)(normalized, num_positions)
+    return compiled_helpers.compiled("megatron_blend", blend_index_twin)(normalized, num_positions)
 
 
 def _normalize(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.sample_dataset_interface import Counts, Int64s
 from lmtrain.data.samples.causal_language_samples import (
@@ -29,6 +28,7 @@ from lmtrain.data.samples.causal_language_samples import (
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.runtime import compiled_helpers
 
 WINDOW = 1 << 20  # documents that are packed together
 _CACHED_FROM = 1 << 22  # documents; because: fewer documents are packed in less than a second
@@ -130,7 +130,7 @@ def best_fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
 
     The largest come first, each into the fullest row with room; among equally full rows the last changed is taken.
     """
-    return native.compiled("best_fit", best_fit_twin)(np.ascontiguousarray(sizes, np.int32), seq_len)
+    return compiled_helpers.compiled("best_fit", best_fit_twin)(np.ascontiguousarray(sizes, np.int32), seq_len)
 
 
 def best_fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
@@ -221,7 +221,8 @@ def copy_rows(
     A label is the next token. Targets ascend and are flat indices into `num_rows` rows of seq_len. Positions without a
     stretch get id 0 and no label.
     """
-    return native.compiled("pack_rows", copy_rows_twin)(tokens, starts, sizes, targets, num_rows, seq_len, vocab_size)
+    copy_rows = compiled_helpers.compiled("pack_rows", copy_rows_twin)
+    return copy_rows(tokens, starts, sizes, targets, num_rows, seq_len, vocab_size)
 
 
 def copy_rows_twin(

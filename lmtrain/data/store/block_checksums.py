@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.errors import DataError, StorageError
+from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 
@@ -78,7 +78,7 @@ class MappedFiles:
         self._fds_and_sizes = np.array([(file.fd, file.num_bytes) for file in files], np.int64).ravel()
 
     def check_intact(self) -> None:
-        if native.lib is None or native.lib.files_lost(self._fds_and_sizes):
+        if compiled_helpers.lib is None or compiled_helpers.lib.files_lost(self._fds_and_sizes):
             for file in self._mapped_files:
                 file.check_intact()
 
@@ -89,11 +89,11 @@ def _map_file(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
     """
     if num_bytes == 0:  # because: mmap rejects an empty file
         return np.empty(0, np.uint8)
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)
     try:
         mapped: NDArray[np.uint8]
-        mapped, number = native.lib.map_file(fd, num_bytes)
+        mapped, number = compiled_helpers.lib.map_file(fd, num_bytes)
     except RuntimeError as error:
         raise StorageError(f"Reading {path} failed: {error}. Check the memory limit (`ulimit -v`).") from error
     _PATHS[number] = path
@@ -102,10 +102,10 @@ def _map_file(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
 
 def _raise_read_errors() -> None:
     """Raise StorageError if reading any of the files that this process has mapped failed."""
-    if native.lib is None or not native.lib.maps_failed():
+    if compiled_helpers.lib is None or not compiled_helpers.lib.maps_failed():
         return
     for number, path in list(_PATHS.items()):
-        if native.lib.map_failed(number):
+        if compiled_helpers.lib.map_failed(number):
             raise StorageError(
                 f"Reading {path} failed while it was in use: the disk has a fault, or the file was truncated. "
                 "Check the system log, restore the file and start the command again."
@@ -177,7 +177,7 @@ class TokenBlocks:
 
     def __post_init__(self) -> None:
         record = -1 if self.record is None else self.record.fd
-        self._blocks = native.compiled("BlockCheck", BlockCheckTwin)(  # updates `state`
+        self._blocks = compiled_helpers.compiled("BlockCheck", BlockCheckTwin)(  # updates `state`
             self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, self.width, record, self.tokens.fd
         )
 
@@ -273,7 +273,7 @@ def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int)
 
     `crc` and `filled` are those of the block that earlier data left unfinished.
     """
-    return native.compiled("block_sums", block_sums_twin)(data, block_bytes, crc, filled)
+    return compiled_helpers.compiled("block_sums", block_sums_twin)(data, block_bytes, crc, filled)
 
 
 def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Checksums, int, int]:

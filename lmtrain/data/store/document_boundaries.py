@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.data.store.index_cache import Index, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file, sequence_starts
 from lmtrain.errors import DataError
-from lmtrain.observe.terminal_safe_text import warn
+from lmtrain.runtime import compiled_helpers
+from lmtrain.runtime.terminal_safe_text import warn
 
 Int64s = NDArray[np.int64]
 
@@ -217,9 +217,9 @@ def are_contiguous(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int)
     """Return True if each length, in tokens of `itemsize` bytes, is the distance in bytes from its pointer to the next.
     `pointers` has one entry more than `lengths`.
     """
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         return are_contiguous_twin(lengths, pointers, itemsize)
-    return bool(native.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize))
+    return bool(compiled_helpers.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize))
 
 
 def are_contiguous_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
@@ -230,7 +230,9 @@ def are_contiguous_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsize:
 
 def classify_bounds(bounds: NDArray[Any]) -> int:
     """Return 0 if the bounds decrease anywhere, 2 if each is one more than the previous, else 1."""
-    return classify_bounds_twin(bounds) if native.lib is None else int(native.lib.bounds_rise(bounds.view(np.uint8)))
+    if compiled_helpers.lib is None:
+        return classify_bounds_twin(bounds)
+    return int(compiled_helpers.lib.bounds_rise(bounds.view(np.uint8)))
 
 
 def classify_bounds_twin(bounds: NDArray[Any]) -> int:

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from lmtrain.data.store.block_checksums import MappedFile
 from lmtrain.data.store.indexed_dataset import hash_without
 from lmtrain.errors import LmtrainError
-from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
+from lmtrain.runtime.terminal_safe_text import warn
 
 VERSION = 2
 FACTS = "facts.json"

@@ -25,12 +25,12 @@ from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe.hang_watch.hang_verdict import HANG_KIND
 from lmtrain.observe.hang_watch.heartbeat_server import verdict_text
 from lmtrain.observe.hang_watch.watchdog_companion_process import DEVICE_GRACE_S, GRACE_S, STACKS_SIGNAL
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.terminal_safe_text import warn
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.process_environment import ProcessEnv, Rendezvous, take_companion
 from lmtrain.runtime.processes.process_group import RunGroup, is_peer_error
 from lmtrain.runtime.processes.start_rank_processes import ForkedProcess
 from lmtrain.runtime.processes.stop_signals import Stopped, ignore_stops
+from lmtrain.runtime.terminal_safe_text import warn
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CODE = (

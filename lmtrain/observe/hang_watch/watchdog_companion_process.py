@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from lmtrain.observe.hang_watch.hang_verdict import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
 from lmtrain.observe.hang_watch.heartbeat_server import Hub, LineConnection, verdict_text, write_file, write_stop
-from lmtrain.observe.measure.current_phase import (
+from lmtrain.runtime.processes.current_phase import (
     NUM_BYTES,
     Mark,
     read_mark,

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.observe.measure.tensorboard_metric_names import source_measures
 from lmtrain.runfolder.metrics_rows import (
     NON_FINITE_TEXTS,
     ROW_BYTES,
@@ -27,6 +26,7 @@ from lmtrain.runfolder.metrics_rows import (
     read_lines,
     row_step,
 )
+from lmtrain.runfolder.tensorboard_metric_names import source_measures
 
 Indices = NDArray[np.intp]
 Numbers = NDArray[np.float64]

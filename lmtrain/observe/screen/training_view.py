@@ -24,7 +24,7 @@ from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.screen.command_progress import is_live
 from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import Row, eval_line, step_line, valid_line
-from lmtrain.observe.terminal_safe_text import plain_text, warn, wrap_text
+from lmtrain.runtime.terminal_safe_text import plain_text, warn, wrap_text
 
 
 class RunLog:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lmtrain.observe.measure.tensorboard_metric_names import Histogram, row_measures, source_measures
-from lmtrain.observe.terminal_safe_text import warn
+from lmtrain.runfolder.tensorboard_metric_names import Histogram, row_measures, source_measures
+from lmtrain.runtime.terminal_safe_text import warn
 
 Histograms = Mapping[str, Histogram]
 CAPACITY = 1000  # records; because: at a row per second a backend may then be unavailable for a quarter of an hour

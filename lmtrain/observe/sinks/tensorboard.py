@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.tensorboard_metric_names import Histogram
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.sinks.queued_sink import CHARTS, row_scalars
-from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runfolder.settings_differences import flatten
+from lmtrain.runfolder.tensorboard_metric_names import Histogram
 from lmtrain.runtime.files.crc32c import crc32c
+from lmtrain.runtime.terminal_safe_text import warn
 
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types
 _DT_STRING = 7

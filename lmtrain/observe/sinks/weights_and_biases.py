@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lmtrain.observe.measure.tensorboard_metric_names import EDGES, Histogram
 from lmtrain.observe.sinks.queued_sink import row_scalars
+from lmtrain.runfolder.tensorboard_metric_names import EDGES, Histogram
 from lmtrain.runtime.files.atomic_files import json_bytes
 
 _ROOT = Path(__file__).parents[3]

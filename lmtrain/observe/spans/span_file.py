@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError
-from lmtrain.observe.measure.current_phase import unpack_text
 from lmtrain.runtime.files.atomic_files import open_fd, open_output, read_errors, read_range, storage_errors
+from lmtrain.runtime.processes.current_phase import unpack_text
 
 HEADER_BYTES, VERSION = 4096, 1
 NAME_BYTES = 48

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.errors import LmtrainError
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.spans.span_file import Axis, Flag, Kind, SpanFile
+from lmtrain.runtime.processes import current_phase
 
 _MESSAGE_NAMES = ("activations", "gradients")
 _SHORT_WAIT_NS = 20_000  # because: most messages were taken long before, and so short a wait is no information

@@ -13,10 +13,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import monotonic_ns
 from typing import Any
 
-_SHORT_WAIT_NS = 100_000  # because: a shorter wait is the cost of taking a message that has already arrived
 WINDOWS_IN_A_ROW = 4  # windows
 MIN_EXCESS = 0.05  # fraction of the peers' time; a smaller excess is not reported
 MIN_EXCESS_S = 0.002  # seconds a step; because: a smaller excess can come from the operating system's scheduler
@@ -26,46 +24,6 @@ _MAD = 1.4826  # converts a MAD to the standard deviation of a normal distributi
 _NUM_WINDOWS = 32  # windows
 _WINDOW_SIZES = (1, 4, 16)  # windows joined into one; because: the noisier the windows, the longer they must be
 _AXES = ("pp", "dp_replicate", "dp_shard", "tp")
-
-
-class LinkTimes:
-    """Times of the first messages of steps to and from each peer, summed over the steps of a window."""
-
-    def __init__(self) -> None:
-        self.in_step = False  # True inside a step
-        self._sent: dict[int, tuple[int, int]] = {}  # by peer: sum of times in ns, and their number
-        self._arrived: dict[int, tuple[int, int]] = {}
-
-    def record_send(self, peer: int) -> None:
-        """Record that the first message of the current step to rank `peer` is sent now. The times of all steps of a
-        window are added up. Call it once per step and peer; outside a step it does nothing.
-        """
-        if self.in_step:
-            total, count = self._sent.get(peer, (0, 0))
-            self._sent[peer] = total + monotonic_ns(), count + 1
-
-    def record_arrival(self, peer: int, wait_start_ns: int) -> None:
-        """Record that the first message of the current step from rank `peer` has arrived now. The times of all steps of
-        a window are added up. Do nothing outside a step, or if the wait that began at `wait_start_ns` took at most 0.1
-        ms: the message was then there before, and its time of arrival is unknown.
-        """
-        arrival_ns = monotonic_ns()
-        if self.in_step and arrival_ns - wait_start_ns > _SHORT_WAIT_NS:
-            total, count = self._arrived.get(peer, (0, 0))
-            self._arrived[peer] = total + arrival_ns, count + 1
-
-    def pop_times(self, peer: int, steps: int) -> tuple[int, int]:
-        """Remove the times of `peer`, and return the sums of its send times and of its arrival times in ns. A sum is 0
-        unless it has a time from each of `steps` steps.
-        """
-        (sent, num_sent), (arrived, num_arrived) = self._sent.pop(peer, (0, 0)), self._arrived.pop(peer, (0, 0))
-        return sent if num_sent == steps else 0, arrived if num_arrived == steps else 0
-
-    def clear(self) -> None:
-        self._sent, self._arrived = {}, {}
-
-
-links = LinkTimes()
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.layers.attention import DotProduct
-from lmtrain.objectives.causal_and_masked_objectives import CausalLM
-from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
+from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM
+from lmtrain.models.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
 from lmtrain.parallel.blocks.dropout_random_numbers import DropoutSeeds, RankDropoutCore
 from lmtrain.parallel.device_and_precision_settings import SomeRecomputeSettings
 from lmtrain.spec import LanguageModel

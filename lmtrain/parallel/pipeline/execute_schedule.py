@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.linear_forward_backward_products import DeferredProduct, defer_products
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.stage_to_stage_messages import (
@@ -28,6 +27,7 @@ from lmtrain.parallel.pipeline.stage_to_stage_messages import (
     message_pairs,
 )
 from lmtrain.parallel.weights.reduce_and_clip_gradients import Weights
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule

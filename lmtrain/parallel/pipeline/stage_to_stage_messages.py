@@ -22,19 +22,59 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.errors import LayoutError
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.stragglers.find_slow_ranks import links
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.tp_linears_and_collectives import gather_stack
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.schedules.table import Action, Kind
 
+_SHORT_WAIT_NS = 100_000  # because: a shorter wait is the cost of taking a message that has already arrived
 _NUM_POSTED = 2  # posted receives per peer: the awaited message and the next one
 _HEADER_TAG = 1
 # of a GPU's 132; because: a receive that is posted early occupies its thread blocks until the message comes, while the
 # previous stage computes. Four blocks copy about 100 GB/s over NVLink (not measured here), 50 MB in half a ms
 MESSAGE_CTAS = 4
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class LinkTimes:
+    """Times of the first messages of steps to and from each peer, summed over the steps of a window."""
+
+    def __init__(self) -> None:
+        self.in_step = False  # True inside a step
+        self._sent: dict[int, tuple[int, int]] = {}  # by peer: sum of times in ns, and their number
+        self._arrived: dict[int, tuple[int, int]] = {}
+
+    def record_send(self, peer: int) -> None:
+        """Record that the first message of the current step to rank `peer` is sent now. The times of all steps of a
+        window are added up. Call it once per step and peer; outside a step it does nothing.
+        """
+        if self.in_step:
+            total, count = self._sent.get(peer, (0, 0))
+            self._sent[peer] = total + monotonic_ns(), count + 1
+
+    def record_arrival(self, peer: int, wait_start_ns: int) -> None:
+        """Record that the first message of the current step from rank `peer` has arrived now. The times of all steps of
+        a window are added up. Do nothing outside a step, or if the wait that began at `wait_start_ns` took at most 0.1
+        ms: the message was then there before, and its time of arrival is unknown.
+        """
+        arrival_ns = monotonic_ns()
+        if self.in_step and arrival_ns - wait_start_ns > _SHORT_WAIT_NS:
+            total, count = self._arrived.get(peer, (0, 0))
+            self._arrived[peer] = total + arrival_ns, count + 1
+
+    def pop_times(self, peer: int, steps: int) -> tuple[int, int]:
+        """Remove the times of `peer`, and return the sums of its send times and of its arrival times in ns. A sum is 0
+        unless it has a time from each of `steps` steps.
+        """
+        (sent, num_sent), (arrived, num_arrived) = self._sent.pop(peer, (0, 0)), self._arrived.pop(peer, (0, 0))
+        return sent if num_sent == steps else 0, arrived if num_arrived == steps else 0
+
+    def clear(self) -> None:
+        self._sent, self._arrived = {}, {}
+
+
+links = LinkTimes()
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.linear_forward_backward_products import SummingModule, reset_gradient_totals
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.tensor_parallel import VocabEmbedding
 from lmtrain.parallel.tp_linears_and_collectives import all_gather, reduce_scatter
 from lmtrain.parallel.weights.master_weights import GradientCallback
+from lmtrain.runtime.processes import current_phase
 from lmtrain.schedules.table import Action, Kind
 from lmtrain.spec import LanguageModel, Split
 

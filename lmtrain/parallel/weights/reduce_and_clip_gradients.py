@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.tp_linears_and_collectives import all_reduce
 from lmtrain.parallel.weights.master_weights import MasterWeights
 from lmtrain.placement.layers_and_shards_of_ranks import Placement
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.table import Kind

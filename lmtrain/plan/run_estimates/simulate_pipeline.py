@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
+from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.cost_model.hardware_figures import FittedFactors, Hardware
 from lmtrain.plan.cost_model.step_time_and_energy import StepTime, price_microbatch, price_step
 from lmtrain.plan.cost_model.training_workload import stack_cases
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_weight_groups
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun, build_case
-from lmtrain.schedules.schedule_simulator import Costs, Timeline, makespan, simulate
+from lmtrain.schedules.schedule_simulator import Costs, Timeline, activations_held, makespan, simulate
 from lmtrain.schedules.table import Action, Kind
 
 
@@ -70,6 +73,19 @@ def price_runs(
     ]
     pipelines = np.array([pipeline_seconds(run, seconds) for run, seconds in zip(runs, run_seconds, strict=True)])
     return price_step(cases, factors, pipelines), run_seconds
+
+
+def count_work_by_rank(
+    model: ModelSettings, parallel: ParallelSettings, num_microbatches: int
+) -> tuple[list[int], float, list[int]]:
+    """Return what a pipeline's schedule decides: the number of blocks in each stage; the share of a step that is bubble
+    if all actions take equally long; and for each pipeline rank the most micro-batches of a stage whose activations it
+    holds at once.
+    """
+    table = parallel.pipeline.table(parallel.pp, parallel.vp, num_microbatches)
+    stages = [stage for rank in range(parallel.pp) for stage in stages_of_rank(model, parallel, rank)]
+    num_blocks = [len(stage.layers) for stage in sorted(stages, key=lambda stage: stage.number)]
+    return num_blocks, simulate(table).bubble, activations_held(table)
 
 
 def pipeline_seconds(run: PlannedRun, seconds: OperationSeconds) -> float:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from lmtrain.data.batch_size_per_step import RampUp
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.device_and_precision_settings import (
@@ -22,6 +21,7 @@ from lmtrain.parallel.device_and_precision_settings import (
     SomeRecomputeSettings,
 )
 from lmtrain.placement.attention_activation_bytes import FP32_BYTES, holds_scores, needs_mask, uses_block_masks
+from lmtrain.placement.batch_rampup_settings import RampUpSettings
 from lmtrain.placement.layers_and_shards_of_ranks import Stage, stages_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.weight_and_activation_bytes import ActivationSizes
@@ -71,7 +71,7 @@ class PlannedRun:
     global_batch: int
     document_mask: bool = False  # attention is limited to a token's own document
     scored_share: float = 1.0  # share of tokens for which logits are computed
-    rampup: RampUp | None = None  # of the batch size; each batch size on the way must be divisible by the layout too
+    rampup: RampUpSettings | None = None  # the layout must divide each batch size on the way too
     saves: bool = False  # whether the run saves checkpoints, whose manifests must stay within limits
     average_every_steps: int = 0  # steps between two updates of an average of the weights; 0: the run keeps none
 

@@ -23,7 +23,8 @@ from lmtrain.config.settings_base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.layout import Layout, divisors
 from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
-from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
+from lmtrain.placement.batch_rampup_settings import rampup_problems
+from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.cost_model.training_workload import Case, Cases, PerCase, stack_cases
 from lmtrain.plan.run_estimates.checkpoint_size import check_manifest_limits, checkpoint_bytes

@@ -15,10 +15,11 @@ from typing import Any
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.cost_model.step_time_and_energy import StepTime, watts
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, fullest_rank
-from lmtrain.plan.run_estimates.simulate_pipeline import OperationSeconds, price_runs
+from lmtrain.plan.run_estimates.simulate_pipeline import OperationSeconds, price_runs, replay_step
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.plan.search.legal_layouts import FixedSettings, Indices, legal_layouts
 from lmtrain.plan.search.order_layouts_by_speed import CostModel, LayoutLimits, RankedLayouts, rank_layouts
+from lmtrain.schedules.schedule_simulator import Timeline
 
 STEP_PARTS = {  # disjoint parts of a step's time
     "compute": "computation",
@@ -114,6 +115,16 @@ class LayoutResult:
             "watts_per_gpu": self.watts,
             "joules_per_token": self.joules_per_token,
         }  # fmt: skip
+
+
+def simulate_step(layout: LayoutResult) -> tuple[Timeline, str]:
+    """Simulate one training step of the layout's pipeline, with at most 2 * pp micro-batches. Return its timeline, and
+    a note to print if the run has more micro-batches than were simulated, else "".
+    """
+    num_microbatches = layout.run.num_microbatches
+    count = min(num_microbatches, 2 * layout.run.parallel.pp)
+    note = f", shown with {count} of {num_microbatches} microbatches" * (count < num_microbatches)
+    return replay_step(layout.run, layout.microbatch, count), note
 
 
 def results_at(ranked: RankedLayouts, indices: Iterable[int]) -> list[LayoutResult]:

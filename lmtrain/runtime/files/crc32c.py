@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 
 _LANES = 4096  # how many pieces of the data the numpy version processes side by side
 _LANE_BYTES = 256  # the length of such a piece
@@ -20,7 +20,7 @@ _ALL_ONES = 0xFFFFFFFF
 
 def crc32c(data: bytes | NDArray[Any], crc: int = 0) -> int:
     """Return the CRC-32C (Castagnoli) of `data`, continued from `crc`, the checksum of the bytes before it."""
-    return crc32c_numpy(data, crc) if native.lib is None else int(native.lib.crc32c(data, crc))
+    return crc32c_numpy(data, crc) if compiled_helpers.lib is None else int(compiled_helpers.lib.crc32c(data, crc))
 
 
 def crc32c_numpy(data: bytes | NDArray[Any], crc: int = 0) -> int:

@@ -1,7 +1,7 @@
 """The process's place among its peers (rank, launcher, Slurm job, rendezvous), read from the environment. Torch-free.
 
-The only reader of environment variables (with native.py). Called by set-up, faults and the bug report; it reads named
-variables only, so that no secret of the environment can reach a log or a checkpoint.
+The only reader of environment variables, with compiled_helpers.py. Called by set-up, faults and the bug report; it
+reads named variables only, so that no secret of the environment can reach a log or a checkpoint.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ def num_usable_cpus() -> int:
 
 def has_compiled_helpers() -> bool:
     """Return whether the compiled helpers of csrc/ are installed, rather than only their fallbacks in Python."""
-    from lmtrain.native import lib  # because: most processes do not need it
+    from lmtrain.runtime.compiled_helpers import lib  # because: most processes do not need it
 
     return lib is not None
 

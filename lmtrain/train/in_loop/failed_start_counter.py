@@ -19,12 +19,12 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.errors import LmtrainError, NoProgressError, join_few, shorten
-from lmtrain.observe.terminal_safe_text import warn
 from lmtrain.runfolder.file_names import FAILED_STARTS, step_from_name
 from lmtrain.runfolder.read_and_record_run_end import read_object_or_empty, read_stop_or_empty, stop_stamp, write_stop
 from lmtrain.runtime.files.atomic_files import lock_holder, write_json
 from lmtrain.runtime.processes.local_rank_launcher import CRASH_CODE, RESTARTABLE_CODES
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.terminal_safe_text import warn
 from lmtrain.train.ranks.facts_equal_on_all_ranks import program_facts
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import Inputs, with_final_model

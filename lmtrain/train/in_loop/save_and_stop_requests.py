@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.parallel.mesh import GroupPeers, Mesh
 from lmtrain.runfolder.file_names import SAVE_FILE, STOP_FILE, TRACE_FILE
 from lmtrain.runfolder.read_and_record_run_end import request_file_cause
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.process_environment import SlurmJob, command_start_s
 from lmtrain.runtime.processes.stop_signals import STOP_NAMES, StopRequest
 from lmtrain.train.run_objects_and_resume import Run

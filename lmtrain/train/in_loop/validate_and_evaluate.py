@@ -21,9 +21,9 @@ from lmtrain.batch import Batch
 from lmtrain.data.sample_dataset_interface import Dataset, labels_per_term
 from lmtrain.data.samples.blend import counts_by_source
 from lmtrain.data.training_data_by_source import shown_sources
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.tensorboard_metric_names import AVERAGE_KEY, term_measure_names
 from lmtrain.parallel.parallel_model import ParallelModel
+from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_KEY, term_measure_names
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.train.in_loop.save_and_stop_requests import MeasurementCutOff, Requests
 from lmtrain.train.record.metrics_writer import record, report_measures

@@ -21,6 +21,7 @@ from lmtrain.config.settings_base import show
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.batch_rampup_settings import RampUpSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.cost_model.hardware_figures import Hardware
@@ -33,7 +34,6 @@ from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.train.layouts.dry_run_speed_and_memory import StepForecast, planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.run_stage_settings import StageSettings
-from lmtrain.train.train_settings import RampUpSettings
 from lmtrain.units import format_bytes
 
 _TIE_SHARE = 0.0005

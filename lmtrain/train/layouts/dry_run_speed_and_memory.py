@@ -18,16 +18,14 @@ from lmtrain.config.settings_base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
 from lmtrain.placement.attention_activation_bytes import FP32_BYTES
-from lmtrain.placement.layers_and_shards_of_ranks import stages_of_rank
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.cost_model.step_time_and_energy import watts
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, fullest_rank
-from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
+from lmtrain.plan.run_estimates.simulate_pipeline import count_work_by_rank, price_runs
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.runfolder.file_names import IMPORTED
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, has_kernel_compiler
-from lmtrain.schedules.schedule_simulator import activations_held, simulate
 from lmtrain.train.layouts.ranks_and_memory_table import range_text
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import Inputs, changed_settings
@@ -316,13 +314,12 @@ def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     if parallel.pp == 1:
         return {}
     count = config.train.global_batch // (config.train.micro_batch * parallel.layout.dp)
-    table = parallel.pipeline.table(parallel.pp, parallel.vp, count)
-    layers = {s.number: len(s.layers) for rank in range(parallel.pp) for s in stages_of_rank(model, parallel, rank)}
+    num_blocks, bubble, num_held = count_work_by_rank(model, parallel, count)
     return {
-        "pipeline": f"{parallel.schedule}, {len(layers)} stages",
-        "layers_per_stage": list_text([layers[stage] for stage in sorted(layers)]),
-        "bubble": f"{simulate(table).bubble:.1%} of the work, if F, I and W take equally long",
-        "activations_held": f"{list_text(activations_held(table))} (microbatches of a stage, by pp rank)",
+        "pipeline": f"{parallel.schedule}, {len(num_blocks)} stages",
+        "layers_per_stage": list_text(num_blocks),
+        "bubble": f"{bubble:.1%} of the work, if F, I and W take equally long",
+        "activations_held": f"{list_text(num_held)} (microbatches of a stage, by pp rank)",
     }
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from lmtrain.errors import RanksDifferError, join_few
-from lmtrain.observe.measure import current_phase
 from lmtrain.parallel.mesh import peers_before_mesh
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.process_environment import ranks_text
 from lmtrain.runtime.processes.process_group import gather_to_rank0, wait_for_rank0_exit
 from lmtrain.runtime.processes.stop_signals import ignore_stops

@@ -27,9 +27,7 @@ from lmtrain.checkpoint.find_and_prune import list_broken
 from lmtrain.config.settings_base import show
 from lmtrain.errors import OutputError, StorageError, error_from_peer
 from lmtrain.models.model_settings import unpadded_shapes
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.measure.process_and_gpu_memory import device_peak_bytes
-from lmtrain.observe.measure.tensorboard_metric_names import EDGES, Histogram, score_by_step
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.live_panel import SaveSchedule
 from lmtrain.observe.screen.training_view import RunLog, RunView, build_view
@@ -52,8 +50,10 @@ from lmtrain.runfolder.file_names import (
     WORKING_DIRECTORY,
 )
 from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics, row_step
+from lmtrain.runfolder.tensorboard_metric_names import EDGES, Histogram, score_by_step
 from lmtrain.runtime.files.atomic_files import atomic_file, read_json, write_json
 from lmtrain.runtime.machine.choose_device import device_name
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step

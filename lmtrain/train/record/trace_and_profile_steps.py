@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from lmtrain.batch import StepBatches
-from lmtrain.observe.measure import current_phase
 from lmtrain.observe.profile.kernel_times import TABLE_SUFFIX, build_table, read_trace, write_table
 from lmtrain.observe.spans.span_file import Header, SpanFile, span_file_name
 from lmtrain.observe.spans.trace_span_recorder import TRACE_ALL, DeviceClock, Recorder, Tracer
 from lmtrain.parallel.tp_linears_and_collectives import all_reduce
 from lmtrain.runfolder.file_names import TRACES
+from lmtrain.runtime.processes import current_phase
 from lmtrain.train.run_objects_and_resume import Run
 from lmtrain.units import format_bytes
 

@@ -1,11 +1,11 @@
-"""Mistakes in lmtrain/objectives: labels that are none, cuts of a batch, and sums that lose digits."""
+"""Mistakes in lmtrain/models/objectives: labels that are none, cuts of a batch, and sums that lose digits."""
 
 from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
         name="missing_masked_labels_are_token_0",
-        file="lmtrain/objectives/causal_and_masked_objectives.py",
+        file="lmtrain/models/objectives/causal_and_masked_objectives.py",
         function="MaskedLM.prepare_batch",
         old="F.pad(labels, (0, num_scored - len(labels)), value=IGNORED)",
         new="F.pad(labels, (0, num_scored - len(labels)))",
@@ -16,7 +16,7 @@ MUTANTS = [
     ),
     Mutant(
         name="labels_are_cut_by_rows_and_not_by_sequence",
-        file="lmtrain/objectives/causal_and_masked_objectives.py",
+        file="lmtrain/models/objectives/causal_and_masked_objectives.py",
         function="MaskedLM.prepare_batch",
         old="label_shards = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_shards, dim=1)]",
         new="label_shards = list(batch.labels_BT.flatten().chunk(self.num_shards))",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ignored_labels_can_be_hits",
-        file="lmtrain/objectives/cross_entropy.py",
+        file="lmtrain/models/objectives/cross_entropy.py",
         function="count_hits",
         old="hits_N = (label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)",
         new="hits_N = label_N == logits_NV.amax(-1)",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         name="loss_is_summed_in_the_dtype_of_logits",
-        file="lmtrain/objectives/cross_entropy.py",
+        file="lmtrain/models/objectives/cross_entropy.py",
         function="_CrossEntropySum.forward",
         old="""\
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         name="losses_by_sample_reach_the_gradient",
-        file="lmtrain/objectives/cross_entropy.py",
+        file="lmtrain/models/objectives/cross_entropy.py",
         function="cross_entropy_plain",
         old="F.cross_entropy(logits_NV.detach(), labels_N",
         new="F.cross_entropy(logits_NV, labels_N",
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="z_loss_has_no_gradient_in_torch_operations",
-        file="lmtrain/objectives/cross_entropy.py",
+        file="lmtrain/models/objectives/cross_entropy.py",
         function="_CrossEntropySum.forward",
         old="            factors.append(softmax_factor(log_sums_N, z_loss))\n",
         new="",
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         name="z_loss_has_no_gradient_in_kernels",
-        file="lmtrain/objectives/cross_entropy.py",
+        file="lmtrain/models/objectives/cross_entropy.py",
         function="with_z_loss",
         old="z_loss), sum_N / softmax_factor(log_sums_N, z_loss)",
         new="z_loss), sum_N",
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         name="z_loss_of_rows_without_a_label",
-        file="lmtrain/objectives/cross_entropy.py",
+        file="lmtrain/models/objectives/cross_entropy.py",
         function="append_z_loss",
         old="log_sums_N.masked_fill(ignored_N, 0.0).square()",
         new="log_sums_N.square()",

@@ -1,4 +1,4 @@
-"""Planted mistakes in lmtrain/observe and lmtrain/page: records, watch, traces, charts."""
+"""Planted mistakes in lmtrain/observe and lmtrain/cli/page: records, watch, traces, charts."""
 
 from tests.mutants.mutant import Mutant
 
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         name="better_by_any_part_of_a_name",
-        file="lmtrain/observe/measure/tensorboard_metric_names.py",
+        file="lmtrain/runfolder/tensorboard_metric_names.py",
         function="larger_is_better",
         old='return "accuracy" in last if first == "eval" else "accuracy" in words',
         new='return "accuracy" in name',
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="only_small_letters_end_a_script",
-        file="lmtrain/page/svg_line_charts.py",
+        file="lmtrain/cli/page/svg_line_charts.py",
         function="Charts.to_json",
         old=r""".replace("<", "\\u003c")""",
         new=r""".replace("</script", "<\\/script")""",
@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         name="flat_negative_series_stands_on_its_head",
-        file="lmtrain/page/svg_line_charts.py",
+        file="lmtrain/cli/page/svg_line_charts.py",
         function="_axis_range",
         old="spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0",
         new="spare = 0.05 * (high - low) or high * 0.05 or 1.0",
@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         name="hidden_runs_still_stretch_the_axis",
-        file="lmtrain/page/chart.js",
+        file="lmtrain/cli/page/chart.js",
         function="",
         old="for (const curve of shown(figure))\n        for (const value of",
         new="for (const curve of figure.curves)\n        for (const value of",
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         name="link_timed_by_some_of_its_messages",
-        file="lmtrain/observe/stragglers/find_slow_ranks.py",
+        file="lmtrain/parallel/pipeline/stage_to_stage_messages.py",
         function="LinkTimes.pop_times",
         old="arrived if num_arrived == steps else 0",
         new="arrived if num_arrived else 0",

@@ -347,7 +347,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_keeps_what_it_should_give_up",
-        file="lmtrain/parallel/weights/exponential_weight_average.py",
+        file="lmtrain/train/exponential_weight_average.py",
         function="update",
         old="1 - self.settings.decay",
         new="self.settings.decay",
@@ -356,7 +356,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_begins_at_zero",
-        file="lmtrain/parallel/weights/exponential_weight_average.py",
+        file="lmtrain/train/exponential_weight_average.py",
         function="begin",
         old="average.copy_(self.weights.master[name])",
         new="average.zero_()",
@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_average_stays_in_place_of_the_weights",
-        file="lmtrain/parallel/weights/exponential_weight_average.py",
+        file="lmtrain/train/exponential_weight_average.py",
         function="in_place_of_weights",
         old=(
             "            for name in exchanged:\n"
@@ -378,7 +378,7 @@ MUTANTS = [
     ),
     Mutant(
         name="half_precision_computes_with_the_weights_while_the_average_is_measured",
-        file="lmtrain/parallel/weights/exponential_weight_average.py",
+        file="lmtrain/train/exponential_weight_average.py",
         function="in_place_of_weights",
         old="            self.weights.publish()\n            yield\n",
         new="            yield\n",
@@ -387,7 +387,7 @@ MUTANTS = [
     ),
     Mutant(
         name="half_precision_computes_with_the_average_after_it_was_measured",
-        file="lmtrain/parallel/weights/exponential_weight_average.py",
+        file="lmtrain/train/exponential_weight_average.py",
         function="in_place_of_weights",
         old="                self._exchange(name)\n            self.weights.publish()\n",
         new="                self._exchange(name)\n",
@@ -396,7 +396,7 @@ MUTANTS = [
     ),
     Mutant(
         name="the_steps_of_an_average_count_from_its_beginning",
-        file="lmtrain/parallel/weights/exponential_weight_average.py",
+        file="lmtrain/train/exponential_weight_average.py",
         function="update",
         old="step % self.settings.every_steps == 0",
         new="(step - self.since_step) % self.settings.every_steps == 0",

@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ramp_up_is_checked_at_its_start_alone",
-        file="lmtrain/placement/parallel_settings.py",
+        file="lmtrain/placement/batch_rampup_settings.py",
         function="rampup_problems",
         old='for key in ("start", "increment"):',
         new='for key in ("start",):',

@@ -7,8 +7,8 @@ MUTANTS = [
         name="twin_forgets_the_sum_so_far",
         file="lmtrain/runtime/files/crc32c.py",
         function="crc32c",
-        old="crc32c_numpy(data, crc) if native.lib is None",
-        new="crc32c_numpy(data) if native.lib is None",
+        old="crc32c_numpy(data, crc) if compiled_helpers.lib is None",
+        new="crc32c_numpy(data) if compiled_helpers.lib is None",
         breaks="A checksum that is taken piece by piece is that of the last piece alone, so caches and rejects that "
         "another machine wrote are refused, and damage in earlier pieces is not seen.",
         only_for="machines without the compiled helper, and files that are summed in more than one piece",

@@ -155,7 +155,7 @@ def test_wrong_input_is_named(gpt: lmtrain.Model, call: Callable[[lmtrain.Model]
 
 
 def test_what_cannot_be_loaded_is_refused(gpt_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"dtype=float32 is not a type.*Use bf16, fp16, fp32"):
+    with pytest.raises(UsageError, match=r"dtype=float32 is not a type.*Use fp32, bf16, fp16"):
         lmtrain.load(gpt_run, "float32")
     with pytest.raises(UsageError, match="device=tpu is not a device"):
         lmtrain.load(gpt_run, device="tpu")

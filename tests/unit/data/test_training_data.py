@@ -379,7 +379,7 @@ def test_no_kind_of_samples_reads_a_damaged_block(
             writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=206, eod_id=None, num_bytes=42)
         asked = replace(asked, tokenizer=Words(), vocab_size=206)
     if kind == "masked_twin":
-        monkeypatch.setattr("lmtrain.native.lib", None)
+        monkeypatch.setattr("lmtrain.runtime.compiled_helpers.lib", None)
     size = (prefix.parent / "d.bin").stat().st_size
     assert size > 2 * BLOCK_BYTES
     for block in range(-(-size // BLOCK_BYTES)):

@@ -15,7 +15,7 @@ from lmtrain.errors import SettingsError
 from lmtrain.models.bert import Bert, build
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.layers.block import Block, PostNormBlock
-from lmtrain.objectives.causal_and_masked_objectives import MaskedLM
+from lmtrain.models.objectives.causal_and_masked_objectives import MaskedLM
 from lmtrain.spec import Split, Tie
 from tests.unit.models.first_weights import start
 

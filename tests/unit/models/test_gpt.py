@@ -13,7 +13,7 @@ from lmtrain.batch import Batch
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.objectives.causal_and_masked_objectives import CausalLM
+from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM
 from lmtrain.spec import Split, Tie
 from tests.unit.models.first_weights import start
 

@@ -12,7 +12,7 @@ from lmtrain.errors import OutputError
 from lmtrain.observe.metrics import GrowingFile, MetricsLog, read_metrics
 from lmtrain.observe.screen.training_view import RunLog
 from lmtrain.observe.sinks.tensorboard import EventWriter, tfrecord
-from lmtrain.observe.terminal_safe_text import warn
+from lmtrain.runtime.terminal_safe_text import warn
 from tests.limited import limited
 
 RECORD = b"0123456789\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.observe.measure.tensorboard_metric_names import EDGES
+from lmtrain.runfolder.tensorboard_metric_names import EDGES
 from lmtrain.train.record.metrics_writer import _add_to_histogram, build_histograms
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of

@@ -25,9 +25,9 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.attention import DotProduct, build_mask
 from lmtrain.models.layers.norms import build_norm
 from lmtrain.models.layers.rotary import Rotation, build_rotation, rotate
+from lmtrain.models.objectives import cross_entropy as loss_room
+from lmtrain.models.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.models.rotary_settings import RotarySettings
-from lmtrain.objectives import cross_entropy as loss_room
-from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.parallel import tensor_parallel as tensor_room
 from lmtrain.parallel.mesh import Axis, build_mesh
 from lmtrain.parallel.weights import fsdp_sharding as sharding_room

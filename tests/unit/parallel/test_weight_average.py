@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.layout import Layout
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.device_and_precision_settings import Fp16Settings
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.parallel.weights.exponential_weight_average import WeightAverage
 from lmtrain.parallel.weights.master_weights import MasterWeights
+from lmtrain.train.exponential_weight_average import WeightAverage
 from lmtrain.train.set_up_run import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.spread import OPTIM, build, step_of

@@ -16,6 +16,7 @@ from lmtrain.config.settings_base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
+from lmtrain.placement.batch_rampup_settings import RampUpSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.cost_model.training_workload import stack_cases
 from lmtrain.plan.run_estimates.checkpoint_size import check_manifest_limits, checkpoint_bytes
@@ -23,7 +24,7 @@ from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun, build_
 from lmtrain.plan.search.legal_layouts import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.train_settings import RampUpSettings, TrainSettings
+from lmtrain.train.train_settings import TrainSettings
 from tests.unit.plan.ranked_run import h100, run_of
 
 SMALL = GPTSettings(num_layers=4, width=24, num_heads=12, num_kv_heads=6, vocab_size=67, vocab_multiple=1, seq_len=6)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.files.crc32c import crc32c, crc32c_numpy
 
 
@@ -27,11 +27,11 @@ def test_crc32c_continues_where_it_stopped(data: bytes, cut: int) -> None:
 
 
 def test_it_continues_also_without_the_compiled_helper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "lib", None)
+    monkeypatch.setattr(compiled_helpers, "lib", None)
     assert crc32c(b"56789", crc32c(b"1234")) == 0xE3069283
 
 
-@pytest.mark.skipif(getattr(native.lib, "crc32c", None) is None, reason="the compiled helper is not built")
+@pytest.mark.skipif(getattr(compiled_helpers.lib, "crc32c", None) is None, reason="the compiled helper is not built")
 @given(data=st.binary(max_size=300), start=st.integers(0, 2**32 - 1))
 def test_the_compiled_crc32c_equals_its_twin(data: bytes, start: int) -> None:
     assert crc32c(data, start) == crc32c_numpy(data, start)

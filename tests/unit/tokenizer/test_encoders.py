@@ -16,7 +16,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 from lmtrain.tokenizer.bulk_encoding import CompiledEncoder, EncodedDocuments, Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.text_from_json_lines import MAX_WORD_BYTES, Reject
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -26,7 +26,7 @@ from tests.unit.tokenizer.adversarial import PIECES, documents
 
 SOURCES = [*documents(1500, seed=0), " ".join(PIECES) * 3]
 ADVERSARIAL = list(documents(1500, seed=1))
-built = pytest.mark.skipif(native.lib is None, reason="the compiled helper is not built")
+built = pytest.mark.skipif(compiled_helpers.lib is None, reason="the compiled helper is not built")
 
 
 def changed(tokenizer: Tokenizer, **parts: dict[str, Any]) -> Tokenizer:
@@ -75,7 +75,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 @cache
 def pair(kind: str, dtype: Any = np.uint16) -> tuple[Encoder, Encoder]:
     encoder = build_encoder(tokenizer_of(kind), dtype)
-    assert isinstance(encoder, CompiledEncoder) or native.lib is None
+    assert isinstance(encoder, CompiledEncoder) or compiled_helpers.lib is None
     return encoder, TwinEncoder(tokenizer_of(kind), np.dtype(dtype))
 
 
@@ -244,11 +244,11 @@ IDS, MERGES = np.arange(256), np.array([[1, 2, 3]])
     ],
 )
 def test_wrong_tables_are_refused(arguments: tuple[Any, ...], says: str) -> None:
-    assert native.lib is not None
+    assert compiled_helpers.lib is not None
     with pytest.raises(ValueError, match=says):
-        native.lib.Encoder16.bpe(*arguments)
+        compiled_helpers.lib.Encoder16.bpe(*arguments)
     with pytest.raises(ValueError, match="unknown piece"):
-        native.lib.Encoder16.wordpiece({"a": 1}, "[UNK]", "##", 100, True, True, True, True)
+        compiled_helpers.lib.Encoder16.wordpiece({"a": 1}, "[UNK]", "##", 100, True, True, True, True)
 
 
 def test_pieces_of_any_length(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_pieces_of_any_length(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("".join(f"{line}\n" for line in lines))
     tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
     encoder = build_encoder(changed(tokenizer, normalizer={"strip_accents": False}), np.uint16)
-    assert isinstance(encoder, CompiledEncoder) or native.lib is None
+    assert isinstance(encoder, CompiledEncoder) or compiled_helpers.lib is None
     twin = TwinEncoder(changed(tokenizer, normalizer={"strip_accents": False}), np.dtype(np.uint16))
     texts = [letters * n for letters in ("a", "é", "aé") for n in (1, 49, 50, 51, 98, 99, 100, 101, 150_000)]
     assert_same(encoder.encode_documents(texts), twin.encode_documents(texts))

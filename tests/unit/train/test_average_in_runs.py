@@ -14,7 +14,7 @@ import pytest
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.parallel.parallel_model import ParallelModel
 from lmtrain.runtime.processes.stop_signals import StopRequest
 from lmtrain.train import loop

@@ -10,8 +10,9 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose, group_choices
 from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.errors import SettingsError
+from lmtrain.placement.batch_rampup_settings import RampUpSettings
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.train_settings import RampUpSettings, TrainSettings, count_steps
+from lmtrain.train.train_settings import TrainSettings, count_steps
 from tests.marks import wide
 
 

@@ -18,10 +18,10 @@ from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, RankData
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.find_and_prune import prune_checkpoints
 from lmtrain.checkpoint.save.commit import save_checkpoint
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import unpadded_shapes
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.tokenizer.train import train_wordpiece

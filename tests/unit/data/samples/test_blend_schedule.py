@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain import native
 from lmtrain.data.samples import blend
 from lmtrain.data.samples.blend import MAX_SHARE_SUM, Schedule, advance, advance_twin, integer_shares
+from lmtrain.runtime import compiled_helpers
 
 SHARES = st.one_of(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
@@ -114,7 +114,7 @@ def test_whole_shares_are_near(weights: list[float]) -> None:
      ([1 << 62, 1 << 62], [0, 0], 0, 1), ([1000, 1], [0, 1], 1, 1 << 62), ([6, 6], [6, 0], 6, 6)],
 )  # fmt: skip
 def test_the_compiled_run_refuses_what_cannot_be(shares: list[int], counts: list[int], start: int, count: int) -> None:
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         pytest.skip("lmtrain._native was not compiled")
     with pytest.raises(ValueError, match=r"differ|wrong|large|position|behind"):
-        native.lib.blend(np.array(shares, np.int64), np.array(counts, np.int64), start, count, True)
+        compiled_helpers.lib.blend(np.array(shares, np.int64), np.array(counts, np.int64), start, count, True)

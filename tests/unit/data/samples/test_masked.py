@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.group_sentences_into_samples import Draws, stream_key
@@ -34,6 +33,7 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
+from lmtrain.runtime import compiled_helpers
 from tests.unit.data.writing import add_document, read_sequence
 
 VOCAB = 400
@@ -71,7 +71,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
 def made(indexed: IndexedDataset, seq_len: int = 64, seed: int = 1, twin: bool = False, **values: Any) -> MaskedDataset:
     with pytest.MonkeyPatch.context() as patch:
         if twin:
-            patch.setattr(native, "lib", None)
+            patch.setattr(compiled_helpers, "lib", None)
         settings = MaskedSettings(path="a", **values)
         return MaskedDataset(indexed, range(3, 57), seq_len, VOCABULARY, settings, seed)
 
@@ -330,7 +330,7 @@ def test_ids_outside_the_vocabulary(indexed: IndexedDataset, twin: bool) -> None
     small = MaskVocabulary(KINDS[:390], ROLES | {"mask": 4})
     with pytest.MonkeyPatch.context() as patch:
         if twin:
-            patch.setattr(native, "lib", None)
+            patch.setattr(compiled_helpers, "lib", None)
         dataset = MaskedDataset(indexed, range(60), 64, small, MaskedSettings(path="a"), 0)
     for ask in (dataset.batch, dataset.counts):
         with pytest.raises(DataError, match=r"a\.bin is damaged or was made with another tokenizer: .*the id 39\d"):

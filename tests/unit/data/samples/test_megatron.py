@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples import megatron_sample_order as megatron_order
 from lmtrain.data.samples.megatron_sample_order import (
@@ -29,6 +28,7 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.index_cache import IndexBuild, IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError
+from lmtrain.runtime import compiled_helpers
 from tests.unit.data.conftest import Make
 from tests.unit.data.writing import add_document, read_sequence
 
@@ -219,6 +219,6 @@ def test_known_blends() -> None:
 def test_the_compiled_blend_and_its_twin(weights: list[float], count: int) -> None:
     array = np.array(weights)
     datasets, samples = blend_index_twin(array, count)
-    if native.lib is not None:
-        ours = native.lib.megatron_blend(array, count)
+    if compiled_helpers.lib is not None:
+        ours = compiled_helpers.lib.megatron_blend(array, count)
         assert [part.tolist() for part in ours] == [datasets.tolist(), samples.tolist()]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain import native
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples import packing
 from lmtrain.data.samples.packing import PackedDataset, Packing, best_fit, best_fit_twin
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.errors import DataError
+from lmtrain.runtime import compiled_helpers
 from tests.unit.data.conftest import Make
 from tests.unit.data.writing import map_of
 
@@ -152,7 +152,7 @@ def test_a_large_packing_is_cached(make: Make, tmp_path: Path, monkeypatch: pyte
 @settings(max_examples=20)
 @given(sizes=st.lists(st.integers(-2, 12), min_size=1, max_size=5), capacity=st.integers(-1, 9))
 def test_the_compiled_fit_refuses_what_cannot_be(sizes: list[int], capacity: int) -> None:
-    if native.lib is None or (capacity >= 1 and all(1 <= size <= capacity for size in sizes)):
+    if compiled_helpers.lib is None or (capacity >= 1 and all(1 <= size <= capacity for size in sizes)):
         return
     with pytest.raises(ValueError, match="must lie in"):
-        native.lib.best_fit(np.array(sizes, np.int32), capacity)
+        compiled_helpers.lib.best_fit(np.array(sizes, np.int32), capacity)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain import native
 from lmtrain.data.samples.causal_language_samples import (
     document_positions,
     document_positions_twin,
@@ -20,6 +19,7 @@ from lmtrain.data.samples.causal_language_samples import (
     read_runs_twin,
 )
 from lmtrain.data.samples.packing import copy_rows, copy_rows_twin
+from lmtrain.runtime import compiled_helpers
 
 
 @given(runs=st.lists(st.tuples(st.integers(-5, 9), st.integers(0, 4)), max_size=8))
@@ -141,24 +141,24 @@ def test_runs_outside_the_tokens_are_refused(function: Callable[..., object], st
     [(-1, 2, 0), (8, 2, 0), (9, 1, 0), (0, -1, 0), (0, 5, 6), (0, 2, -1), (2**62, 1, 0), (0, 1, 2**62), (0, 2**62, 0)],
 )
 def test_pieces_outside_the_arrays_are_refused(start: int, size: int, target: int) -> None:
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         pytest.skip("lmtrain._native was not compiled")
     arrays = [np.array([value], np.int64) for value in (start, size, target)]
     with pytest.raises(ValueError, match="outside"):
-        native.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 2, 5, 100)
+        compiled_helpers.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 2, 5, 100)
 
 
 def test_pieces_do_not_overlap() -> None:
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         pytest.skip("lmtrain._native was not compiled")
     arrays = [np.array(values, np.int64) for values in ([0, 0], [2, 2], [1, 2])]
     with pytest.raises(ValueError, match="outside"):
-        native.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 2, 5, 100)
+        compiled_helpers.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 2, 5, 100)
 
 
 @pytest.mark.parametrize(("firsts", "num"), [([], 1), ([1], 1), ([0, 0], 1), ([0, 4], 1), ([0, 3, 2], 1), ([0], -1)])
 def test_places_outside_the_rows_are_refused(firsts: list[int], num: int) -> None:
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         pytest.skip("lmtrain._native was not compiled")
     with pytest.raises(ValueError, match=r"rise|beginning|size"):
-        native.lib.separate(np.array(firsts, np.int64), num, 4)
+        compiled_helpers.lib.separate(np.array(firsts, np.int64), num, 4)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.data.samples.group_sentences_into_samples import _mersenne_32, _mersenne_64, build_map, build_megatron_map
+from lmtrain.runtime import compiled_helpers
 
 Ints = NDArray[Any]
 
@@ -30,8 +30,8 @@ def corpus(num_documents: int, seed: int = 0) -> tuple[Ints, Ints]:
 @pytest.fixture(params=["native", "twin"])
 def _either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "twin":
-        monkeypatch.setattr(native, "lib", None)
-    elif native.lib is None:
+        monkeypatch.setattr(compiled_helpers, "lib", None)
+    elif compiled_helpers.lib is None:
         pytest.skip("lmtrain._native was not compiled")
 
 
@@ -105,7 +105,7 @@ def test_the_twins_say_the_same(
     with pytest.MonkeyPatch.context() as patch:
         here = build_map(lengths, bounds, **shape)
         megatron = build_megatron_map(lengths, bounds, num_samples=num_samples, **shape)
-        patch.setattr(native, "lib", None)
+        patch.setattr(compiled_helpers, "lib", None)
         assert build_map(lengths, bounds, **shape).tolist() == here.tolist()
         twin = build_megatron_map(lengths, bounds, num_samples=num_samples, **shape)
         assert twin.tolist() == megatron.tolist()

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain import native
 from lmtrain.data.store import block_checksums
 from lmtrain.data.store.block_checksums import BLOCK_BYTES, BlockCheckTwin, BlockSums, block_sums, block_sums_twin
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, StorageError
+from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.files.crc32c import crc32c
 from tests.unit.data.writing import add_document
 
@@ -62,7 +62,7 @@ def test_sums_do_not_depend_on_how_a_file_grew(sizes: list[int], block: int) -> 
     assert growing.sums().tolist() == wanted
 
 
-@pytest.mark.skipif(not hasattr(native.lib, "BlockCheck"), reason="the compiled helper is not built")
+@pytest.mark.skipif(not hasattr(compiled_helpers.lib, "BlockCheck"), reason="the compiled helper is not built")
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_the_compiled_check_equals_its_twin(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -80,7 +80,7 @@ def test_the_compiled_check_equals_its_twin(seed: int, tmp_path_factory: pytest.
     rows = starts // 4
     in_rows = np.minimum(sizes, len(data) // 2 - 1 - 3 * rows)
     results = []
-    for build in (native.lib.BlockCheck, BlockCheckTwin):  # type: ignore[union-attr]
+    for build in (compiled_helpers.lib.BlockCheck, BlockCheckTwin):  # type: ignore[union-attr]
         state, path = known.copy(), folder / build.__name__
         record = os.open(path, os.O_RDWR | os.O_CREAT)
         blocks_ = build(data, block, sums, state, 2, record, -1)
@@ -228,10 +228,10 @@ def test_truncating_an_open_file_is_found(tmp_path: Path) -> None:
         dataset.read(0, TOKENS)
         os.truncate(tmp_path / f"a{size}.bin", size)
         with pytest.raises(DataError, match=rf"has become shorter while it was in use: {size} of its 200000 bytes"):
-            dataset.read(0, TOKENS) if hasattr(native.lib, "map_file") else dataset.check_intact()
+            dataset.read(0, TOKENS) if hasattr(compiled_helpers.lib, "map_file") else dataset.check_intact()
 
 
-@pytest.mark.skipif(not hasattr(native.lib, "map_file"), reason="the compiled helper is not built")
+@pytest.mark.skipif(not hasattr(compiled_helpers.lib, "map_file"), reason="the compiled helper is not built")
 def test_a_file_that_was_cut_and_written_again_while_it_was_read(tmp_path: Path) -> None:
     dataset = write(tmp_path / "a")
     other = write(tmp_path / "b")

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lmtrain import native
 from lmtrain.data.store import document_boundaries
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.document_boundaries import (
@@ -28,6 +27,7 @@ from lmtrain.data.store.document_boundaries import (
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
+from lmtrain.runtime import compiled_helpers
 from tests.unit.data.writing import add_document, map_of
 
 
@@ -168,11 +168,11 @@ def test_a_sequence_may_be_larger_than_four_gibibytes(follow: Callable[..., bool
     assert not follow(lengths, pointers, 4)
 
 
-@pytest.mark.skipif(native.lib is None, reason="lmtrain._native was not compiled")
+@pytest.mark.skipif(compiled_helpers.lib is None, reason="lmtrain._native was not compiled")
 def test_the_compiled_check_refuses_arrays_that_do_not_belong_together() -> None:
-    assert native.lib is not None
+    assert compiled_helpers.lib is not None
     with pytest.raises(ValueError, match="sizes differ"):
-        native.lib.sequences_follow(np.zeros(8, np.uint8), np.zeros(16, np.uint8), 2)
+        compiled_helpers.lib.sequences_follow(np.zeros(8, np.uint8), np.zeros(16, np.uint8), 2)
 
 
 @settings(max_examples=40)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_tools.corpus.copies.dedupe import MinHash, _hash_functions, min_hashes, min_hashes_twin, similarity
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 
 
 def edited(words: list[str], share: float, seed: int) -> list[str]:
@@ -71,5 +71,5 @@ def test_the_compiled_loop_equals_its_twin(size: int, count: int) -> None:
     expected = ((values[:, None] * factors + offsets).min(axis=0) >> np.uint64(16)) & np.uint64(0xFFFF)
     assert np.array_equal(min_hashes_twin(values, factors, offsets), expected)
     assert np.array_equal(min_hashes(values, count), expected)
-    if native.lib is not None:
-        assert np.array_equal(native.lib.minhash(values, factors, offsets), expected)
+    if compiled_helpers.lib is not None:
+        assert np.array_equal(compiled_helpers.lib.minhash(values, factors, offsets), expected)

@@ -20,11 +20,11 @@ from data_tools.preprocess.length_and_script_filters import Filters
 from data_tools.preprocess.preprocess_pipeline import Options, Progress, Summary, preprocess
 from data_tools.read.cut_files_into_chunks import SizeLimits
 from data_tools.read.parse_chunks_and_bad_lines import OnError
-from lmtrain import native
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.data.store.merge_split_verify_datasets import merge, verify
 from lmtrain.errors import DataError, OutputError, UsageError
+from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.machine.pip_install_hint import install_command
 from lmtrain.tokenizer.bulk_encoding import dtype_for
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -150,7 +150,7 @@ def test_a_slow_tokenizer_gives_one_notice(corpus: Path, tmp_path: Path) -> None
     said: list[str] = []
     for name, tokenizer in (("slow", slow), ("fast", TOKENIZER)):
         preprocess([corpus], tokenizer, tmp_path / name, Options(limits=SMALL, workers=1), notify=said.append)
-    assert [notice[:30] for notice in said] == ["this tokenizer is slow because"] * (1 if native.lib else 2)
+    assert [notice[:30] for notice in said] == ["this tokenizer is slow because"] * (1 if compiled_helpers.lib else 2)
 
 
 def test_ends_of_documents(corpus: Path, tmp_path: Path) -> None:

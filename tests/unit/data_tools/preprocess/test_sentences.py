@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_tools.preprocess.encode_documents import _SPACE_CHARS, split_sentences, split_sentences_twin
-from lmtrain import native
+from lmtrain.runtime import compiled_helpers
 from tests.unit.data_tools.marked_sentences import HARD, PROSE
 
 PIECES = [
@@ -83,9 +83,9 @@ def test_the_twin_says_the_same_and_nothing_is_lost(text: str, newlines: bool) -
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=40) | texts.map(lambda text: text.encode("utf-8", "surrogatepass")[:-1]))
 def test_invalid_utf8_is_split_too(data: bytes) -> None:
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         pytest.skip("lmtrain._native was not compiled")
-    spans = native.lib.sentence_spans(data).tolist()
+    spans = compiled_helpers.lib.sentence_spans(data).tolist()
     places = [0, *(place for span in spans for place in span), len(data)]
     assert places == sorted(places)
     gaps = [data[stop:start].decode() for stop, start in zip(places[::2], places[1::2], strict=True)]

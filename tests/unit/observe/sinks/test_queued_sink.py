@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from lmtrain.observe.measure.tensorboard_metric_names import Histogram
 from lmtrain.observe.sinks.queued_sink import QueuedSink
+from lmtrain.runfolder.tensorboard_metric_names import Histogram
 
 
 class Kept:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.tensorboard_metric_names import EDGES, Histogram
 from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoardSink
+from lmtrain.runfolder.tensorboard_metric_names import EDGES, Histogram
 
 SETTINGS = {
     "model": {"kind": "gpt", "width": 32, "tied": True, "window": None}, "optim": {"lr": 0.003, "betas": [0.9, 0.95]},

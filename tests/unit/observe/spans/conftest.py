@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.current_phase import ThreadPosition
 from lmtrain.observe.spans.span_file import Header, SpanFile
+from lmtrain.runtime.processes import current_phase
+from lmtrain.runtime.processes.current_phase import ThreadPosition
 
 Open = Callable[[int], SpanFile]
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.current_phase import within
 from lmtrain.observe.spans import trace_span_recorder as module
 from lmtrain.observe.spans.span_file import Axis, Flag, Kind, read_spans
 from lmtrain.observe.spans.trace_span_recorder import Recorder
+from lmtrain.runtime.processes import current_phase
+from lmtrain.runtime.processes.current_phase import within
 from tests.unit.observe.spans.conftest import Open
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import StorageError
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.current_phase import within
 from lmtrain.observe.spans import span_file as form
 from lmtrain.observe.spans.span_file import Kind, read_spans
 from lmtrain.observe.spans.trace_span_recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
+from lmtrain.runtime.processes import current_phase
+from lmtrain.runtime.processes.current_phase import within
 from tests.unit.observe.spans.conftest import Open
 
 SPANS = str(Path(form.__file__).parent / "*")

@@ -6,9 +6,9 @@ from itertools import count
 
 import pytest
 
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.stragglers import find_slow_ranks as links_module
-from lmtrain.observe.stragglers.find_slow_ranks import LinkTimes
+from lmtrain.parallel.pipeline import stage_to_stage_messages as links_module
+from lmtrain.parallel.pipeline.stage_to_stage_messages import LinkTimes
+from lmtrain.runtime.processes import current_phase
 from lmtrain.train import straggler_watch as work_module
 from lmtrain.train.straggler_watch import COLUMNS, STEPS, WorkTimes
 

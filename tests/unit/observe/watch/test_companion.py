@@ -31,7 +31,7 @@ from lmtrain.observe.hang_watch.watchdog_companion_process import (
     main_of_fork,
     process_state,
 )
-from lmtrain.observe.measure.current_phase import NUM_BYTES
+from lmtrain.runtime.processes.current_phase import NUM_BYTES
 from tests.unit.observe.watch.test_hub import met
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")

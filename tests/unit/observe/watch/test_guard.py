@@ -14,7 +14,7 @@ import pytest
 
 from lmtrain.errors import PeerLostError, StoppedEarly
 from lmtrain.observe.hang_watch.start_companion_and_raise_verdict import Watch, watch_run
-from lmtrain.observe.measure import current_phase
+from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
 from lmtrain.runtime.processes.start_rank_processes import ForkedProcess
@@ -71,7 +71,7 @@ import os, sys, threading
 from pathlib import Path
 import torch.distributed as dist
 from lmtrain.errors import PeerLostError
-from lmtrain.observe.measure import current_phase
+from lmtrain.runtime.processes import current_phase
 from lmtrain.observe.hang_watch.start_companion_and_raise_verdict import watch_run
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from lmtrain.batch import IGNORED
 from lmtrain.kernels import cross_entropy
-from lmtrain.objectives.cross_entropy import count_hits as whole_hit_sum
+from lmtrain.models.objectives.cross_entropy import count_hits as whole_hit_sum
 from lmtrain.parallel.tensor_parallel import count_hits, cross_entropy_sum, label_scores
 from lmtrain.placement.layers_and_shards_of_ranks import part_shape
 from lmtrain.spec import Cut, Split

@@ -17,18 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lmtrain
-from lmtrain import native
 from lmtrain.data.sample_dataset_interface import permute_twin
 from lmtrain.errors import LmtrainError
+from lmtrain.runtime import compiled_helpers
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def lib() -> ModuleType:
-    if native.lib is None:
+    if compiled_helpers.lib is None:
         pytest.skip("lmtrain._native was not compiled")
-    return native.lib
+    return compiled_helpers.lib
 
 
 @settings(max_examples=150, deadline=None)
@@ -73,7 +73,7 @@ def run(code: str, folder: Path, environment: dict[str, str] | None = None) -> s
 
 
 def test_it_can_be_ruled_out(repository: Path) -> None:
-    code = "import lmtrain.native; print(lmtrain.native.lib)"
+    code = "import lmtrain.runtime.compiled_helpers; print(lmtrain.runtime.compiled_helpers.lib)"
     assert run(code, repository, {"LMTRAIN_NATIVE": "0"}) == "None"
 
 
@@ -100,11 +100,11 @@ def declared() -> str:
 
 def test_the_interface_is_counted_on_when_it_changes() -> None:
     """When this fails: count INTERFACE on in both files, compile, and put the new pair here."""
-    assert (native.INTERFACE, declared()) == (3, "ffffcf35ca9f")
-    assert f'module.attr("interface") = {native.INTERFACE};' in (ROOT / "csrc" / "native.cpp").read_text()
+    assert (compiled_helpers.INTERFACE, declared()) == (3, "ffffcf35ca9f")
+    assert f'module.attr("interface") = {compiled_helpers.INTERFACE};' in (ROOT / "csrc" / "native.cpp").read_text()
 
 
-@pytest.mark.parametrize("interface", [None, native.INTERFACE - 1, native.INTERFACE + 1])
+@pytest.mark.parametrize("interface", [None, compiled_helpers.INTERFACE - 1, compiled_helpers.INTERFACE + 1])
 def test_a_helper_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, interface: int | None) -> None:
     old = ModuleType("lmtrain._native")
     old.__file__ = "lmtrain/_native.so"
@@ -112,9 +112,9 @@ def test_a_helper_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, i
         monkeypatch.setattr(old, "interface", interface, raising=False)
     monkeypatch.setattr(lmtrain, "_native", old, raising=False)
     with pytest.raises(LmtrainError, match=r"^lmtrain/_native\.so was compiled for another .* Run `make native`"):
-        native._load()
+        compiled_helpers._load()
     monkeypatch.setenv("LMTRAIN_NATIVE", "0")
-    assert native._load() is None
+    assert compiled_helpers._load() is None
 
 
 OLD = """

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lmtrain.page.svg_line_charts import format_value, log_ticks, tick_labels, ticks
+from lmtrain.cli.page.svg_line_charts import format_value, log_ticks, tick_labels, ticks
 
 RANGES = [(0, 1), (-3, 7), (1.999, 2.001), (0, 3.1e12), (5, 4e5), (0, 1e-7), (9, 1e7)]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.observe.measure import current_phase
-from lmtrain.observe.measure.current_phase import (
+from lmtrain.runtime.processes import current_phase
+from lmtrain.runtime.processes.current_phase import (
     NUM_BYTES,
     PHASES,
     ThreadPosition,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmtrain.observe.measure import current_phase
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
+from lmtrain.runtime.processes import current_phase
 
 if TYPE_CHECKING:
     from lmtrain.parallel.weights.reduce_and_clip_gradients import Weights

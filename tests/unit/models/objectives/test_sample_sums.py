@@ -13,7 +13,7 @@ from torch import Tensor
 from lmtrain.batch import IGNORED
 from lmtrain.kernels import cross_entropy as room
 from lmtrain.kernels import triton_availability
-from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
+from lmtrain.models.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.parallel import tensor_parallel
 from lmtrain.parallel.mesh import Axis
 

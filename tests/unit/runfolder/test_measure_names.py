@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.tensorboard_metric_names import (
+from lmtrain.runfolder.tensorboard_metric_names import (
     larger_is_better,
     row_measures,
     score_by_step,

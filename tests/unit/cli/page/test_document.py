@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lmtrain.page.html_document import _DARK, _LIGHT, Picture, build_page, html_table, read_asset
+from lmtrain.cli.page.html_document import _DARK, _LIGHT, Picture, build_page, html_table, read_asset
 
 
 def test_only_long_words_may_be_broken() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.objectives.causal_and_masked_objectives import CausalLM, MaskedLM, build_objective
-from lmtrain.objectives.cross_entropy import count_hits
+from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM, MaskedLM, build_objective
+from lmtrain.models.objectives.cross_entropy import count_hits
 from lmtrain.parallel.build_parallel_model import build_parallel
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.parallel_model import ParallelModel

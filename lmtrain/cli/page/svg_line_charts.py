@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, NamedTuple
 
-from lmtrain.page.html_document import NUM_COLOURS, svg_element, svg_line, svg_polyline, svg_rect, svg_text
+from lmtrain.cli.page.html_document import NUM_COLOURS, svg_element, svg_line, svg_polyline, svg_rect, svg_text
 from lmtrain.units import format_seconds
 
 Form = Literal["number", "count", "bytes", "seconds", "percent"]  # the kind of a number, which decides its format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.observe.measure.tensorboard_metric_names import EDGES, Histogram
+from lmtrain.runfolder.tensorboard_metric_names import EDGES, Histogram
 
 
 def test_edges_rise_and_are_as_far_below_0_as_above() -> None:

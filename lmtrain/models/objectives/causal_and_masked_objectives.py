@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
+from lmtrain.models.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.spec import LanguageModel, PairModel
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from lmtrain.page.html_document import standalone_svg
-from lmtrain.page.svg_line_charts import Charts, Curve, Figure, Mark, Points, draw_figure, figure_element
+from lmtrain.cli.page.html_document import standalone_svg
+from lmtrain.cli.page.svg_line_charts import Charts, Curve, Figure, Mark, Points, draw_figure, figure_element
 
 
 def charts(log: bool = False, tokens: bool = True) -> Charts:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.errors import SettingsError
-from lmtrain.optim.weight_ema_settings import WeightAverageSettings
 
 
 @pytest.mark.parametrize(

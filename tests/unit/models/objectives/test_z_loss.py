@@ -16,8 +16,8 @@ from lmtrain.kernels import cross_entropy as room
 from lmtrain.kernels import triton_availability
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.objectives.causal_and_masked_objectives import CausalLM
-from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
+from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM
+from lmtrain.models.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
 from lmtrain.parallel import tensor_parallel
 from lmtrain.parallel.mesh import Axis
 
