@@ -8,7 +8,6 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.cli.shared_options import PrecisionName
 from lmtrain.errors import UsageError
 from lmtrain.units import plural
 
@@ -17,6 +16,8 @@ _SHAPES = {1: "[T], for one text", 2: "[B, T], for B texts of the same length"}
 
 def check_dtype(dtype: str) -> None:
     """Raise UsageError unless models compute in `dtype`."""
+    from lmtrain.cli.shared_options import PrecisionName  # because: it imports typer, which a tokenizer does not need
+
     known = get_args(PrecisionName)
     if dtype not in known:
         raise UsageError(f"dtype={dtype} is not a type that models compute in. Use {', '.join(known)}.")

@@ -1,7 +1,7 @@
 """Loading of a model on disk for scoring: on a device, in a precision, on the ranks of a layout.
 
-Called by `lmtrain eval` and `lmtrain generate`. Each rank reads and holds only its shard of the weights, once; the
-optimizer's state is not read.
+Called by `lmtrain eval`, `lmtrain generate` and the Python interface. Each rank reads and holds only its shard of the
+weights, once; the optimizer's state is not read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Text generation: sampling token by token, streamed in whole characters.
 
-Called by `lmtrain generate`. A context longer than the model's window is cropped on its left; the end-of-document token
-ends a sample, or for an imported model the tokens that its generation_config.json names. A seed gives the same text on
-every device, because tokens are drawn on the host.
+Called by `lmtrain generate` and the Python interface. A context longer than the model's window is cropped on its left;
+the end-of-document token ends a sample, or for an imported model the tokens that its generation_config.json names. A
+seed gives the same text on every device, because tokens are drawn on the host.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Other programs' formats, read and written; only the command line needs it."""
+"""Other programs' formats, read and written; only the command line and the Python interface need it."""

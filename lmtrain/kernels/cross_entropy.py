@@ -1,8 +1,8 @@
 """The kernels of cross-entropy: three numbers per row of logits, and the gradient of every logit.
 
-Called by objectives, and by parallel if ranks shard the vocabulary: the columns may be a part of the vocabulary. On a
-GPU each function is a kernel that reads the logits once, and the gradient overwrites the logits, because they are the
-largest tensor of a step and are not needed again. The fallbacks hold fp32 copies of a few rows at a time.
+Called by models/objectives, and by parallel if ranks shard the vocabulary: the columns may be a part of the vocabulary.
+On a GPU each function is a kernel that reads the logits once, and the gradient overwrites the logits, because they are
+the largest tensor of a step and are not needed again. The fallbacks hold fp32 copies of a few rows at a time.
 """
 
 from __future__ import annotations

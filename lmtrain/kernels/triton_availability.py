@@ -1,6 +1,6 @@
 """The checks for whether this folder's kernels can run: on a GPU with Triton installed, which torch for CUDA includes.
 
-`uses_fused_kernels` is called by models, objectives and parallel before they choose the fused path, `can_run_kernel` by
+`uses_fused_kernels` is called by models, optim and parallel before they choose the fused path, `can_run_kernel` by
 this folder's functions, whose fallbacks work on any tensor. Triton is imported only after one of these checks.
 """
 

@@ -1,1 +1,1 @@
-"""Models that describe how they may be sharded and do not depend on processes."""
+"""Models that describe how they may be sharded, and their losses; independent of processes."""

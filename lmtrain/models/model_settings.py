@@ -1,6 +1,6 @@
 """The interface of every model's settings, and the settings that decoders and encoders share. Torch-free.
 
-Called by train/config (checks across settings), placement, parallel and the planner. A kind named `gpt` has its
+Called by train/run_config (checks across settings), placement, parallel and the planner. A kind named `gpt` has its
 settings in `gpt_settings.py`, and `gpt.py` beside it has `build(settings)`. TransformerSettings, the base of both
 built-in kinds, has the sizes, the vocabulary and the blocks' weights.
 """

@@ -1,7 +1,7 @@
 """The measures of a run by the names that TensorBoard shows, and the value of each step by one of them.
 
-Called by training as rows are written and when a run resumes, and by code that looks for a run's best checkpoint. The
-text of a step's line is made in screen/metrics_row_text.py.
+Called by training as rows are written and when a run resumes, by code that looks for a run's best checkpoint, and by
+whatever draws, prints or exports a row's numbers. observe/screen/metrics_row_text.py makes the text of a step's line.
 """
 
 from __future__ import annotations

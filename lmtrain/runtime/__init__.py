@@ -1,1 +1,1 @@
-"""The surroundings of a run: processes, devices, seeds, signals and files."""
+"""The surroundings of a run: processes, devices, seeds, signals, files, text for terminals, the compiled helpers."""

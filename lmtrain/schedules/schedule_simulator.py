@@ -1,6 +1,6 @@
 """A simulator of schedule tables: action times, makespan, bubble and activations held. No torch.
 
-Called by the planner, the preview of a run, and tests that compare it with closed forms and with a real pipeline.
+Called by the planner, and by tests that compare it with closed forms and with a real pipeline.
 """
 
 from __future__ import annotations

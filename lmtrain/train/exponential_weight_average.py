@@ -1,7 +1,7 @@
 """An exponential average of the weights, kept beside them in fp32 while a run trains.
 
-Built by train, which updates it after the optimizer and measures it by exchanging it with the weights. It is sharded as
-the optimizer's weights are, so that an update needs no communication.
+Built by set_up_run.py, updated by loop.py after the optimizer, and measured by in_loop/validate_and_evaluate.py, which
+exchanges it with the weights. It is sharded as the optimizer's weights are, so that an update needs no communication.
 """
 
 from __future__ import annotations

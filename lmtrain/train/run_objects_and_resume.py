@@ -1,7 +1,7 @@
 """The parts of a running run, the state that a resumed run needs, and the resume itself.
 
-Built by setup, used by the loop and by the modules it calls. No random state is saved: weights, order and dropout are
-pure functions of the seed, the step and the micro-batch.
+Built by set_up_run.py, used by the loop and by the modules it calls. No random state is saved: weights, order and
+dropout are pure functions of the seed, the step and the micro-batch.
 """
 
 from __future__ import annotations

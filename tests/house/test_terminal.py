@@ -31,7 +31,8 @@ def printing_problems(house: Any) -> list[str]:
     for module in house.modules.values():
         for node, called in calls(module) if module.name not in ALLOWED else ():
             if called in PRINTERS | CONSOLES:
-                instead = "print_facts_and_tables.py's PlainConsole" if called in CONSOLES else "terminal.py's echo"
+                file, name = ("facts_and_tables", "PlainConsole") if called in CONSOLES else ("messages_and_json", "echo")
+                instead = f"print_{file}.py's {name}"
                 problems.append(f"{module.shown}:{node.lineno} calls {called}. Print with cli/screen/{instead}.")
     return problems
 

@@ -59,6 +59,6 @@ def test_an_indirect_import_is_found(planted: Any) -> None:
 
 def test_there_are_tests_without_torch() -> None:
     """`make test-torch-free` finds such tests in all folders; three show that it tells them from others."""
-    found = {path.stem for path in without_torch(("unit/config", "unit/objectives", "unit/parallel/pipeline"))}
+    found = {path.stem for path in without_torch(("unit/config", "unit/models/objectives", "unit/parallel/pipeline"))}
     assert {"test_compose", "test_origins"} <= found
     assert not {"test_masked_lm", "test_executor"} & found

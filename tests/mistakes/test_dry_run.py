@@ -43,7 +43,7 @@ def _torchrun(world_size: int, port: int) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in names.items()}
 
 
-def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> None:
+def test_what_the_machine_lacks_and_no_task_is_called(runner: Runner, data: Path, tmp_path: Path) -> None:
     def dry(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         usual = [Preset(word) for word in (f"data.path={data}", f"run.dir={tmp_path / 'run'}", *TINY)]
         said = runner(["pretrain", "--dry-run", *typed([*usual, *words])], env)
@@ -53,6 +53,8 @@ def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> N
 
     code, text = dry()
     assert code == 0, text
+    code, text = dry("eval.tasks=[{task: perplexty, data: x}]", "eval.interval_steps=2")
+    assert (code, "Did you mean perplexity?" in text) == (2, True), text
     (tmp_path / "file").write_text("x")
     code, text = dry(f"run.dir={tmp_path / 'file' / 'run'}")
     assert (code, "is a file. Choose another folder." in text) == (73, True), text

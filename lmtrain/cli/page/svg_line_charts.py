@@ -1,6 +1,7 @@
 """Curves over steps, tokens and time: JSON data for a page, and SVG drawings for papers and readers without scripts.
 
-Used by the report. In a browser, chart.js draws the same data again so that a reader can zoom. Reads no files of a run.
+Used by the report, and by `lmtrain runs plot` for its axes. In a browser, chart.js draws the same data again so that a
+reader can zoom. Reads no files of a run.
 """
 
 from __future__ import annotations

@@ -50,13 +50,14 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     """
     if not config.eval.tasks:
         return inputs, []
+    tasks = _find_tasks(config)  # because: a wrong name is refused before the next imports, which take torch with them
     from data_tools.corpora.corpus_definition import published_hashes
     from lmtrain.eval.evaluate_during_training import PlannedEvaluation
     from lmtrain.eval.run_task import prepare
     from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions
 
     evaluations = []
-    for number, (entry, task) in enumerate(zip(config.eval.tasks, _find_tasks(config), strict=True)):
+    for number, (entry, task) in enumerate(zip(config.eval.tasks, tasks, strict=True)):
         window = task.seq_len or config.seq_len
         request = TaskOptions(
             tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len,

@@ -1,6 +1,6 @@
 """The rich console of all verbs, and printers for facts: one per line, as a tree, or as a table.
 
-Names and texts are printed as they are, never read as markup; observe/terminal_safe_text.py escapes what a terminal
+Names and texts are printed as they are, never read as markup; runtime/terminal_safe_text.py escapes what a terminal
 would execute. The printers are independent of verbs: they receive names and texts.
 """
 
@@ -89,7 +89,7 @@ def build_table(rows: Sequence[Cells], *, gap: int = 2) -> Table:
     of its cell. `gap` is the number of spaces between columns.
 
     A key that begins with `<` marks a column of words, which are left-aligned and may be wrapped; other columns hold
-    numbers. HTML tables (page/html_document.py) use the same rows.
+    numbers. HTML tables (cli/page/html_document.py) use the same rows.
     """
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
     columns = list(dict.fromkeys(column for row in rows for column in row))

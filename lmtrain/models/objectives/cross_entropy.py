@@ -1,4 +1,4 @@
-"""Summed cross-entropy over the vocabulary, the loss of all language models. Called by objectives.
+"""Summed cross-entropy over the vocabulary, the loss of all language models. Called by the objectives and parallel.
 
 Written by hand because the logits are the largest tensor of a step: this function keeps the logits in their dtype
 (bf16) and holds fp32 copies of a few rows at a time, while torch's own would hold two more whole fp32 copies.

@@ -1,1 +1,1 @@
-"""Measurements of a running process: phases, throughput, memory, distributions."""
+"""Measurements of a running process: throughput and memory."""

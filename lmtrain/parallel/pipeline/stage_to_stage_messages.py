@@ -6,6 +6,8 @@ the table, are sent in a header before the first message. Traffic to higher and 
 each: within a group two ranks never wait for each other in both directions.
 
 If tp ranks hold the same activations each sends a share, and the shares are gathered on arrival (Megatron-LM 2021).
+
+`links` has the times of each step's first messages, which train/straggler_watch.py reads.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Works on local fp32 gradients of any layout. Called by ParallelModel.finish_grad
 
 On any layout two parameter names may share a weight. Ties are handled only here; the file answers five questions.
 
-Is it the same object?  Yes if a module holds both names (models/init.apply_ties). Stages hold a copy each.
+Is it the same object?  Yes if a module holds both names (models/initial_weights.apply_ties). Stages hold a copy each.
 Does it start equal?    A copy has the placement of the first name, by which it is drawn or loaded (`tied_copies`).
 Does it stay equal?     Both get the sum of both gradients, bit for bit (`TiedSums`), and the same update.
 Is it counted once?     A copy's placement has another name than the copy, so norms and sums skip it.

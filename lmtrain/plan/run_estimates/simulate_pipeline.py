@@ -1,8 +1,8 @@
 """Simulation of a run's pipeline: every action of its schedule, with each stage's own layers and collectives.
 
-Called for layouts that are shown or chosen; step_time_and_energy.makespan is the closed form for thousands of layouts.
-Collectives run when FSDP runs them (parallel/weights/fsdp_sharding); they are hidden only as far as the schedule itself
-hides them.
+Called for layouts that are shown (also by --dry-run) or chosen; step_time_and_energy.makespan is the closed form for
+thousands of layouts. Collectives run when FSDP runs them (parallel/weights/fsdp_sharding); they are hidden only as far
+as the schedule itself hides them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def price_runs(
     return price_step(cases, factors, pipelines), run_seconds
 
 
-def count_work_by_rank(
+def summarize_schedule(
     model: ModelSettings, parallel: ParallelSettings, num_microbatches: int
 ) -> tuple[list[int], float, list[int]]:
     """Return what a pipeline's schedule decides: the number of blocks in each stage; the share of a step that is bubble

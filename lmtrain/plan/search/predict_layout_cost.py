@@ -1,4 +1,4 @@
-"""Predictions for single layouts: the parts of a step's time, the fullest rank's memory, the cost of a token.
+"""Predictions for single layouts: the parts of a step's time, its simulation, the fullest rank's memory, token costs.
 
 Also the curve over numbers of devices: the best layout at each number, searched anew, and the previous number's layout
 carried over to it. Called by `lmtrain plan` for the few layouts that are shown. Torch-free.

@@ -1,1 +1,1 @@
-"""Processes: started, forked, met, signalled, and ended."""
+"""Processes: started, forked, met, signalled, and ended; and the phase that each is in."""

@@ -22,7 +22,7 @@ from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.cost_model.step_time_and_energy import watts
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, fullest_rank
-from lmtrain.plan.run_estimates.simulate_pipeline import count_work_by_rank, price_runs
+from lmtrain.plan.run_estimates.simulate_pipeline import price_runs, summarize_schedule
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.runfolder.file_names import IMPORTED
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, has_kernel_compiler
@@ -314,7 +314,7 @@ def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     if parallel.pp == 1:
         return {}
     count = config.train.global_batch // (config.train.micro_batch * parallel.layout.dp)
-    num_blocks, bubble, num_held = count_work_by_rank(model, parallel, count)
+    num_blocks, bubble, num_held = summarize_schedule(model, parallel, count)
     return {
         "pipeline": f"{parallel.schedule}, {len(num_blocks)} stages",
         "layers_per_stage": list_text(num_blocks),

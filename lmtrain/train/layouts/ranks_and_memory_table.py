@@ -1,6 +1,6 @@
 """The table of ranks and the memory each holds, shown at start and by --dry-run. Torch-free.
 
-Called by set-up and the command line. Sizes are parallel/placement's closed forms over the model's own list of weights.
+Called by set-up and the command line. Sizes are placement's closed forms over the model's own list of weights.
 """
 
 from __future__ import annotations

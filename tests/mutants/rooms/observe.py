@@ -1,4 +1,4 @@
-"""Planted mistakes in lmtrain/observe and lmtrain/cli/page: records, watch, traces, charts."""
+"""Mistakes in lmtrain/observe, lmtrain/cli/page, names of measures, times of messages: records, watch, charts."""
 
 from tests.mutants.mutant import Mutant
 

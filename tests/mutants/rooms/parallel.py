@@ -1,4 +1,4 @@
-"""Mistakes in lmtrain/parallel: wrong groups, sums, noise, ties and borders of stages."""
+"""Mistakes in lmtrain/parallel, and in the average of the weights: wrong groups, sums, noise, ties, stage borders."""
 
 from tests.mutants.mutant import Mutant
 

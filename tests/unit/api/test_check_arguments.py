@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from lmtrain.api.check_arguments import check_token_ids
 from lmtrain.api.encode_and_decode_text import Tokenizer
+from lmtrain.cli.shared_options import PrecisionName
+from lmtrain.config.settings_base import kinds
 from lmtrain.errors import UsageError
+from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.tokenizer.train import train_bpe
 
 
@@ -53,3 +56,7 @@ def test_a_tokenizer_reads_back_what_it_has_written() -> None:
         tokenizer.decode([tokenizer.vocab_size])
     with pytest.raises(UsageError, match="encode\\(\\) takes a text, and was given a bytes"):
         tokenizer.encode(b"The")  # type: ignore[arg-type]
+
+
+def test_the_types_on_the_command_line_are_those_of_the_settings() -> None:
+    assert set(get_args(PrecisionName)) == set(kinds(PrecisionSettings))
