@@ -31,8 +31,9 @@ def printing_problems(house: Any) -> list[str]:
     for module in house.modules.values():
         for node, called in calls(module) if module.name not in ALLOWED else ():
             if called in PRINTERS | CONSOLES:
-                file, name = ("facts_and_tables", "PlainConsole") if called in CONSOLES else ("messages_and_json", "echo")
-                instead = f"print_{file}.py's {name}"
+                instead = "print_messages_and_json.py's echo"
+                if called in CONSOLES:
+                    instead = "print_facts_and_tables.py's PlainConsole"
                 problems.append(f"{module.shown}:{node.lineno} calls {called}. Print with cli/screen/{instead}.")
     return problems
 
