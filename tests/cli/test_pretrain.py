@@ -243,6 +243,8 @@ def test_a_named_checkpoint_is_only_the_beginning(toy: Toy, run: Path, tmp_path:
     assert f"continuing from {tmp_path / 'new'}" in lmtrain("pretrain", *more)
     back = toy.settings(run, train__steps=18, checkpoint__resume=run / "checkpoints/step_00000008")
     assert "is not the newest checkpoint of run.dir=" in lmtrain("pretrain", *back, code=73)
+    other = toy.settings(run, train__steps=18, checkpoint__resume=tmp_path / "new")
+    assert "already holds checkpoints of a run that did not begin there" in lmtrain("pretrain", *other, code=73)
 
 
 def test_a_fault_that_was_left_behind_is_refused(toy: Toy, tmp_path: Path) -> None:

@@ -356,7 +356,8 @@ def _model_with_vocab(config: RunConfig, opened: OpenDatasets, tokenizer: Tokeni
 
 def find_resume_checkpoint(config: RunConfig) -> Path | None:
     """Return the checkpoint to resume from: the newest in the run's folder, or else the path in checkpoint.resume; None
-    for a new run. Raise OutputError if checkpoint.resume contradicts the checkpoints in the folder.
+    for a new run. Raise OutputError if checkpoint.resume contradicts the checkpoints in the folder: if it is "none", an
+    older one of them, or a checkpoint from which the run in the folder did not begin.
 
     With checkpoint.fallback, unreadable checkpoints are skipped here; else readability is checked when it is opened.
     """
@@ -384,10 +385,18 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
     chosen = resolve_checkpoint(parent if parent is not None and newest is None else Path(settings.resume))
     if settings.fallback:
         chosen = newest_readable(chosen) or chosen
-    if newest is not None and chosen.parent.resolve() == own_folder.resolve() and chosen.name != newest.name:
+    is_own = chosen.parent.resolve() == own_folder.resolve()
+    if newest is not None and is_own and chosen.name != newest.name:
         raise OutputError(
             f"checkpoint.resume={chosen} is not the newest checkpoint of run.dir={config.run.dir}, which is "
             f"{newest.name}. Choose another run.dir to go on from the older one."
+        )
+    began_there = is_own or parent is not None or _recorded_settings(config).get("checkpoint.resume") == settings.resume
+    if newest is not None and not began_there:
+        raise OutputError(
+            f"checkpoint.resume={settings.resume} begins a run, but run.dir={config.run.dir} already holds checkpoints "
+            "of a run that did not begin there. Choose another run.dir, or leave checkpoint.resume out to go on with "
+            "the run in it."
         )
     return newest or chosen
 
@@ -403,14 +412,19 @@ def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
     """Compare the settings with those that the run's folder recorded at its previous start, and return each key that
     differs -> [old value, new value]; empty for a new run.
     """
+    known = _recorded_settings(config)
+    return compare_settings(known, dict(flatten(with_final_model(config, inputs).to_dict()))) if known else {}
+
+
+def _recorded_settings(config: RunConfig) -> dict[str, Any]:
+    """Return key -> value of the settings that the run's folder recorded at its previous start; empty for a new run."""
     folder = Path(config.run.dir)
     if not (folder / CONFIG).is_file():
         return {}
     try:
-        known = dict(flatten(read_settings(folder)))
+        return dict(flatten(read_settings(folder)))
     except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
         return {}
-    return compare_settings(known, dict(flatten(with_final_model(config, inputs).to_dict())))
 
 
 def compiler_problems(config: RunConfig) -> Iterator[str]:
