@@ -54,6 +54,9 @@ def process_portions(
         queue: SimpleQueue[Item[R] | BaseException | None] = SimpleQueue()
 
         def feed() -> None:
+            # because: a process that is started here inherits this, and Ctrl-C while it still imports would end it; the
+            # executor would then wait for it forever
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 for portion in portions:
                     budget.mark_in_flight(portion.num_bytes)
