@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
-from lmtrain.config.name_suggestions import SettingNames, percent_as_fraction, suggest_value
+from lmtrain.config.name_suggestions import SettingNames, number_meant, suggest_value
 from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, shell_quoted
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
 from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error, spelling_hint
@@ -203,8 +203,8 @@ class _Builder:
             as_text = f" To give it as a text, type {shell_quoted(f'{path}={hydra_quoted(typed)}')}."
             return self._record(f"{path}={typed} is not a text.{blend_hint(path, typed) or as_text}")
         if scalar is None:
-            share = percent_as_fraction(value) if hint is float else None
-            return self._refuse_type(_type_words(hint), value, path, share or example or _EXAMPLES.get(hint, "VALUE"))
+            meant = number_meant(value) if hint is float else None
+            return self._refuse_type(_type_words(hint), value, path, meant or example or _EXAMPLES.get(hint, "VALUE"))
         if isinstance(scalar, str) and (bad := _BAD_CHARACTER.search(scalar)):
             zero = "a zero byte, which a text cannot contain. Remove it."
             half = f"half a character (U+{ord(bad[0]):04X}), which UTF-8 cannot encode. Give another value."

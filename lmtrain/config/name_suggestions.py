@@ -251,7 +251,7 @@ class SettingNames:
         if "." not in key:
             return self._suggested_choice(key, value)
         options = union_members(types_by_key(self.root).get(key))
-        if float in options and (share := percent_as_fraction(value)):
+        if float in options and value.endswith("%") and (share := number_meant(value)):
             return f"{key}={share}"
         choices = [str(choice) for option in options if get_origin(option) is Literal for choice in get_args(option)]
         return f"{key}={closest_value(value, choices) or value if choices else value}"
@@ -264,10 +264,15 @@ class SettingNames:
         return f"{group}={value if value in choices else closest_value(value, choices) or 'NAME'}"
 
 
-def percent_as_fraction(value: object) -> str | None:
-    """Return `10%` as the text `0.1`; None if the value is not a percentage."""
-    number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value))
-    return f"{float(number[1]) / 100:g}" if number else None
+def number_meant(value: object) -> str | None:
+    """Return the number that a user probably meant by a text that is none: `10%` -> "0.1", `3/4` -> "0.75", `1e-3x` ->
+    "1e-3". Return None if the text does not begin with a number.
+    """
+    number = re.fullmatch(r"(-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?:(%)|/\s*([1-9]\d*)|[a-z_]*)", str(value).lower())
+    if number is None:
+        return None
+    divisor = 100 if number[2] else int(number[3] or 1)
+    return number[1] if divisor == 1 else f"{float(number[1]) / divisor:g}"
 
 
 def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
