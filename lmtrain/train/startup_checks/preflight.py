@@ -55,6 +55,7 @@ from lmtrain.train.startup_checks.check_weights_to_start_from import (
 )
 from lmtrain.train.startup_checks.resume_checks import (
     average_notes,
+    check_branch_has_steps,
     check_same_run,
     history_of,
     newest_readable,
@@ -132,6 +133,7 @@ def preflight(
     if resumed is not None:
         check_same_run(resumed.path, resumed.manifest, first.config or config, model, tokenizer, first.data)
         checked_model(resumed)
+        check_branch_has_steps(config, resumed.path, resumed.manifest.step)
     stages = replace(first, later_stages=tuple(later)).stages(config)
     for stage, inputs in stages if is_here and starts_run else ():
         for dataset in inputs.data.datasets if stage.data.verify == "full" else ():

@@ -24,6 +24,7 @@ from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.files.atomic_files import storage_errors
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
@@ -343,6 +344,22 @@ def _type_problems(manifest: Manifest) -> Iterator[str]:
 def _is_scale(value: Any) -> bool:
     """Return whether a value can be a loss scale: a finite number above 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def check_branch_has_steps(config: RunConfig, path: Path, saved_step: int) -> None:
+    """Raise SettingsError if another run has saved the checkpoint at `path`, at step `saved_step`, and this run would
+    end at that step too, with nothing done and nothing saved.
+    """
+    is_own = path.parent.resolve() == (Path(config.run.dir) / CHECKPOINTS).resolve()
+    if is_own or saved_step < config.total_steps:
+        return
+    way_out = f"Give the length of the whole run, as in train.steps={saved_step + 1000}"
+    if config.stages:
+        way_out = f"Make the stage {[*config.stages][-1]} longer"
+    raise SettingsError([
+        f"The checkpoint {path} is that of step {saved_step}, at which this run ends too, so that no step is left for "
+        f"it. {way_out}; a new run with the weights alone begins with checkpoint.init_from."
+    ])
 
 
 def _check_steps_left(config: RunConfig, path: Path, saved_step: int) -> None:
