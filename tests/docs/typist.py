@@ -39,6 +39,8 @@ SHORT = {
     "data.megatron_samples": "64", "data.first_sample": "16", "recompute.blocks": "2",
     "schedule.warmup_steps": "0",
 }  # fmt: skip
+LONGER = "4"  # train.steps of a run that begins from another run's checkpoint
+CHANGED = ("data", "model", "stages")  # settings with which a branch is a stage of its own, whose length is its own
 # in place of what a file of conf/stage/ gives, after `stages.NAME.`
 SHORT_IN_FILE = {"steps": "2", "train.global_batch": "2", "model.seq_len": "256", "schedule.warmup_steps": "0"}
 SHORT_IN_STAGE = {"tokens": "1k", "samples": "8", **SHORT_IN_FILE}
@@ -60,6 +62,11 @@ def small(words: list[str]) -> list[str]:
         f"{stage}.{key}={value}"
         for stage in from_files for key, value in SHORT_IN_FILE.items() if f"{stage}.{key}" not in keys
     ]  # fmt: skip
+    is_branch = "--from-run" in words and "run.dir" in keys and not any(key.startswith(CHANGED) for key in keys)
+    if is_branch or "checkpoint.resume" in keys:
+        # because: the run that it begins from has ended, as its steps are few too
+        kept = [word for word in kept if not word.startswith("train.steps=")] + [f"train.steps={LONGER}"]
+        keys.append("train.steps")
     if "--from-run" in words or any(key.startswith("stages.") for key in keys):
         keys.append("train.steps")  # because: the length follows from the run or from its stages
     return kept + [f"{key}={value}" for key, value in SMALL.items() if key not in keys]
