@@ -266,9 +266,10 @@ class SettingNames:
 
 def number_meant(value: object) -> str | None:
     """Return the number that a user probably meant by a text that is none: `10%` -> "0.1", `3/4` -> "0.75", `1e-3x` ->
-    "1e-3". Return None if the text does not begin with a number.
+    "1e-3". Return None if the text does not begin with a number, or if a unit such as k follows, which multiplies it.
     """
-    number = re.fullmatch(r"(-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?:(%)|/\s*([1-9]\d*)|[a-z_]*)", str(value).lower())
+    pattern = r"(-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?:(%)|/\s*([1-9]\d*)|(?![kmbt]$)[a-z_]*)"
+    number = re.fullmatch(pattern, str(value).lower())
     if number is None:
         return None
     divisor = 100 if number[2] else int(number[3] or 1)

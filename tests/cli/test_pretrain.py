@@ -241,6 +241,8 @@ def test_a_named_checkpoint_is_only_the_beginning(toy: Toy, run: Path, tmp_path:
     assert [row["step"] for row in steps(tmp_path / "new")] == [13, 14, 15, 16]
     more = toy.settings(tmp_path / "new", train__steps=18, checkpoint__resume=run)
     assert f"continuing from {tmp_path / 'new'}" in lmtrain("pretrain", *more)
+    (tmp_path / "new/lineage.json").unlink()  # what a run of an earlier version lacks; config.json names its beginning
+    assert f"continuing from {tmp_path / 'new'}" in lmtrain("pretrain", *more, "train.steps=19")
     back = toy.settings(run, train__steps=18, checkpoint__resume=run / "checkpoints/step_00000008")
     assert "is not the newest checkpoint of run.dir=" in lmtrain("pretrain", *back, code=73)
     other = toy.settings(run, train__steps=18, checkpoint__resume=tmp_path / "new")

@@ -103,6 +103,7 @@ def test_numbers_survive(cups: int, wait: float) -> None:
         ({"prices": [1]}, "prices=[1] is not a mapping of names to numbers. Write prices={}."),
         ({"prices": {"tea": "much"}}, "prices.tea=much is not a number. Write prices.tea=1.0."),
         ({"prices": {"tea": "1e-3x"}}, "prices.tea=1e-3x is not a number. Write prices.tea=1e-3."),
+        ({"prices": {"tea": "2k"}}, "prices.tea=2k is not a number. Write prices.tea=1.0."),
         ({"prices": {"tea": "3/4"}}, "prices.tea=3/4 is not a number. Write prices.tea=0.75."),
         ({"times": 3}, "times=3 is not a list of numbers. Write times=[]."),
         ({"times": [1, "x"]}, "times=[1,x] is not a list of numbers. Write times=[]."),
