@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_text
-from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights
+from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, refuse_file_as_text
+from lmtrain.config.parse_and_apply_overrides import shell_quoted
+from lmtrain.errors import DataError, UsageError
+from lmtrain.runtime.files.atomic_files import read_bytes
 from lmtrain.runtime.processes.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from lmtrain.eval.load_model import LoadedModel
-    from lmtrain.eval.sample_text_from_prompt import Sampling
+    from lmtrain.eval.sampling_settings import Sampling
+
+_MAX_PROMPT_BYTES = 64 << 20
 
 
 def generate(
@@ -28,6 +33,13 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option(help="The text to continue. [default: standard input, or a new document]")
     ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file with the text to continue, or - for standard input. A line break at its end is left out.",
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[
@@ -36,7 +48,7 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the likeliest tokens that make up this probability. [default: all]")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first sample's seed; the next ones count up.")] = 0,
+    seed: Annotated[int, typer.Option(help="The first sample's seed, up to 4294967295; the next ones count up.")] = 0,
     num_samples: Annotated[int, typer.Option(min=1, help="Number of continuations.")] = 1,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -46,23 +58,51 @@ def generate(
 ) -> None:
     """Generate text from a prompt with a checkpoint. The same seed gives the same text."""
     from lmtrain.checkpoint.unopened_model_on_disk import check_causal
+    from lmtrain.eval.sampling_settings import Sampling
     from lmtrain.exchange.find_model_at_path import find_model
-
-    source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
-    check_causal(source)
-    set_library_defaults()
-
-    from lmtrain.eval.load_model import load_source
-    from lmtrain.eval.sample_text_from_prompt import Sampling
-    from lmtrain.runtime.machine.choose_device import pick_device
 
     samplings = [
         Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)
     ]
-    if prompt is None:  # standard input without the line break that ends it; nothing at a terminal
-        prompt = "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    check_prompt_options(prompt, prompt_file)
+    source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
+    check_causal(source)
+    text = read_prompt(prompt_file) if prompt is None else prompt
+    set_library_defaults()
+
+    from lmtrain.eval.load_model import load_source
+    from lmtrain.runtime.machine.choose_device import pick_device
+
     loaded = load_source(source, pick_device(device), precision)
-    (_print_samples if as_json else _print_stream)(loaded, prompt, max_new_tokens, samplings)
+    (_print_samples if as_json else _print_stream)(loaded, text, max_new_tokens, samplings)
+
+
+def check_prompt_options(prompt: str | None, prompt_file: Path | None) -> None:
+    """Raise UsageError if both options name a prompt, or if --prompt has the name of a file in place of a text."""
+    if prompt is None:
+        return
+    if prompt_file is not None:
+        raise UsageError(
+            f"--prompt and --prompt-file {prompt_file} both give the text to continue. Leave one of them out."
+        )
+    refuse_file_as_text("--prompt", prompt, f"--prompt-file {shell_quoted(prompt)}")
+
+
+def read_prompt(file: Path | None) -> str:
+    """Return the text of a prompt's file, or of standard input if `file` is None or -, without the line break that ends
+    it; "" if no file is named and standard input is a terminal. Raise DataError if the text is not UTF-8.
+    """
+    if file is None and sys.stdin.isatty():
+        return ""
+    from_stdin = file is None or file == Path("-")
+    content = sys.stdin.buffer.read() if from_stdin else read_bytes(file, _MAX_PROMPT_BYTES)
+    try:
+        return content.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        name = "Standard input" if from_stdin else str(file)
+        raise DataError(
+            f"{name} cannot be a prompt: it is not text in UTF-8 from byte {error.start} on. Give a text file."
+        ) from error
 
 
 def _print_stream(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -134,6 +135,17 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
         if param.name in unused and source is not None and source.name == "COMMANDLINE":
             option = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
             raise UsageError(f"{option} has no effect with {subject}. Leave {option} out.")
+
+
+def refuse_file_as_text(option: str, text: str, way_out: str) -> None:
+    """Raise UsageError if `text`, the value of an option or argument that takes a text, is the name of an existing
+    file. `option` is its name for the message, `way_out` what to type instead to use the file.
+    """
+    if os.path.isfile(text):  # because: unlike Path.is_file it also takes a text that cannot be a path
+        raise UsageError(
+            f"{option} takes a text, but {text} is the name of a file, of which only the name would be used. Type "
+            f"{way_out} to use the text in the file."
+        )
 
 
 def check_output_folder(option: str, output: Path) -> None:

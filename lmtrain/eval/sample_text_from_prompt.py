@@ -15,26 +15,9 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
+from lmtrain.eval.sampling_settings import Sampling
 from lmtrain.eval.score_targets import Scorable
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Settings of sampling. Temperature 0 takes the most likely token."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature={self.temperature} must be at least 0; 0 takes the most likely token.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k={self.top_k} must be at least 1. Leave it out to allow every token.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1. Leave it out to allow every token.")
 
 
 @dataclass(frozen=True)

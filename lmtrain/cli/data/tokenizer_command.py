@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_messages_and_json import echo, progress
-from lmtrain.cli.shared_options import InputFormat, SplitText, TextInputs, parse_count_option, resolve_text_inputs
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
+from lmtrain.cli.shared_options import (
+    InputFormat,
+    Json,
+    SplitText,
+    TextInputs,
+    parse_count_option,
+    refuse_file_as_text,
+    refuse_unused_options,
+    resolve_text_inputs,
+)
+from lmtrain.config.parse_and_apply_overrides import shell_quoted
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import plural
+
+if TYPE_CHECKING:
+    from data_tools.read.find_input_files import Inputs, TextSplit
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -80,26 +94,101 @@ def train(
 
 @app.command()
 def show(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(help="A tokenizer's file or folder.")],
-    text: Annotated[str | None, typer.Argument(help="A text to tokenize.")] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="A text to tokenize, or more files for --data.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILES", help="Count the tokens of these files, folders or globs; - is standard input."),
+    ] = None,
+    key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
+    split: SplitText = "file",
+    format_: InputFormat = None,
+    as_json: Json = False,
 ) -> None:
-    """Show a tokenizer's kind, size and special tokens, and the tokens of a text."""
+    """Show a tokenizer's kind, size and special tokens, and the tokens of a text or their number in files."""
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+
+    if not data:
+        refuse_unused_options(context, {"key", "split", "format_"}, "a tokenizer without --data")
+        _check_text(text or [])
+    tokenizer = Tokenizer.load(path)
+    facts: dict[str, Any] = {
+        "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "special": dict(tokenizer.special),
+        "fingerprint": tokenizer.fingerprint,
+    }  # fmt: skip
+    if data:
+        facts["data"] = _count_files(tokenizer, resolve_text_inputs([*data, *(text or [])], format_), key, split)
+    elif text:
+        facts["text"] = _text_facts(tokenizer, text[0])
+    return print_json(facts, ensure_ascii=False) if as_json else _print_tokenizer(facts)
+
+
+def _check_text(words: list[str]) -> None:
+    """Raise UsageError unless `words`, the arguments after the tokenizer, are at most one text, which is not the name
+    of a file.
+    """
+    for word in words:
+        refuse_file_as_text("tokenizer show", word, f"--data {shell_quoted(word)}")
+    if len(words) > 1:
+        raise UsageError(f"tokenizer show takes one text, and there are {len(words)}. Put the text in quotes.")
+
+
+def _text_facts(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+    """Return the ids and pieces of a text with its bytes per token as JSON values."""
+    ids, num_bytes = tokenizer.encode(text), len(text.encode(errors="replace"))
+    pieces = [tokenizer.piece(number) for number in ids]
+    return {"tokens": len(ids), "bytes_per_token": num_bytes / max(len(ids), 1), "ids": ids, "pieces": pieces}
+
+
+def _count_files(tokenizer: Tokenizer, inputs: Inputs, key: str, split: TextSplit) -> dict[str, Any]:
+    """Return the counts of each input file, and of all together, as JSON values."""
+    from data_tools.read.find_input_files import find_sources
+    from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts
+    from lmtrain.tokenizer.count_tokens import TextCounts, count_tokens
+
+    sources = find_sources(inputs, split)
+    total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
+    with progress("counted", "bytes") as shown:
+        texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else shown(done, total))
+        found = count_tokens(tokenizer, ((str(path), text) for path, text in texts.iterate_with_paths()))
+    counts = {str(source.path): found.get(str(source.path), TextCounts()) for source in sources}
+    return {
+        "files": [{"file": name, **count.to_dict()} for name, count in counts.items()],
+        "total": sum(counts.values(), TextCounts()).to_dict(),
+    }
+
+
+def _print_tokenizer(facts: dict[str, Any]) -> None:
+    """Print the facts that `show` has collected: lines about the tokenizer, a table of a text's tokens or of files."""
+    from lmtrain.cli.screen.print_facts_and_tables import print_table
+
+    special = ", ".join(f"{role} {number}" for role, number in facts["special"].items())
+    echo(f"{facts['kind']}, {facts['vocab_size']:,} pieces; special: {special or 'none'}")
+    echo(f"fingerprint {facts['fingerprint']}")
+    if "text" in facts:
+        text = facts["text"]
+        echo(f"{plural(text['tokens'], 'token')}, {text['bytes_per_token']:.2f} bytes each")
+        _print_pieces(text["ids"], text["pieces"])
+    elif "data" in facts:
+        rows = facts["data"]["files"]
+        totals = [{"file": "total", **facts["data"]["total"]}] * (len(rows) > 1)
+        print_table([_count_cells(row) for row in [*rows, *totals]])
+
+
+def _count_cells(row: dict[str, Any]) -> dict[str, str]:
+    counts = {name: f"{row[name]:,}" for name in ("documents", "characters", "bytes", "tokens")}
+    per_token = "-" if row["bytes_per_token"] is None else f"{row['bytes_per_token']:.2f}"
+    return {"file": row["file"], **counts, "bytes/token": per_token}
+
+
+def _print_pieces(ids: list[int], pieces: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
-    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
-    tokenizer = Tokenizer.load(path)
-    special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
-    echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
-    echo(f"fingerprint {tokenizer.fingerprint}")
-    if text is None:
-        return
-    ids = tokenizer.encode(text)
-    echo(f"{plural(len(ids), 'token')}, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
     table = Table("id", "piece")
-    for number in ids:
-        piece = tokenizer.piece(number)
+    for number, piece in zip(ids, pieces, strict=True):
         table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
     PlainConsole().print(table)

@@ -164,12 +164,12 @@ MUTANTS = [
     Mutant(
         name="prompt_loses_its_last_spaces",
         file="lmtrain/cli/generate_command.py",
-        function="generate",
-        old='sys.stdin.read().removesuffix("\\n")',
-        new="sys.stdin.read().rstrip()",
+        function="read_prompt",
+        old='.removesuffix("\\n").removesuffix("\\r")',
+        new=".rstrip()",
         breaks="The model goes on from other tokens than those that were piped in, and the same prompt by --prompt "
         "gives another text.",
-        only_for="prompts from a pipe that end with spaces, tabs or an empty line",
+        only_for="prompts from a pipe or a file that end with spaces, tabs or an empty line",
     ),
     Mutant(
         name="memory_of_an_earlier_start",

@@ -16,7 +16,8 @@ from lmtrain.errors import CheckpointError, MissingInputError, OutOfMemoryError,
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run as run_task
-from lmtrain.eval.sample_text_from_prompt import Sampling, generate
+from lmtrain.eval.sample_text_from_prompt import generate
+from lmtrain.eval.sampling_settings import Sampling
 from lmtrain.eval.task import find_task
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings

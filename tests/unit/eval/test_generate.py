@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
 from lmtrain.eval.sample_text_from_prompt import (
-    Sampling,
     draw_token,
     generate,
     generate_stream,
@@ -22,6 +21,7 @@ from lmtrain.eval.sample_text_from_prompt import (
     prompt_tokens,
     stream_text,
 )
+from lmtrain.eval.sampling_settings import Sampling
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 SEQ_LEN = 16
@@ -153,6 +153,9 @@ def test_bytes_that_make_no_character_come_out_once_text_goes_on(tokenizer: Toke
         ({"top_k": 0}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**32}, "seed"),  # torch would draw what it draws for 0
+        ({"seed": 2**64}, "seed"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], key: str) -> None:

@@ -1,0 +1,37 @@
+"""Settings of text generation, checked: temperature, top-k, top-p and seed.
+
+Called by `lmtrain generate`, the Python interface and the adapter for lm-evaluation-harness. Torch-free, so that a
+wrong value is refused before torch is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmtrain.errors import UsageError
+
+MAX_SEED = 2**32 - 1  # because: torch's generator on the CPU reads 32 bits, so 2**32 would draw what 0 draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Settings of sampling. Temperature 0 takes the most likely token. Two seeds in the allowed range draw differently.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UsageError(f"temperature={self.temperature} must be at least 0; 0 takes the most likely token.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top_k={self.top_k} must be at least 1. Leave it out to allow every token.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1. Leave it out to allow every token.")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UsageError(
+                f"seed={self.seed} is not a whole number from 0 to {MAX_SEED}. Choose a seed in this range; further "
+                "samples count up from it."
+            )
