@@ -195,6 +195,10 @@ def test_inspect_tells_what_differs_and_by_how_much(run: Path) -> None:
     shown = lmtrain("inspect", after, "--diff", before)
     assert "step: 12 -> 8" in shown
     assert "model.norm.weight: " in shown
+    assert shown.splitlines()[-1].startswith(f"0 tensors equal, {facts['summary']['different']} different, 0 only in")
+    assert facts["summary"]["largest"] == max(each["largest"] for each in facts["values"].values())
+    said = lmtrain("inspect", after, "--diff", before, "--verify", code=2)
+    assert "--verify has no effect with --diff, which checks the hashes of all that it compares" in said
 
 
 @pytest.mark.parametrize(

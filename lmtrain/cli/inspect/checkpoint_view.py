@@ -167,7 +167,21 @@ def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> d
         "values": {name: asdict(difference) for name, difference in value_differences(a, b)},
     }
     facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
+    facts["summary"] = _difference_summary(facts, len(a.manifest.tensors))
     return facts
+
+
+def _difference_summary(facts: dict[str, Any], num_tensors: int) -> dict[str, Any]:
+    """Return the numbers of tensors that are equal, that differ, and that only one checkpoint has, with the largest
+    difference of a value and its tensor. `num_tensors` is the number of tensors of the first checkpoint.
+    """
+    num_different, num_only = len(facts["kinds"]) + len(facts["values"]), len(facts["only_in_checkpoint"])
+    largest = max(facts["values"], key=lambda name: facts["values"][name]["largest"], default=None)
+    return {
+        "equal": num_tensors - num_only - num_different, "different": num_different,
+        "only_in_checkpoint": num_only, "only_in_other": len(facts["only_in_other"]),
+        "largest": None if largest is None else facts["values"][largest]["largest"], "largest_in": largest,
+    }  # fmt: skip
 
 
 def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
@@ -185,9 +199,9 @@ def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
     ]
 
 
-def print_difference(facts: dict[str, Any]) -> None:
-    """Print the differences between two checkpoints on stdout, at most 40 lines for each kind of difference. `facts` is
-    the dict of `difference_facts`.
+def print_difference(facts: dict[str, Any], show_all: bool) -> None:
+    """Print the differences between two checkpoints on stdout, without `show_all` at most 40 lines for each kind of
+    difference, and a line that sums them up. `facts` is the dict of `difference_facts`.
     """
     averages = "the averages in " if facts.get("weights") == "ema" else ""
     echo(f"{averages}{facts['checkpoint']} and {facts['other']}")
@@ -198,11 +212,22 @@ def print_difference(facts: dict[str, Any]) -> None:
         ("other types or shapes", [f"{name}: {a} -> {b}" for name, (a, b) in facts["kinds"].items()]),
         ("other values", [f"{name}: {_describe_difference(pair)}" for name, pair in facts["values"].items()]),
     ):
-        more = [f"... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
-        for text in [title, *(f"  {line}" for line in lines[:_MAX_LINES] + more)] if lines else []:
+        num_shown = len(lines) if show_all else _MAX_LINES
+        more = [f"... and {len(lines) - num_shown} more; --all lists them"] if len(lines) > num_shown else []
+        for text in [title, *(f"  {line}" for line in lines[:num_shown] + more)] if lines else []:
             echo(text)
+    echo(_describe_summary(facts["summary"]))
     if facts["same_tensors"]:
         echo("all tensors are the same, bit for bit")
+
+
+def _describe_summary(summary: dict[str, Any]) -> str:
+    """Return the line that sums up a comparison, from the dict of `_difference_summary`."""
+    counts = f"{plural(summary['equal'], 'tensor')} equal, {summary['different']} different"
+    missing = f"{summary['only_in_checkpoint']} only in the first, {summary['only_in_other']} only in the second"
+    largest = summary["largest"]
+    largest_text = "" if largest is None else f"; the largest difference is {largest:.3g}, in {summary['largest_in']}"
+    return f"{counts}, {missing}{largest_text}"
 
 
 def _describe_difference(difference: dict[str, Any]) -> str:

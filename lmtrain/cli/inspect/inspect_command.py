@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_folder_view import run_facts, run_lines
 from lmtrain.cli.screen.print_messages_and_json import print_json
-from lmtrain.cli.shared_options import Json, Plugins, Weights
+from lmtrain.cli.shared_options import Json, Plugins, Weights, refuse_unused_options
 from lmtrain.errors import MissingInputError, UsageError
 from lmtrain.runfolder.file_names import CONFIG
 from lmtrain.runfolder.folder_reader import record_errors
@@ -20,8 +20,11 @@ from lmtrain.runfolder.metrics_rows import to_json_data
 
 
 def inspect(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint folder, or the prefix of a dataset.")],
-    all_: Annotated[bool, typer.Option("--all", help="Also every setting, checkpoint, file and tensor.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also every setting, checkpoint, file and tensor; or every difference.")
+    ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
     diff: Annotated[
         Path | None, typer.Option(metavar="OTHER", help="Show what differs from this other checkpoint, by how much.")
@@ -33,12 +36,14 @@ def inspect(
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.checkpoint.find_and_prune import is_best, resolve_checkpoint
     from lmtrain.cli.inspect import checkpoint_view as view
+    from lmtrain.data.store.indexed_dataset import dataset_file
 
     if is_best(path):
         path = resolve_checkpoint(path)
     print_facts: Callable[[dict[str, Any]], None]
     if diff is not None:
-        facts, print_facts = view.difference_facts(path, diff, weights), view.print_difference
+        refuse_unused_options(context, {"verify"}, "--diff, which checks the hashes of all that it compares")
+        facts, print_facts = view.difference_facts(path, diff, weights), partial(view.print_difference, show_all=all_)
     elif (path / "manifest.json").is_file():
         facts, print_facts = view.checkpoint_facts(path, verify, weights), partial(view.print_checkpoint, show_all=all_)
     elif weights != "model":
@@ -49,7 +54,7 @@ def inspect(
     elif (path / CONFIG).is_file():
         with record_errors(path):
             facts, print_facts = run_facts(path, verify), partial(_print_run, show_all=all_)
-    elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
+    elif dataset_file(path, ".idx").is_file() or path.suffix in (".idx", ".bin"):
         facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
     else:
         raise MissingInputError(
