@@ -2,7 +2,7 @@
 
     LmtrainError                70  an error inside lmtrain
     |-- UsageError               2  a wrong command line
-    |   |-- SettingsError        2  one or more wrong settings, all reported at once
+    |   |-- SettingsError        2  one or more wrong settings, reported together
     |   `-- RanksDifferError     2  the processes of a run were started with different settings, data, code or libraries
     |-- DataError               65  a dataset, tokenizer or text file is damaged or does not fit
     |   `-- CheckpointError     65  a checkpoint is damaged or does not fit the run

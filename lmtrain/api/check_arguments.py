@@ -1,17 +1,80 @@
-"""Check what a caller of the Python interface gives: token ids, which become an array, and types. Torch-free."""
+"""Check what a caller of the Python interface gives: the types of arguments, and token ids, which become an array.
+
+Every function of the interface that takes more than ids is decorated with `checked`. Torch-free.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, get_args
+import numbers
+import os
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from inspect import Parameter, signature
+from types import NoneType
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.config.name_suggestions import union_members
 from lmtrain.errors import UsageError
 from lmtrain.units import plural
 
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+_NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}  # with the numbers of numpy
 _SHAPES = {1: "[T], for one text", 2: "[B, T], for B texts of the same length"}
+
+
+def checked(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
+    """Decorate a function of the Python interface so that an argument of another type than its annotation raises
+    UsageError, and a file that cannot be opened or written an LmtrainError in place of an OSError.
+    """
+    parameters = signature(function)
+
+    @cache
+    def allowed_types() -> dict[str, tuple[Any, ...]]:
+        return {name: union_members(hint) for name, hint in get_type_hints(function).items()}
+
+    @wraps(function)
+    def call(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        for name, value in parameters.bind(*args, **kwargs).arguments.items():
+            is_many = parameters.parameters[name].kind is Parameter.VAR_POSITIONAL
+            for single in value if is_many else [value]:
+                if name in allowed_types():
+                    _check_argument(f"{function.__name__}()", name, single, allowed_types()[name])
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            from lmtrain.cli.main import error_from_os  # because: it imports typer, which only an error needs
+
+            raise error_from_os(error) from error
+
+    return call
+
+
+def _check_argument(call: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raise UsageError unless `value`, the argument `name` of `call`, has one of the types `allowed` and fits into it:
+    a path names a file that can exist, a whole number has at most 64 bits.
+    """
+    types = [get_origin(hint) or hint for hint in allowed]
+    if Any in types or (value is None and NoneType in types):
+        return
+    is_bool = isinstance(value, bool | np.bool_)  # because: Python counts True among the whole numbers
+    if is_bool or not any(isinstance(value, _NUMBERS.get(each, each)) for each in types):
+        names = " or ".join("None" if each is NoneType else each.__name__ for each in types)
+        raise UsageError(f"{call} was given a {type(value).__name__} as {name}. Give {names}.")
+    if os.PathLike in types and not _can_be_path(value):
+        raise UsageError(f"{call} was given {name}={str(value)[:100]!r}, which cannot be a path. Give another path.")
+    if isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**64:
+        raise UsageError(f"{call} was given a number of more than 64 bits as {name}. Give a smaller number.")
+
+
+def _can_be_path(value: Any) -> bool:
+    try:
+        return isinstance(os.fspath(value), str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def check_dtype(dtype: str) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lmtrain.api.check_arguments import check_dtype
+from lmtrain.api.check_arguments import check_dtype, checked
 from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
 from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout, evaluate_one
 from lmtrain.errors import UsageError
@@ -14,6 +14,7 @@ from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 
+@checked
 def evaluate(
     path: str | os.PathLike[str], task: str, data: str | os.PathLike[str], *, key: str = "text",
     format: str | None = None, baseline: str | os.PathLike[str] | None = None, batch_size: int = 8,

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtrain.api.check_arguments import check_dtype, check_token_ids
+from lmtrain.api.check_arguments import check_dtype, check_token_ids, checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
 from lmtrain.errors import UsageError
 from lmtrain.eval import sample_text_from_prompt as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
+from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import Request
 from lmtrain.exchange.find_model_at_path import find_model
@@ -30,12 +31,14 @@ from lmtrain.units import format_count, plural
 _FEWER_ROWS = "Give fewer rows or shorter texts at a time, or load the model with another dtype."
 
 
+@checked
 def load(
     path: str | os.PathLike[str], dtype: str = "fp32", device: str | torch.device | None = None,
-    weights: str = "model",
+    weights: str = "model", step: int | None = None,
 ) -> tuple[Model, Tokenizer]:  # fmt: skip
-    """Load a trained model and its tokenizer. `path` is a run's folder, whose newest checkpoint is loaded, a
-    checkpoint, RUN@best, or a Hugging Face folder of GPT-2, LLaMA, Mistral or BERT.
+    """Load a trained model and its tokenizer. `path` is a run's folder, whose newest checkpoint is loaded, or with
+    `step` that of this step; a checkpoint; RUN@best; or a Hugging Face folder of one of the families that `lmtrain
+    import` reads.
 
     `dtype` is the type to compute in: fp32, bf16 or fp16. `device` is cpu, cuda, or a GPU such as cuda:1; without it
     the first GPU is used if there is one, else the CPU. A GPU becomes torch's current device. With `weights` "ema" the
@@ -44,7 +47,7 @@ def load(
     """
     check_dtype(dtype)
     with memory_errors("Load the model with dtype bf16, or on another device."):
-        loaded = load_source(find_model(Path(path), weights), _find_device(device), dtype)
+        loaded = load_source(find_model(Path(path), weights, step), _find_device(device), dtype)
     return Model(loaded), Tokenizer(loaded.subject.tokenizer)
 
 
@@ -123,6 +126,7 @@ class Model:
             logits_BTV = self._model.logits(generation.unlabelled_batch(ids_BT))
         return logits_BTV if has_rows else logits_BTV[0]
 
+    @checked
     def loss(self, ids: Any, batch_size: int = 8) -> float:
         """Return the mean loss of the next token in nats: -log p(ids[t] | ids[:t]), averaged over all positions t from
         1 on, of all rows. The first token of a row is not scored, since nothing comes before it.
@@ -166,12 +170,14 @@ class Model:
             self._model.logits(generation.unlabelled_batch(ids_BT), torch.zeros_like(ids_BT, dtype=torch.bool))
         return {name: (hidden_BTD if has_rows else hidden_BTD[0]).float() for name, hidden_BTD in hidden.items()}
 
+    @checked
     def generate(
-        self, text: str = "", *, max_tokens: int = 200, temperature: float = 0.8, top_k: int | None = None,
-        top_p: float | None = None, seed: int = 0,
+        self, text: str = "", *, max_tokens: int | None = None, max_new_tokens: int | None = None,
+        temperature: float = 0.8, top_k: int | None = None, top_p: float | None = None, seed: int = 0,
     ) -> str:  # fmt: skip
         """Return a continuation of `text`, without `text` itself; from an empty text a new document begins. It ends
-        after `max_tokens` tokens, or where the model ends the document.
+        after `max_tokens` tokens, by default 200, or where the model ends the document. `max_new_tokens` is another
+        name for `max_tokens`.
 
         Each token is drawn from the probabilities at `temperature` (0: always the likeliest), of the `top_k` likeliest
         tokens, and of the likeliest tokens that make up the probability `top_p`. The same `seed` gives the same text,
@@ -182,11 +188,10 @@ class Model:
                 f"generate() continues a text, but {self.path} is a {self.settings.kind} model, which predicts masked "
                 "tokens. Load a GPT."
             )
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens={max_tokens} must be at least 1. Leave it out for 200.")
-        sampling = generation.Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        num_tokens = _number_of_tokens(max_tokens, max_new_tokens)
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return generation.generate(
-            self._model, self._subject.tokenizer, text, max_tokens, sampling, self._subject.seq_len
+            self._model, self._subject.tokenizer, text, num_tokens, sampling, self._subject.seq_len
         ).text
 
     def _to_tensor(self, ids: Any) -> tuple[Tensor, bool]:
@@ -198,6 +203,20 @@ class Model:
         what = f"{self.settings.kind} of {format_count(self.num_parameters)} parameters"
         average = "the average in " * (self._facts.get("weights") == "ema")
         return f"<lmtrain.Model {what} from {average}{self.path}, {self.dtype} on {self.device}>"
+
+
+def _number_of_tokens(max_tokens: int | None, max_new_tokens: int | None) -> int:
+    """Return the largest number of tokens to generate, which has two names. Raise UsageError if both are given, or if
+    the number is below 1.
+    """
+    if max_tokens is not None and max_new_tokens is not None:
+        raise UsageError(
+            f"max_tokens={max_tokens} and max_new_tokens={max_new_tokens} are two names of one parameter. Give one."
+        )
+    for name, number in (("max_tokens", max_tokens), ("max_new_tokens", max_new_tokens)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name}={number} must be at least 1. Leave it out for {DEFAULT_NEW_TOKENS}.")
+    return max_tokens or max_new_tokens or DEFAULT_NEW_TOKENS
 
 
 def _keep_output(outputs: dict[str, Tensor], name: str, _part: nn.Module, _inputs: object, output: Tensor) -> None:

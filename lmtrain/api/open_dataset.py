@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex, overload
 
 from numpy.typing import NDArray
 
+from lmtrain.api.check_arguments import checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
 from lmtrain.data.store.document_boundaries import use_recorded_checksums
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
@@ -19,6 +20,7 @@ from lmtrain.tokenizer import text_to_ids_and_back
 from lmtrain.units import format_count
 
 
+@checked
 def open_dataset(prefix: str | os.PathLike[str]) -> Dataset:
     """Open a dataset, which `lmtrain preprocess` or Megatron-LM has written, for reading. `prefix` is its path without
     .bin or .idx. Raise an LmtrainError if there is none, or if its files do not agree with each other.

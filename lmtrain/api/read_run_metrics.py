@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.api.check_arguments import checked
 from lmtrain.errors import MissingInputError, UsageError, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
 from lmtrain.runfolder.file_names import METRICS
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 
+@checked
 def metrics(run: str | os.PathLike[str]) -> Metrics:
     """Read what a run has recorded: its steps, validations and evaluations. `run` is the folder of a run, which may
     still be running. Raise MissingInputError if the folder is not that of a run.

@@ -7,11 +7,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lmtrain.api.check_arguments import checked
 from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config import settings_base
 from lmtrain.train.run_config import RunConfig
 
 
+@checked
 def settings(
     *overrides: str, config_dir: str | os.PathLike[str] | None = None, config_name: str = "pretrain",
     from_run: str | os.PathLike[str] | None = None,
@@ -20,7 +22,7 @@ def settings(
     `settings("model=gpt_tiny", "data.path=data/train").model.width`. `to_dict()` of the result has all values.
 
     `config_dir`, `config_name` and `from_run` mean what the options of these names mean. Raise an LmtrainError that
-    lists all wrong settings. Files and devices that settings name are not looked for.
+    lists the wrong settings. Files and devices that settings name are not looked for.
     """
     return compose_run(
         overrides, from_run=None if from_run is None else Path(from_run), name=config_name,
@@ -28,6 +30,7 @@ def settings(
     )  # fmt: skip
 
 
+@checked
 def add_plugin(package: str) -> None:
     """Make the kinds of a package known, as the option --plugin does: its models to `lmtrain.load`, its tasks to
     `lmtrain.evaluate`, all of them to `lmtrain.settings`. Raise UsageError if the package cannot be imported.

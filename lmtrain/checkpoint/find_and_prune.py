@@ -23,9 +23,9 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     decode_manifest,
     max_manifest_bytes,
 )
-from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError, UsageError, join_few
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
-from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.folder_reader import is_run, read_settings
 from lmtrain.runfolder.lineage import waiting_branches
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.tensorboard_metric_names import score_by_step
@@ -204,6 +204,24 @@ def resolve_checkpoint(path: Path | str) -> Path:
     if newest is None:
         raise MissingInputError(f"{path} holds no finished checkpoint. Give a checkpoint, or a run that has saved one.")
     return newest
+
+
+def checkpoint_of_step(run: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step in the folder of a run or of checkpoints. Raise MissingInputError,
+    with the steps that there are, if it has no such checkpoint, and UsageError if the folder is none of a run.
+    """
+    folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
+    checkpoints = {step_from_name(path.name): path for path in _step_folders(folder)}
+    if step in checkpoints:
+        return checkpoints[step]
+    if not checkpoints and not is_run(run):
+        raise UsageError(
+            f"step={step} chooses a checkpoint of a run, and {run} is not the folder of a run. Leave step out, or give "
+            "the folder that was run.dir."
+        )
+    steps = join_few(map(str, checkpoints), max_shown=20)
+    way_out = f"Give one of these steps: {steps}." if steps else "The run has saved none yet."
+    raise MissingInputError(f"{run} has no checkpoint of step {step}. {way_out}")
 
 
 def is_best(path: Path) -> bool:

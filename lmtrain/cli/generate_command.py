@@ -13,12 +13,12 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_t
 from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, refuse_file_as_text
 from lmtrain.config.parse_and_apply_overrides import shell_quoted
 from lmtrain.errors import DataError, UsageError
+from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.runtime.files.atomic_files import read_bytes
 from lmtrain.runtime.processes.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from lmtrain.eval.load_model import LoadedModel
-    from lmtrain.eval.sampling_settings import Sampling
 
 _MAX_PROMPT_BYTES = 64 << 20
 
@@ -40,7 +40,7 @@ def generate(
             help="A file with the text to continue, or - for standard input. A line break at its end is left out.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 200,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = DEFAULT_NEW_TOKENS,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[
         int | None, typer.Option(help="Draw from this many of the likeliest tokens. [default: all]")
@@ -58,7 +58,6 @@ def generate(
 ) -> None:
     """Generate text from a prompt with a checkpoint. The same seed gives the same text."""
     from lmtrain.checkpoint.unopened_model_on_disk import check_causal
-    from lmtrain.eval.sampling_settings import Sampling
     from lmtrain.exchange.find_model_at_path import find_model
 
     samplings = [
@@ -94,12 +93,12 @@ def read_prompt(file: Path | None) -> str:
     """
     if file is None and sys.stdin.isatty():
         return ""
-    from_stdin = file is None or file == Path("-")
-    content = sys.stdin.buffer.read() if from_stdin else read_bytes(file, _MAX_PROMPT_BYTES)
+    file = None if file == Path("-") else file
+    content = sys.stdin.buffer.read() if file is None else read_bytes(file, _MAX_PROMPT_BYTES)
     try:
         return content.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        name = "Standard input" if from_stdin else str(file)
+        name = "Standard input" if file is None else str(file)
         raise DataError(
             f"{name} cannot be a prompt: it is not text in UTF-8 from byte {error.start} on. Give a text file."
         ) from error

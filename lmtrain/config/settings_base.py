@@ -196,9 +196,11 @@ def add_plugin(name: str) -> None:
     """Import the Python package that --plugin names, and those of its modules whose names end with one of PLUGIN_FILES,
     which need no torch. Classes in them become choices that `kinds` finds.
 
-    Raise UsageError if the import fails. Only the command line names plugins: a config file must not decide which code
-    runs.
+    Raise UsageError if `name` cannot be a package's, or if the import fails. Only the command line names plugins: a
+    config file must not decide which code runs.
     """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"--plugin={name} is not the name of a Python package. Give a name as in `import NAME`.")
     try:
         package = importlib.import_module(name)
         inside = [f"{name}.{info.name}" for info in pkgutil.iter_modules(getattr(package, "__path__", ()))]

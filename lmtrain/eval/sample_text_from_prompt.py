@@ -91,7 +91,7 @@ def generate_tokens(
     """Yield up to `max_new_tokens` token ids that continue the token ids `context`, drawn as `sampling` says. An id of
     `end_ids` is yielded as the last. `seq_len` is the number of tokens that the model sees at once.
     """
-    generator = torch.Generator().manual_seed(sampling.seed)
+    generator = torch.Generator().manual_seed(int(sampling.seed))  # because: it may be a number of numpy
     tokens = list(context)
     for _ in range(max_new_tokens):
         token = draw_token(next_logits(model, tokens[-seq_len:]), sampling, generator)

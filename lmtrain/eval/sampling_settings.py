@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from lmtrain.errors import UsageError
 
+DEFAULT_NEW_TOKENS = 200
 MAX_SEED = 2**32 - 1  # because: torch's generator on the CPU reads 32 bits, so 2**32 would draw what 0 draws
 
 

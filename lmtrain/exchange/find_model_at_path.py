@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.find_and_prune import checkpoint_of_step
 from lmtrain.checkpoint.unopened_model_on_disk import ModelSource, Weights, checkpoint_source
 from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.errors import CheckpointError, MissingInputError
@@ -18,13 +19,15 @@ from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.vocabulary_files import END_ID_FILES, end_ids
 
 
-def find_model(path: Path, weights: str = "model") -> ModelSource:
-    """Find the model at `path` (a checkpoint, a run folder or a Hugging Face folder) without reading its weights.
+def find_model(path: Path, weights: str = "model", step: int | None = None) -> ModelSource:
+    """Find the model at `path` (a checkpoint, a run folder or a Hugging Face folder) without reading its weights. With
+    `step`, `path` is the folder of a run that has a checkpoint of this step; raise an LmtrainError if it is not.
     Return its settings, with functions that load its tokenizer and open its weights, or the average of its weights if
     `weights` is "ema". Raise CheckpointError if there is no average, as in every Hugging Face folder, and UsageError if
     `weights` is neither "model" nor "ema".
     """
     weight_set = check_weight_set(weights)
+    path = path if step is None else checkpoint_of_step(path, step)
     if (path / "config.json").is_file():
         config = read_json(path / "config.json")
         if not isinstance(config, dict) or "model" not in config:  # because: a run folder has a config.json too

@@ -74,6 +74,12 @@ def test_a_text_is_the_commands(run: Path) -> None:
     assert model.generate(TEXT, max_tokens=8, top_k=30, seed=3) == said["samples"][0]["text"]
 
 
+def test_the_runs_of_a_folder_are_the_commands(run: Path) -> None:
+    runs = lmtrain.runs(run.parent)
+    assert runs == json.loads(command("runs", "list", run.parent, "--json"))
+    assert [(row["name"], row["state"], row["step"]) for row in runs] == [("run", "finished", 2)]
+
+
 @pytest.mark.wide
 def test_a_checkpoint_that_four_ranks_saved_is_the_evaluators_model(toy: Toy, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -48,7 +48,7 @@ Ints = NDArray[Any]
 
 def dataset_file(prefix: Path, suffix: str) -> Path:
     """Return the dataset's file with this suffix; the prefix itself may contain dots."""
-    return prefix.with_name(prefix.name + suffix)
+    return prefix.parent / (prefix.name + suffix)  # because: `with_name` raises ValueError if the prefix is "." or "/"
 
 
 @dataclass(frozen=True, kw_only=True)

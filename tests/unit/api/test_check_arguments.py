@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from lmtrain.api.check_arguments import check_token_ids
+import lmtrain
+from lmtrain.api.check_arguments import check_token_ids, checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
 from lmtrain.cli.shared_options import PrecisionName
 from lmtrain.config.settings_base import kinds
-from lmtrain.errors import UsageError
+from lmtrain.errors import MissingInputError, UsageError
 from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.tokenizer.train import train_bpe
 
@@ -60,3 +64,54 @@ def test_a_tokenizer_reads_back_what_it_has_written() -> None:
 
 def test_the_types_on_the_command_line_are_those_of_the_settings() -> None:
     assert set(get_args(PrecisionName)) == set(kinds(PrecisionSettings))
+
+
+FUNCTIONS = [value for name in lmtrain.__all__ if inspect.isfunction(value := getattr(lmtrain, name))]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, lmtrain.Model.loss, lmtrain.Model.generate], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("wrong", [object(), b"a", [1]], ids=lambda wrong: type(wrong).__name__)
+def test_every_argument_of_a_wrong_type_is_refused(function: Callable[..., Any], wrong: Any) -> None:
+    parameters = inspect.signature(function).parameters
+    required = {
+        name: "x"
+        for name, each in parameters.items()
+        if each.default is each.empty and each.kind is not each.VAR_POSITIONAL
+    }
+    for name, parameter in parameters.items():
+        if name in ("self", "ids"):
+            continue
+        words = [wrong] if parameter.kind is parameter.VAR_POSITIONAL else []
+        values = required if words else required | {name: wrong}
+        with pytest.raises(UsageError, match=rf"{function.__name__}\(\) was given a \w+ as {name}\. Give "):
+            function(*words, **values)
+
+
+@checked
+def sample(path: str | os.PathLike[str], number: int = 0, share: float = 0.0) -> None:
+    open(path).close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "a\0b"}, "path='a\\\\x00b', which cannot be a path"),
+        ({"path": "\ud800"}, "which cannot be a path"),
+        ({"number": True}, "was given a bool as number. Give int"),
+        ({"number": 1.0}, "was given a float as number. Give int"),
+        ({"number": 2**64}, "more than 64 bits"),
+        ({"share": "1"}, "was given a str as share. Give float"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sample(**{"path": os.devnull} | arguments)
+
+
+def test_numbers_of_numpy_fit_and_a_file_that_cannot_be_opened_is_our_error() -> None:
+    sample(os.devnull, np.int32(3), np.float32(1))  # type: ignore[arg-type]
+    sample(os.devnull, share=1)
+    with pytest.raises(MissingInputError, match="cannot be opened: No such file"):
+        sample("/nowhere/at/all")
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        sample(os.devnull, size=1)  # type: ignore[call-arg]

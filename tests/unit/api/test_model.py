@@ -17,7 +17,7 @@ from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run as run_task
 from lmtrain.eval.sample_text_from_prompt import generate
-from lmtrain.eval.sampling_settings import Sampling
+from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.eval.task import find_task
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
@@ -53,6 +53,7 @@ def test_types_are_known_to_checkers(gpt_run: Path) -> None:
     assert_type(model.logits(IDS), torch.Tensor)
     assert_type(model.loss(IDS), float)
     assert_type(model.generate("a", max_tokens=1), str)
+    assert_type(lmtrain.load(gpt_run, step=7), tuple[lmtrain.Model, lmtrain.Tokenizer])
     assert_type(tokenizer.encode("a"), list[int])
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         lmtrain.lode  # type: ignore[attr-defined]  # noqa: B018
@@ -118,7 +119,8 @@ def test_the_defaults_of_generate_are_those_of_the_command(gpt: lmtrain.Model) -
         return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 
     ours, theirs = defaults(gpt.generate), defaults(command)
-    assert ours["max_tokens"] == theirs["max_new_tokens"]
+    assert theirs["max_new_tokens"] == DEFAULT_NEW_TOKENS
+    assert ours["max_tokens"] is ours["max_new_tokens"] is None, "the same number, for both names"
     assert all(ours[name] == theirs[name] for name in ("temperature", "top_k", "top_p", "seed"))
 
 
@@ -184,3 +186,20 @@ def test_a_lack_of_memory_names_a_way_out(gpt: lmtrain.Model) -> None:
     finally:
         hook.remove()
     assert gpt.logits(IDS).shape[0] == 2
+
+
+def test_a_step_chooses_among_the_checkpoints_of_a_run(gpt_run: Path, gpt: lmtrain.Model) -> None:
+    assert lmtrain.load(gpt_run, device="cpu", step=7)[0].path == gpt.path
+    with pytest.raises(MissingInputError, match=r"has no checkpoint of step 8\. Give one of these steps: 7\."):
+        lmtrain.load(gpt_run, step=8)
+    for path in (gpt.path, f"{gpt_run}@best"):
+        with pytest.raises(UsageError, match=r"step=7 chooses a checkpoint of a run, and .* is not"):
+            lmtrain.load(path, step=7)
+
+
+def test_both_names_of_the_number_of_tokens_mean_the_same(gpt: lmtrain.Model) -> None:
+    assert gpt.generate("a", max_new_tokens=3, seed=2) == gpt.generate("a", max_tokens=3, seed=2)
+    with pytest.raises(UsageError, match="max_tokens=3 and max_new_tokens=4 are two names"):
+        gpt.generate("a", max_tokens=3, max_new_tokens=4)
+    with pytest.raises(UsageError, match="max_new_tokens=0 must be at least 1"):
+        gpt.generate("a", max_new_tokens=0)

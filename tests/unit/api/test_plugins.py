@@ -46,3 +46,9 @@ def test_a_plugins_settings_are_known(tmp_path: Path) -> None:
 def test_a_package_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="--plugin=no_such_package cannot be imported"):
         lmtrain.add_plugin("no_such_package")
+
+
+@pytest.mark.parametrize("name", ["", "..", "my-package", "a."])
+def test_what_is_no_name_of_a_package_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is not the name of a Python package"):
+        lmtrain.add_plugin(name)

@@ -267,6 +267,12 @@ def test_missing_files(tmp_path: Path) -> None:
         IndexedDataset.open(tmp_path / "a")
 
 
+@pytest.mark.parametrize("prefix", ["", ".", "/"])
+def test_a_prefix_without_a_name_is_a_missing_dataset(prefix: str) -> None:
+    with pytest.raises(MissingInputError, match=r"\.idx does not exist"):
+        IndexedDataset.open(prefix)
+
+
 def test_a_failed_writer_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path / "a", [[[1]]], described=True)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -1,0 +1,19 @@
+"""`lmtrain.runs`: the runs of a folder, as `lmtrain runs list --json` prints them. Torch-free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lmtrain.api.check_arguments import checked
+from lmtrain.cli.runs.runs_command import select_rows
+
+
+@checked
+def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the runs in a folder and its subfolders, a dict for each: what `lmtrain runs list FOLDER --json` prints,
+    such as `run` (its folder), `name`, `state`, `step`, `loss` and `valid_loss`. Raise MissingInputError if there are
+    none.
+    """
+    return select_rows([Path(folder)], [], [])
