@@ -111,22 +111,43 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
     """Return a sentence that tells the user what to type instead of the unknown option `option`: a similar option of
     the command, or, if `takes_settings`, the setting that another tool calls so, or else how to list the options.
     """
-    own_options = list(error.possibilities or ())  # because: click's own choice of similar options is often far off
+    params = error.ctx.command.params
+    hidden = {name for param in params if getattr(param, "hidden", False) for name in param.opts}
+    # because: click's own choice of similar options is often far off, and names hidden ones
+    own_options = [own for own in error.possibilities or () if own not in hidden]
     similar = [own for own in own_options if own.startswith(option)]
     similar = similar or difflib.get_close_matches(option, own_options, cutoff=0.7)
     name = option.lstrip("-").lower().replace("-", "_")
     closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
-    if takes_settings and not closest:
-        from lmtrain.cli.settings_keys.translate_foreign_flags import PROCESS_COUNT_NAMES
-        from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
-
-        if name in PROCESS_COUNT_NAMES and any("--nproc" in param.opts for param in error.ctx.command.params):
-            return "Did you mean --nproc?"
-        if name in UNSUPPORTED_SETTINGS:
-            return UNSUPPORTED_SETTINGS[name]
-        if overrides := _suggest_settings(option, name, argv):
-            return f"Settings are words without dashes: type {' or '.join(overrides)}."
+    explain = _explain_setting_option if takes_settings else _explain_layout_option
+    if not closest and (sentence := explain(option, name, params, argv)):
+        return sentence
     return f"Did you mean {' or '.join(closest or similar)}?" if similar else f"`{command} --help` lists its options."
+
+
+def _explain_layout_option(option: str, name: str, params: Sequence[Any], argv: Sequence[str]) -> str:
+    """Return a sentence about an unknown option that is an axis of a layout, on a command that takes a layout as the
+    value of one option; "" for other options and commands. `name` is the option in snake case.
+    """
+    from lmtrain.cli.settings_keys.translate_foreign_flags import layout_option
+
+    hint = layout_option(name, params, argv)
+    return f"{option} is part of a layout: type {hint}." if hint else ""
+
+
+def _explain_setting_option(option: str, name: str, params: Sequence[Any], argv: Sequence[str]) -> str:
+    """Return a sentence about an unknown option on a command that takes settings: what to type for another tool's
+    number of processes, why there is no such setting, or which setting it is; "" if it is none of these.
+    """
+    from lmtrain.cli.settings_keys.translate_foreign_flags import PROCESS_COUNT_NAMES
+    from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
+
+    if name in PROCESS_COUNT_NAMES and any("--nproc" in param.opts for param in params):
+        return "Did you mean --nproc?"
+    if name in UNSUPPORTED_SETTINGS:
+        return UNSUPPORTED_SETTINGS[name]
+    overrides = _suggest_settings(option, name, argv)
+    return f"Settings are words without dashes: type {' or '.join(overrides)}." if overrides else ""
 
 
 def _option_value(option: str, argv: Sequence[str]) -> str:

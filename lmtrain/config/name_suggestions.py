@@ -114,6 +114,9 @@ UNSUPPORTED_SETTINGS = {
     for said, names in {
         "There is no context parallelism here; parallel.tp and parallel.sequence_parallel=true share a long sequence.":
             "cp context_parallel_size context_parallel_degree",
+        "The number of nodes follows from parallel.* and the ranks of a node: `lmtrain slurm render --gpus-per-node N` "
+        "writes the job, and without Slurm each node starts `lmtrain pretrain --nproc-per-node N`.":
+            "nodes nnodes num_nodes n_nodes",
         "There is no mixture of experts here.":
             "num_experts num_local_experts num_moe_experts moe_router_topk expert_model_parallel_size "
             "expert_parallel_size expert_parallel_degree ep",

@@ -5,6 +5,7 @@ Called by compose. This module handles syntax alone; callers check what a key me
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 
 from lmtrain.config.setting_references import iter_values, reference_problem
 from lmtrain.config.settings_base import show
-from lmtrain.errors import SettingsError, leave_out, way
+from lmtrain.errors import SettingsError, join_few, leave_out, way
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 20
@@ -86,8 +87,9 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             continue
         # because: `~key` first removes the old value, which a new mapping would otherwise be merged into
         if previous and (key in groups or not previous.startswith("~")):
+            hint = blend_hint(key, f"{previous.partition('=')[2]},{text.partition('=')[2]}")
             one_out = leave_out(previous, shown="Leave one out")
-            refusals.append((text, f"{text} sets {key} again, after {previous}. {one_out}."))
+            refusals.append((text, f"{text} sets {key} again, after {previous}.{hint} {one_out}."))
         text_by_key[key] = text
         parsed.append(override)
         for _, value in iter_values([] if override.is_sweep_override() else [override.value()]):
@@ -110,15 +112,17 @@ def sweep_refusal(override: Any) -> str:
     return f"{text} names several values. Add {way('-m')} to run each of them.{hint}"
 
 
-def blend_hint(key: str, value: str) -> str:
+def blend_hint(key: str, value: str, instead_of: Sequence[str] = ()) -> str:
     """Return a sentence, to append to an error message, on how to train on several datasets at once, for a user who
-    gave a list to a key that takes one path, as in `data.path=a,b`. Return "" in all other cases.
+    gave a list to a key that takes one path, as in `data.path=a,b`, or the words `instead_of`. Return "" in all other
+    cases.
     """
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
     if key not in _BLEND_KEYS or len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
         return ""
     parts = ", ".join(f"{{path: {name}, weight: 1}}" for name in names)
-    return f" To mix them in one run, type {way('data=blend', f'{_BLEND_KEYS[key]}=[{parts}]', instead_of=key)}."
+    words = way("data=blend", f"{_BLEND_KEYS[key]}=[{parts}]", instead_of=instead_of or key)
+    return f" To mix them in one run, type {words}."
 
 
 def apply_override(tree: dict[str, Any], override: Any) -> str | None:
@@ -251,7 +255,9 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
     if not sign and _is_text_path(text):
-        return f"{text!r} is no setting. To train on the text in it, write {way(f'data.text={text}', instead_of=text)}."
+        return _bare_texts_problem(text, [word for word in words if "=" not in word and _is_text_path(word)])
+    if not sign and _is_dataset(text):
+        return _bare_datasets_problem(text, [word for word in words if "=" not in word and _is_dataset(word)])
     if match := re.match(r"([\w.]+)\[", bare):
         return f"{text!r} names an entry of a list. Give the whole list: {match[1]}=[FIRST,SECOND]."
     if not _KEY.fullmatch(key):
@@ -268,8 +274,6 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
             f"{text!r} is a Python file, but settings are plain data. {leave_out(text)}; give settings as key=value, "
             "or in a YAML file."
         )
-    if Path(f"{text}.idx").is_file():
-        return f"{text!r} is a dataset. Write {way(f'data.path={text}', instead_of=text)}."
     if after and _takes_next_word(text, after[0], groups):
         joined = way(f"{text}={after[0]}", instead_of=(text, after[0]))
         return f"{text!r} and its value are two words. Write {joined}."
@@ -283,6 +287,34 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
 def _takes_next_word(text: str, word: str, groups: Mapping[str, Sequence[str]]) -> bool:
     """Return whether `text` is a key without a value, and the word after it is that value, as in `train.steps 100`."""
     return "=" not in text + word and bool(_KEY.fullmatch(text)) and ("." in text or text in groups)
+
+
+def _bare_texts_problem(text: str, texts: Sequence[str]) -> str:
+    """Return the error message for `text`, one of the words `texts` that are the paths of texts; "" if the message for
+    the first of them covers it.
+    """
+    names = ",".join(path if _PLAIN_TEXT.fullmatch(path) else hydra_quoted(path) for path in texts)
+    word = way(f"data.text={names}" if len(texts) == 1 else f"data.text=[{names}]", instead_of=texts)
+    if len(texts) == 1:
+        return f"{text!r} is no setting. To train on the text in it, write {word}."
+    shown = join_few(map(repr, texts))
+    return "" if text != texts[0] else f"{shown} are no settings. To train on the texts in them, write {word}."
+
+
+def _bare_datasets_problem(text: str, datasets: Sequence[str]) -> str:
+    """Return the error message for `text`, one of the words `datasets` that are the prefixes of datasets; "" if the
+    message for the first of them covers it.
+    """
+    if len(datasets) == 1:
+        return f"{text!r} is a dataset. Write {way(f'data.path={text}', instead_of=text)}."
+    way_out = blend_hint("data.path", ",".join(datasets), instead_of=datasets)
+    way_out = way_out or " List them in data.datasets, with data=blend."
+    return "" if text != datasets[0] else f"{join_few(map(repr, datasets))} are datasets, not settings.{way_out}"
+
+
+def _is_dataset(text: str) -> bool:
+    """Return True if `text` is the prefix of a dataset, without .bin and .idx."""
+    return os.path.isfile(f"{text}.idx")
 
 
 def _is_text_path(text: str) -> bool:

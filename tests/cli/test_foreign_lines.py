@@ -92,3 +92,20 @@ def test_what_cannot_be_reckoned_with_is_said_and_nothing_is_dropped() -> None:
     said = lmtrain("pretrain", "--warmup-ratio", "inf", "--train-iters", "10", code=2)
     assert "--warmup-ratio is schedule.warmup_steps here" in said
     assert "0.3 a 0.7" in lmtrain("pretrain", "--data-path", "0.3", "a", "0.7", "--train-iters", "10", code=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("reshard run --tp 2", "--tp is part of a layout: type --to tp=2."),
+        ("reshard run --tp=2 --pipeline-parallel-size 4", "--tp is part of a layout: type --to tp=2,pp=4."),
+        ("reshard run --to tp=2 --dp 4", "--dp is part of a layout: type --to tp=2,dp_shard=4."),
+        ("export run --to megatron --output o --tp 2", "--tp is part of a layout: type --layout tp=2."),
+        ("reshard run --dtyp fp32", "`lmtrain reshard --help` lists its options."),  # --dtype is only there to refuse
+        ("verify run --tp 2", "`lmtrain verify --help` lists its options."),
+        ("pretrain --nodes 3", "`lmtrain slurm render --gpus-per-node N` writes the job"),
+        ("slurm render --nnodes 3", "Did you mean --nodes?"),
+    ],
+)
+def test_axes_and_nodes_lead_to_options_that_there_are(line: str, said: str) -> None:
+    assert said in lmtrain(*line.split(), code=2)

@@ -12,10 +12,13 @@ import signal
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtrain.cli.slurm.slurm_command import SbatchJob, SlurmOptions, TaskOptions, job_script
+from lmtrain.errors import LayoutError
+from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 
@@ -23,7 +26,7 @@ EIGHT = ("parallel.tp=2", "parallel.pp=2", "parallel.dp_shard=2", "model.num_hea
 TWO = ("parallel.dp_shard=2",)
 MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
     (("optim.lr=-1",), 2, "optim.lr=-1"),
-    (("data.path=nowhere",), 66, "nowhere"),
+    (("data.path=nowhere", *TWO), 66, "nowhere"),
     (("--sbatch=--nodes=4",), 2, "--sbatch=--nodes=4 would contradict the sbatch file"),
     (("--sbatch=mem",), 2, "--sbatch=mem is not an option of sbatch"),
     (("--srun=-K0",), 2, "--srun=-K0 would contradict"),
@@ -330,11 +333,8 @@ def test_what_slurm_is_asked_for(toy: Toy, tmp_path: Path, tasks: str) -> None:
     [
         (["--tasks-per-node", 4, *EIGHT], "--nodes=2 --ntasks-per-node=1 --cpus-per-task=4"),
         (["--tasks-per-node", 4, *EIGHT, "--tasks=rank"], "--nodes=2 --ntasks-per-node=4"),
-        *wide(
-            (["--tasks-per-node", 16, *EIGHT], "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8"),
-            (["--gpus-per-node", 8], "--nodes=1 --ntasks-per-node=1 --gpus-per-node=1"),
-        ),
-        (["--gpus-per-node", 8, "--sbatch=-c 3"], "--nodes=1 --ntasks-per-node=1 --gpus-per-node=1"),
+        *wide((["--tasks-per-node", 8, *EIGHT], "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8")),
+        (["--gpus-per-node", 1, "--sbatch=-c 3"], "--nodes=1 --ntasks-per-node=1 --gpus-per-node=1"),
     ],
 )
 def test_nodes_and_tasks_follow_from_the_layout(toy: Toy, tmp_path: Path, words: list[object], shape: str) -> None:
@@ -370,6 +370,10 @@ def test_cpus_are_those_of_a_rank(
         (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "by exactly one option"),
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, but all nodes get the same number. Use --tasks-per-node=2 on 4 nodes"),
+        (("--gpus-per-node", 8), 78, "--gpus-per-node=8 is more than the 1 that the layout takes: one process. Use "
+         "--gpus-per-node=1, or parallel.dp_shard=8."),
+        (("--gpus-per-node", 1, "--nodes", 3), 78, "--nodes=3 does not fit the layout (one process), which takes 1 "
+         "node with --gpus-per-node=1. Use --nodes=1, or parallel.dp_shard=3."),
         (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 applies to each Slurm task, "
          "and one task starts all 2 ranks of its node. Leave it out, or add --tasks rank"),
         (("--gpus-per-node", 2, "--time", "4h"), 2,
@@ -382,6 +386,28 @@ def test_what_cannot_work_is_refused(toy: Toy, tmp_path: Path, words: tuple[obje
     said = lmtrain("slurm", "submit", *toy.settings(tmp_path / "run"), *words, code=code)
     assert says in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "shape"),
+    [
+        ({"tp": 2, "dp_shard": 4}, {"gpus_per_node": 4, "nodes": 2}, (2, 4)),
+        ({"tp": 2}, {"gpus_per_node": 8}, "Use --gpus-per-node=2, or parallel.dp_shard=4."),
+        ({"tp": 2}, {"gpus_per_node": 8, "nodes": 2}, "Use --gpus-per-node=2, or parallel.dp_shard=8."),
+        ({"tp": 2, "zero": 0}, {"tasks_per_node": 8}, "Use --tasks-per-node=2, or parallel.dp_replicate=4."),
+        ({"pp": 3}, {"gpus_per_node": 8}, "Use --gpus-per-node=3."),  # no number of copies makes 8 of 3
+        ({"tp": 4}, {"gpus_per_node": 2, "nodes": 4}, "Use --nodes=2, or parallel.dp_shard=2."),
+    ],
+)  # fmt: skip
+def test_nodes_are_filled_or_the_layout_that_fills_them_is_named(
+    layout: dict[str, Any], options: dict[str, Any], shape: tuple[int, int] | str
+) -> None:
+    parallel = ParallelSettings(**layout)
+    if isinstance(shape, tuple):
+        assert SlurmOptions(**options).shape(parallel) == shape
+        return
+    with pytest.raises(LayoutError, match=re.escape(shape)):
+        SlurmOptions(**options).shape(parallel)
 
 
 def test_an_array_has_the_runs_of_a_sweep(toy: Toy, tmp_path: Path) -> None:

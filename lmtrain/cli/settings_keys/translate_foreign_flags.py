@@ -15,6 +15,7 @@ from lmtrain.cli.settings_keys.apply_advice import shell_lines
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
 from lmtrain.errors import shorten
+from lmtrain.placement.parallel_settings import AXES
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.run_config import RunConfig
 
@@ -45,6 +46,7 @@ _CONVERSIONS = {
 }  # fmt: skip
 _BETAS = {"adam_beta1": 0, "adam_beta2": 1, "beta1": 0, "beta2": 1}
 _OFF_SWITCHES = {"decay_lr": "schedule=constant"}  # overrides for options that are off; on is the default here
+_LAYOUT_OPTIONS = ("--layout", "--to")  # of `lmtrain export` and `lmtrain reshard`; export's --to names a program
 _FALSE, _TRUE = ("false", "0", "no", "none"), ("true", "1", "yes")
 
 
@@ -155,6 +157,33 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
         + (f" Left out:{notes}\n" if notes else " ")
         + f"Type:\n  {line}"
     )
+
+
+def layout_option(name: str, params: Sequence[Any], argv: Sequence[str]) -> str:
+    """Return the option to type for an axis of a layout that was typed as an option of its own, such as "--to
+    tp=2,pp=4" for `--tp 2 --pp 4`. `name` is the option in snake case, `params` are the parameters of the command in
+    click, `argv` is the command line. Return "" if `name` is no axis, or if the command takes no layout.
+    """
+    own_options = {option for param in params for option in param.opts}
+    takes_layout = next((option for option in _LAYOUT_OPTIONS if option in own_options), "")
+    if not takes_layout or _layout_axis(name) is None:
+        return ""
+    sizes: dict[str, str] = {}
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        option, sign, value = word.partition("=")
+        value = value if sign else following
+        if option == takes_layout:
+            sizes |= {axis: size for axis, _, size in (part.partition("=") for part in value.split(",")) if size}
+        elif option.startswith("--") and (axis := _layout_axis(option.lstrip("-").lower().replace("-", "_"))):
+            sizes[axis] = value if value.isdecimal() else "N"
+    return f"{takes_layout} {','.join(f'{axis}={size}' for axis, size in sizes.items())}"
+
+
+def _layout_axis(name: str) -> str | None:
+    """Return the axis of a layout that an option in snake case names, also by another tool's name, or None."""
+    keys = [f"parallel.{name}", *(key for key, names in FOREIGN_NAMES.items() if name in names.split())]
+    axes = {f"parallel.{axis}": axis for axis in AXES} | {"parallel.dp": "dp_shard"}
+    return next((axes[key] for key in keys if key in axes), None)
 
 
 def _layout_process_count(settings: Mapping[str, str]) -> str:

@@ -29,6 +29,7 @@ from lmtrain.units import plural
 
 if TYPE_CHECKING:
     from lmtrain.data.data_settings import DataChoice
+    from lmtrain.placement.parallel_settings import ParallelSettings
     from lmtrain.train.run_config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
@@ -72,6 +73,10 @@ class SlurmOptions:
         Literal["node", "rank"],
         typer.Option("--tasks", help="What srun starts: a task per node, which starts its ranks, or a task per rank."),
     ] = "node"
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of nodes, compared with the layout. [default: what the layout takes]"),
+    ] = None
     spare_nodes: Annotated[
         int, typer.Option(min=0, help="Extra nodes to request; a node that loses a process is then left out.")
     ] = 0
@@ -147,21 +152,40 @@ class SlurmOptions:
             *(f"--plugin={name}" for name in self.plugin or ()),
         ]
 
-    def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
-        """Return (number of nodes, processes on each) for a run of `num_processes`. Raise a LayoutError if they do not
-        fill the nodes evenly; `layout` is the text of the layout for its message.
+    def shape(self, parallel: ParallelSettings) -> tuple[int, int]:
+        """Return (number of nodes, processes on each) for a run of this layout. Raise a LayoutError if its processes do
+        not fill nodes evenly, or fill another number of nodes than --nodes.
         """
         option = "--gpus-per-node" if self.gpus_per_node else "--tasks-per-node"
         per_node = self.gpus_per_node or self.tasks_per_node or 1
-        if num_processes <= per_node:
-            return 1, num_processes
+        num_processes, layout = parallel.layout.world_size, parallel.layout_text
+        if num_processes < per_node:
+            raise LayoutError(
+                f"{option}={per_node} is more than the {num_processes} that the layout takes: {layout}. Use "
+                f"{option}={num_processes}{_other_layout(parallel, (self.nodes or 1) * per_node)}."
+            )
         if num_processes % per_node:
             divisor = max(size for size in divisors(num_processes) if size <= per_node)
             raise LayoutError(
                 f"{option}={per_node} does not divide the {num_processes} processes of {layout}, but all nodes get the "
                 f"same number. Use {option}={divisor} on {num_processes // divisor} nodes, or another layout."
             )
-        return num_processes // per_node, per_node
+        num_nodes = num_processes // per_node
+        if self.nodes is not None and self.nodes != num_nodes:
+            raise LayoutError(
+                f"--nodes={self.nodes} does not fit the layout ({layout}), which takes {plural(num_nodes, 'node')} "
+                f"with {option}={per_node}. Use --nodes={num_nodes}{_other_layout(parallel, self.nodes * per_node)}."
+            )
+        return num_nodes, per_node
+
+
+def _other_layout(parallel: ParallelSettings, num_processes: int) -> str:
+    """Return the end of a message, ", or parallel.dp_shard=N", which makes a layout take `num_processes` processes; ""
+    if no number of data-parallel copies does. Without ZeRO the copies are replicas.
+    """
+    axis, size = ("dp_shard", parallel.dp_shard) if parallel.zero else ("dp_replicate", parallel.dp_replicate)
+    others = parallel.layout.world_size // size
+    return "" if num_processes % others else f", or parallel.{axis}={num_processes // others}"
 
 
 def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
@@ -297,7 +321,7 @@ def _job_of_runs(
             "processes to start. Give a layout: `lmtrain plan` prints the settings of the best one."
         )
     layout = runs[0][0].parallel.layout_text
-    nodes, ranks_per_node = options.nodes(sizes.pop(), layout)
+    nodes, ranks_per_node = options.shape(runs[0][0].parallel)
     tasks = TaskOptions(options.sbatch or [], options.srun or [])
     if starts_ranks := options.tasks == "node" and ranks_per_node > 1:
         tasks = task_options(tasks.sbatch_options, tasks.srun_options, ranks_per_node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,9 @@ from lmtrain.config.parse_and_apply_overrides import (
     apply_override,
     hydra_quoted,
     parse_overrides,
-    shell_quoted,
     sweep_refusal,
 )
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, Way, shell_quoted, split_ways
 
 GROUPS = {"model": ["gpt_tiny"]}
 
@@ -25,6 +25,10 @@ def _said(*words: str) -> str:
     with pytest.raises(SettingsError) as caught:
         parse_overrides(words, GROUPS)
     return str(caught.value)
+
+
+def _refused_sweep(word: str) -> tuple[str, list[Way]]:
+    return split_ways(sweep_refusal(parse_overrides([word], GROUPS)[0]))
 
 
 def _tree(tree: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -81,7 +85,7 @@ def test_a_mapping_adds_to_the_one_that_is_there_however_deep() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("a.b.c=1", "sets a key of a.b, which is a single value. Write a.b=VALUE."),
+        ("a.b.c=1", "sets a key of a.b, which is a single value. Write a.b=1."),
         ("~a.x", "removes a key that does not exist"), ("~x.y", "removes a key that does not exist"),
         ("l.5=1", "names entry 5 of a list of 1"), ("l.5.x=1", "sets a key of l"),
     ],
@@ -89,7 +93,7 @@ def test_a_mapping_adds_to_the_one_that_is_there_however_deep() -> None:
 def test_a_change_that_cannot_be(word: str, said: str) -> None:
     problem = apply_override({"a": {"b": 1}, "l": [1]}, parse_overrides([word], GROUPS)[0])
     assert problem is not None
-    assert said in problem
+    assert said in split_ways(problem)[0]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_a_change_that_cannot_be(word: str, said: str) -> None:
         (["run.dir=a", "b"], "type \"run.dir='a b'\"."),
         (["gpt_tiny"], "Did you mean model=gpt_tiny?"),
         (["lr==3"], "Write lr=3."),
-        (["hydra.run.dir=x"], "Use run.dir=FOLDER."),
+        (["hydra.run.dir=x"], "Use run.dir=x."),
         (["a=" + "[" * 50], "nests too deeply"),
         (["a=" + "9" * 5000], "has 5000 digits; at most 100 are allowed"),
         (["a=[1," + "9" * 101 + "]"], "has 101 digits"), (["a='${${b}:X}'"], "may not contain another reference"),
@@ -116,10 +120,27 @@ def test_a_word_that_is_no_override(words: list[str], said: str) -> None:
 
 
 def test_several_values() -> None:
-    assert sweep_refusal(parse_overrides(["a=1,2"], GROUPS)[0]) == (
-        'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
-    )
-    assert sweep_refusal(parse_overrides(["data.path=a,b"], GROUPS)[0]).endswith(
+    text, ways = _refused_sweep("a=1,2")
+    assert text == 'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
+    assert [way.new for way in ways] == [("-m",), ("a=[1,2]",), ("a='1,2'",)]
+    assert _refused_sweep("data.path=a,b")[0].endswith(
         'To mix them in one run, type data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]".'
     )
-    assert sweep_refusal(parse_overrides(["a=range(3)"], GROUPS)[0]).endswith("Add -m to run each of them.")
+    assert _refused_sweep("a=range(3)")[0].endswith("Add -m to run each of them.")
+
+
+def test_several_datasets_or_texts_get_one_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each would set one key twice."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.idx", "b.idx", "a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    here = f"{tmp_path}/a"
+    assert _said("model=gpt_tiny", "a", "b") == (
+        "'a', 'b' are datasets, not settings. To mix them in one run, type "
+        'data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]".'
+    )
+    assert _said(here) == f"{here!r} is a dataset. Write data.path={here}."
+    assert _said("a.txt", "b.txt") == (
+        "'a.txt', 'b.txt' are no settings. To train on the texts in them, write \"data.text=[a.txt,b.txt]\"."
+    )
+    assert "To mix them in one run, type data=blend" in _said("data.path=a", "data.path=b")
