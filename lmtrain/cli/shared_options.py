@@ -66,12 +66,12 @@ Weights = Annotated[
         "checkpoint.ema.decay saves beside them."
     ),
 ]
+_TEXT_FILES = "Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, "
 TextInputs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="INPUT",
-        help="Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input.",
-    ),
+    list[str], typer.Argument(metavar="INPUT", help=f"{_TEXT_FILES}globs, or - for standard input.")
+]
+RereadInputs = Annotated[  # of a verb that reads its inputs twice
+    list[str], typer.Argument(metavar="INPUT", help=f"{_TEXT_FILES}or globs; not standard input, as they are reread.")
 ]
 InputFormat = Annotated[
     str | None,

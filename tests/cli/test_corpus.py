@@ -128,3 +128,12 @@ def test_a_refusal_says_what_to_do(
     write_jsonl(tmp_path / "in.jsonl", [{"text": "some text"}])
     assert said in " ".join(lmtrain("corpus", *words, code=code).split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("words", [("dedupe", "--output"), ("sign", "--work"), ("sample", "--count", 1, "--output")])
+def test_a_step_that_reads_twice_does_not_offer_standard_input(tmp_path: Path, words: tuple[object, ...]) -> None:
+    said = lmtrain("corpus", words[0], "-", *words[1:], tmp_path / "out.jsonl", code=2)
+    assert "Standard input can be read only once, but this step reads its input twice. Give files." in said
+    text = " ".join(lmtrain("corpus", words[0], "--help").split())
+    assert "not standard input" in text or "not from standard input" in text
+    assert ("- for standard input" in text) == (words[0] == "sample"), "with --fraction it reads once"

@@ -15,6 +15,7 @@ import typer
 from lmtrain.cli.screen.print_messages_and_json import echo, progress
 from lmtrain.cli.shared_options import (
     InputFormat,
+    RereadInputs,
     TextInputs,
     parse_numbers,
     parse_output_file,
@@ -137,7 +138,7 @@ def rules() -> None:
 
 @app.command()
 def dedupe(
-    inputs: TextInputs,
+    inputs: RereadInputs,
     output: Output,
     exact_only: Annotated[bool, typer.Option("--exact-only", help="Drop only exact copies.")] = False,
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
@@ -156,7 +157,7 @@ def dedupe(
 
 @app.command()
 def sign(
-    inputs: TextInputs,
+    inputs: RereadInputs,
     work: WorkFolder,
     exact_only: Annotated[bool, typer.Option("--exact-only", help="Write no signatures for near copies.")] = False,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
@@ -203,7 +204,7 @@ def join(
 
 @app.command()
 def drop(
-    inputs: TextInputs, work: WorkFolder, output: Output,
+    inputs: RereadInputs, work: WorkFolder, output: Output,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
@@ -271,7 +272,9 @@ def shuffle(
 def sample(
     inputs: TextInputs, output: Output,
     fraction: Annotated[float | None, typer.Option(help="Share of the documents to draw, approximately.")] = None,
-    count: Annotated[int | None, typer.Option(help="Exact number of documents to draw.")] = None,
+    count: Annotated[
+        int | None, typer.Option(help="Exact number of documents to draw; not from standard input.")
+    ] = None,
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
