@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
 from lmtrain.config.name_suggestions import SettingNames, number_meant, suggest_value
-from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, shell_quoted
+from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, named_values, shell_quoted
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
 from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error, spelling_hint
 
@@ -191,6 +191,9 @@ class _Builder:
             return self._build_tuple(hint, value, path, example)
         if origin is dict:
             if not isinstance(value, dict):
+                if mapping := _mapping_of(hint, value):
+                    way_out = f"Write {shell_quoted(f'{path}={mapping}')}."
+                    return self._record(f"{path}={show(value)} is not {_type_words(hint)}. {way_out}")
                 return self._refuse_type(_type_words(hint), value, path, example or "{}")
             inner = get_args(hint)[1]
             for key in value if isinstance(inner, type) and issubclass(inner, Settings) else ():
@@ -262,6 +265,14 @@ def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
     if hint is str and (isinstance(value, str) or is_number):
         return str(value)
     return None
+
+
+def _mapping_of(hint: Any, value: Any) -> str:
+    """Return a text or a list of texts, given in place of a mapping of names to texts, as such a mapping; else ""."""
+    texts = [value] if isinstance(value, str) else value
+    if get_args(hint)[1] is not str or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return ""
+    return named_values(texts) if texts and all(map(str.strip, texts)) else ""
 
 
 def _type_words(hint: Any) -> str:

@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from lmtrain.config.settings_base import show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, DataRequirements, DatasetBuilder
 from lmtrain.data.data_settings import (
     BlendPart,
@@ -61,8 +62,8 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
         if settings.text is not None and not dataset_file(Path(settings.path), ".idx").is_file():
             raise MissingInputError(
-                f"{settings.path} is not made yet: a run makes it of data.text={settings.text} before its first step. "
-                "Start `lmtrain pretrain` with these settings, or give data.path=PREFIX of a dataset instead."
+                f"{settings.path} is not made yet: a run makes it of data.text={show(settings.text)} before its first "
+                "step. Start `lmtrain pretrain` with these settings, or give data.path=PREFIX of a dataset instead."
             )
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))

@@ -47,7 +47,7 @@ def disarmed() -> Iterator[None]:
 
 
 def test_the_vocabulary_grows_with_the_root_of_the_text(text: Path) -> None:
-    free, bound = TextRequest(text=text), TextRequest(text=text, max_vocab=300)
+    free, bound = TextRequest(texts=(str(text),)), TextRequest(texts=(str(text),), max_vocab=300)
     sizes = {0: 512, 10**6: 512, 2**22: 2048, 10**8: 8192, 10**12: 32768}
     assert {count: free.vocab_size(count) for count in sizes} == sizes
     assert bound.vocab_size(10**8) == 300
@@ -55,7 +55,7 @@ def test_the_vocabulary_grows_with_the_root_of_the_text(text: Path) -> None:
 
 @pytest.mark.parametrize("point", ["text.tokenizer", "text.dataset", "data.slice", "data.publish", "text.record"])
 def test_after_a_kill_the_finished_steps_are_kept(text: Path, tmp_path: Path, point: str) -> None:
-    request, folder = TextRequest(text=text), tmp_path / "made"
+    request, folder = TextRequest(texts=(str(text),)), tmp_path / "made"
     whole = make(request, tmp_path / "whole")
     arm(Fault("exc", point))
     with pytest.raises(RuntimeError, match=point):
@@ -72,7 +72,7 @@ def test_after_a_kill_the_finished_steps_are_kept(text: Path, tmp_path: Path, po
 
 
 def test_a_text_that_changes_before_all_is_made_starts_anew(text: Path, tmp_path: Path) -> None:
-    request, folder = TextRequest(text=text), tmp_path / "made"
+    request, folder = TextRequest(texts=(str(text),)), tmp_path / "made"
     arm(Fault("exc", "text.record"))
     with pytest.raises(RuntimeError):
         make(request, folder)
@@ -87,7 +87,7 @@ def test_what_has_changed_is_named(text: Path, tmp_path: Path) -> None:
     folder, root = tmp_path / "made", tmp_path / "texts"
     root.mkdir()
     (root / "a.txt").write_text(WORDS)
-    request = TextRequest(text=root)
+    request = TextRequest(texts=(str(root),))
     make(request, folder)
     (root / "notes.md").write_text("this suffix is not read")
     assert find(request, folder) is not None
@@ -104,14 +104,14 @@ def test_what_has_changed_is_named(text: Path, tmp_path: Path) -> None:
     (root / "c.txt").rename(root / "a.txt")
     (root / "a.txt").write_text(WORDS)
     with pytest.raises(TextChangedError, match=r"^text_split was file then and is line now$"):
-        find(TextRequest(text=root, split="line"), folder)
+        find(TextRequest(texts=(str(root),), split="line"), folder)
     for path in (*root.iterdir(), root):
         path.rmdir() if path.is_dir() else path.unlink()
     assert find(request, folder) is not None  # the text is needed no more
 
 
 def test_a_damaged_record_counts_as_none(text: Path, tmp_path: Path) -> None:
-    request, folder = TextRequest(text=text), tmp_path / "made"
+    request, folder = TextRequest(texts=(str(text),)), tmp_path / "made"
     make(request, folder)
     record = folder / "record.json"
     whole = record.read_text()
@@ -125,9 +125,9 @@ def test_a_damaged_record_counts_as_none(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_is_given_is_used(text: Path, tmp_path: Path) -> None:
-    make(TextRequest(text=text), tmp_path / "a")
+    make(TextRequest(texts=(str(text),)), tmp_path / "a")
     text.write_text(WORDS.upper())
-    made = make(TextRequest(text=text, tokenizer=tmp_path / "a"), tmp_path / "b")
+    made = make(TextRequest(texts=(str(text),), tokenizer=tmp_path / "a"), tmp_path / "b")
     assert made.tokenizer_source == str(tmp_path / "a")
     assert not (tmp_path / "b/tokenizer.json").exists()
     assert Tokenizer.load(tmp_path / "b/text.tokenizer.json").fingerprint == Tokenizer.load(tmp_path / "a").fingerprint
