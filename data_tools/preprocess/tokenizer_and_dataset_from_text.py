@@ -222,12 +222,15 @@ class TextFolder:
             raise TextChangedError(change)
         return made
 
-    def make(self, request: TextRequest, report: Report, notify: Callable[[str], None]) -> TextDataset:
+    def make(
+        self, request: TextRequest, report: Report, notify: Callable[[str], None], *, replaces: bool = False
+    ) -> TextDataset:
         """Train a tokenizer on the text, unless the request names one, write the tokenized dataset, and return facts
         about it. Steps that an earlier, killed call finished for the same text and options are not repeated. Wait while
         another process makes the same dataset.
 
-        `report` receives the progress, `notify` notices for the user.
+        `report` receives the progress, `notify` notices for the user. With `replaces`, a dataset of another text is
+        replaced, else TextChangedError is raised.
         """
         sources = request.find_sources()
         identity, folder = request.identity(sources), self.prefix.parent
@@ -238,7 +241,13 @@ class TextFolder:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         with folder_lock(folder, on_wait=notify_wait):
             try:
-                return self.find(request) or self._make_steps(request, sources, identity, report, notify)
+                try:
+                    made = self.find(request)
+                except TextChangedError:
+                    if not replaces:
+                        raise
+                    made = None
+                return made or self._make_steps(request, sources, identity, report, notify)
             except LmtrainError as error:
                 if not isinstance(error, StorageError):  # because: the same command goes on once there is space
                     self._clear()

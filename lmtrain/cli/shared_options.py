@@ -105,6 +105,19 @@ def parse_output_file(text: str) -> Path:
     return Path(text)
 
 
+def parse_output_prefix(text: str) -> Path:
+    """Return a text as the prefix of a dataset to write. Raise typer.BadParameter if it names a folder, or one of the
+    files of a dataset.
+    """
+    path = parse_output_file(text)
+    if path.suffix in (".bin", ".idx") and path.stem:
+        raise typer.BadParameter(
+            f"{text} is the name of a file, but a dataset has several: PREFIX.bin, PREFIX.idx and others. Give the "
+            f"prefix {path.with_suffix('')}."
+        )
+    return path
+
+
 def parse_count_option(text: str) -> int:
     """Parse a count such as 4000 or 4k. Raise typer.BadParameter if it is not a whole number."""
     try:

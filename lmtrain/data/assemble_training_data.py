@@ -394,9 +394,14 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
     """
     if all(indexed.num_documents == 1 for indexed in opened.train):
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
+        way_out = "Preprocess text with a document in each line (.jsonl) or file, or set"
+        if isinstance(builder.settings, DataSettings) and builder.settings.text is not None:
+            split = {"file": "blank-line", "blank-line": "line"}.get(builder.settings.text_split)
+            cut = f"Cut plain text into documents with data.text_split={split}"
+            way_out = f"{'Give a text of several documents' if split is None else cut}, or set"
         return SettingsError([
-            f"{name} has only one document, so none is left to validate on. Preprocess text with a document in each "
-            f"line (.jsonl) or file, or set {alternative} or train.valid_interval_steps=0."
+            f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or "
+            "train.valid_interval_steps=0."
         ])
     return SettingsError([
         f"data.split={list(builder.settings.split)} leaves no document to validate on. Give the second part a larger "

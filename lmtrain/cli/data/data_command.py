@@ -20,7 +20,7 @@ from lmtrain.cli.inspect.dataset_view import (
 from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
 from lmtrain.cli.settings_keys.shell_completion import complete_override
-from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_file
+from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix
 from lmtrain.errors import DataError, UsageError, join_few, spelling_hint
 from lmtrain.units import format_count, plural
 
@@ -80,7 +80,7 @@ def verify(
 @app.command()
 def merge(
     prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to join, in this order.")],
-    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=parse_output_file, help="The dataset to make.")],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=parse_output_prefix, help="The dataset to make.")],
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -98,7 +98,7 @@ def split(
     shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
     output: Annotated[
         list[Path],
-        typer.Option(metavar="PREFIX", parser=parse_output_file, help="A dataset to write. Repeat it for each share."),
+        typer.Option(metavar="PREFIX", parser=parse_output_prefix, help="A dataset to write. Repeat it for each."),
     ],
     seed: Annotated[
         int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")

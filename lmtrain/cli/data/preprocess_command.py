@@ -19,7 +19,7 @@ from lmtrain.cli.shared_options import (
     SplitText,
     Suffixes,
     TextInputs,
-    parse_output_file,
+    parse_output_prefix,
     parse_size,
     refuse_unused_key,
     resolve_text_inputs,
@@ -45,7 +45,7 @@ def preprocess(
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="PREFIX", parser=parse_output_file,
+            metavar="PREFIX", parser=parse_output_prefix,
             help="Write PREFIX.bin, .idx, .json, .tokenizer.json, .blocks. [default: INPUT without its suffix]",
         ),
     ] = None,

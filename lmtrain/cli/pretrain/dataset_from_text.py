@@ -23,7 +23,7 @@ from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.training_data_by_source import excess_warnings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
-from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
@@ -60,7 +60,7 @@ def make_data_of_text(
         return
     request = _build_request(config, data)
     with _explain_changed_text(data):
-        made = folder.find(request)
+        made = _find_made(config, data, request)
         if made is not None:
             print_notice(
                 f"data.text={show(data.text)} is unchanged: {data.path} was made of it at an earlier start "
@@ -71,7 +71,7 @@ def make_data_of_text(
         if notice := request.suffixes.left_out(request.texts):
             print_notice(notice)
         with _show_progress() as report:
-            made = folder.make(request, report, print_notice)
+            made = folder.make(request, report, print_notice, replaces=_is_unused(config, data))
     for line in _describe(made, data, folder):
         print_notice(line)
 
@@ -147,7 +147,7 @@ def preview_data_of_text(
 
     request = _build_request(config, data)
     with _explain_changed_text(data):
-        if _text_folder(Path(data.path)).find(request) is not None:
+        if _find_made(config, data, request) is not None:
             yield config, None
             return
     _check_size(request, data, overrides)
@@ -161,6 +161,27 @@ def preview_data_of_text(
         changed |= {"max_epochs": data.max_epochs if is_whole else None}  # because: a part would be read more often
         checked = replace(data, **changed | {"path": str(prefix), "index_dir": None})
         yield replace(config, data=checked), TextPreview(data, prefix, num_files, made, share)
+
+
+def _is_unused(config: RunConfig, data: DataSettings) -> bool:
+    """Return True if no run has begun with the dataset of data.text, if there is one: it is in the folder of this run,
+    which has not begun.
+    """
+    return data.text_dir is None and not (Path(config.run.dir) / CONFIG).exists()
+
+
+def _find_made(config: RunConfig, data: DataSettings, request: TextRequest) -> TextDataset | None:
+    """Return facts about the dataset that an earlier start completed; None if there is none, or one of another text
+    that no run has begun with, which is to be replaced. Raise TextChangedError if the run's text has changed.
+    """
+    from data_tools.preprocess.tokenizer_and_dataset_from_text import TextChangedError
+
+    try:
+        return _text_folder(Path(data.path)).find(request)
+    except TextChangedError:
+        if _is_unused(config, data):
+            return None
+        raise
 
 
 def _text_folder(prefix: Path) -> TextFolder:

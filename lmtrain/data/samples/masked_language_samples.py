@@ -153,9 +153,12 @@ class MaskedDataset:
         if len(counts) > 0 and counts.max() == 1:
             longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
             if self.settings.pairs != "none" or longest > self._max_text_tokens:
+                way_out = "Preprocess the text again with --split-sentences."
+                if self.settings.text is not None:
+                    way_out = "Give a text with several sentences in a document, which end with a full stop, ! or ?."
                 raise DataError(
                     f"{self.prefix} has only one sequence per document (the longest has {longest} tokens), but samples "
-                    "are built from sentences. Preprocess the text again with --split-sentences."
+                    f"are built from sentences. {way_out}"
                 )
 
     def _get_sample_map(
