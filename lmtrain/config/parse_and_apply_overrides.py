@@ -256,7 +256,7 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
         return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
     if text.endswith(".py"):
         return f"{text!r} is a Python file, but settings are plain data. Type them as key=value, or in a YAML file."
-    if Path(f"{text}.idx").is_file():
+    if Path(f"{text}.idx").is_file() or Path(f"{text}-00000.idx").is_file():
         return f"{text!r} is a dataset. Write data.path={shell_quoted(text)}."
     if "=" in before and not set(_SPECIAL_CHARACTERS) & set(before):
         key, _, value = before.partition("=")

@@ -32,6 +32,7 @@ from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, bl
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
 from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.store.joined_dataset import open_dataset, shard_prefixes
 from lmtrain.data.training_data_by_source import TrainingData, TrainingPart, ValidationSource
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
 from lmtrain.runtime.terminal_safe_text import warn
@@ -70,8 +71,9 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
     else:
         raise SettingsError([f"data.kind={settings.kind} is not read from datasets. Use dataset, blend or masked."])
     valid_paths += settings.valid_paths.values()
-    _raise_file_limit(_FILES_EACH * (len(paths) + len(valid_paths)))
-    return OpenDatasets(*([IndexedDataset.open(path) for path in prefixes] for prefixes in (paths, valid_paths)))
+    num_datasets = sum(max(len(shard_prefixes(Path(path))), 1) for path in [*paths, *valid_paths])
+    _raise_file_limit(_FILES_EACH * num_datasets)
+    return OpenDatasets(*([open_dataset(path) for path in prefixes] for prefixes in (paths, valid_paths)))
 
 
 def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements: DataRequirements) -> TrainingData:
@@ -83,7 +85,8 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
     """
     builder = DatasetBuilder(settings, requirements, reads_valid=len(opened.valid) == 0)
     for indexed in opened.datasets:
-        indexed.set_verification(settings.verify, record_path(indexed, builder.index_folder(indexed)), warn)
+        for shard in indexed.shards:
+            shard.set_verification(settings.verify, record_path(shard, builder.index_folder(indexed)), warn)
     least_samples = settings.first_sample + requirements.num_samples
     run_samples = settings.megatron_samples or least_samples
     if run_samples < least_samples:

@@ -63,11 +63,11 @@ def verify(
 ) -> None:
     """Read every byte of datasets and check their index, token ids and checksum; stop at the first damage."""
     from lmtrain.data.store import merge_split_verify_datasets
-    from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.data.store.joined_dataset import open_dataset
 
     facts = []
     for prefix in prefixes:
-        dataset = IndexedDataset.open(prefix)
+        dataset = open_dataset(prefix)
         with progress(f"reading {dataset.prefix}"):
             facts.append({"dataset": str(dataset.prefix)} | merge_split_verify_datasets.verify(dataset))
         if not as_json:
@@ -205,9 +205,9 @@ def decode(
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Show how many documents a dataset has by length, as a histogram."""
     from lmtrain.data.store import merge_split_verify_datasets
-    from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.data.store.joined_dataset import open_dataset
 
-    dataset = IndexedDataset.open(prefix)
+    dataset = open_dataset(prefix)
     counts, facts = merge_split_verify_datasets.length_histogram(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
@@ -281,10 +281,9 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
-    from lmtrain.data.store.indexed_dataset import dataset_file
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
-    path = given or dataset_file(dataset.prefix, ".tokenizer.json")
+    path = given or dataset.tokenizer_path
     if given is None and not path.exists():
         raise UsageError(
             f"The dataset {dataset.prefix} was stored without a tokenizer. Add --tokenizer PATH, or --ids to show "
@@ -311,9 +310,9 @@ def _show_documents(
 
     from lmtrain.data.sample_dataset_interface import permute
     from lmtrain.data.store.document_boundaries import use_recorded_checksums
-    from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.data.store.joined_dataset import open_dataset
 
-    dataset = IndexedDataset.open(prefix)
+    dataset = open_dataset(prefix)
     use_recorded_checksums(dataset)
     if documents is None:
         count = min(num_random, dataset.num_documents)
@@ -369,6 +368,7 @@ def _stage_index(stage: str | None, names: Sequence[str]) -> int:
 
 def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
+
 
     facts: list[dict[str, Any]] = [
         {"dataset": str(made.prefix), "documents": made.num_documents, "tokens": made.num_tokens}

@@ -255,7 +255,8 @@ def build_jobs(
             found = find_sources(resolve_text_inputs([source], format_, suffixes))
             jobs.append((task, partial(read_texts, found, key)))
             reads_text = True
-    for option, value, what in (("--format", format_, "format"), ("--suffix", (suffixes or [None])[0], "suffix")):
+    suffix = suffixes[0] if suffixes else None
+    for option, value, what in (("--format", format_, "format"), ("--suffix", suffix, "suffix")):
         if value is not None and not reads_text:
             raise UsageError(
                 f"{option}={value} is the {what} of text files, and none of the given tasks reads text files. Leave it "

@@ -210,8 +210,8 @@ def build_sampler(
     """Return a sampler that makes masked samples by number: the compiled `MaskedSampler`, or the Python
     `MaskedSamplerTwin` with the same methods if nothing was compiled or the tokens' dtype is not supported.
     """
-    # because: the compiled sampler reads only the two dtypes that lmtrain writes; the twin reads any
-    is_supported = sentences.tokens.dtype in (np.uint16, np.int32)
+    # because: the compiled sampler reads only the two dtypes that lmtrain writes, of one file; the twin reads any
+    is_supported = isinstance(sentences.tokens, np.ndarray) and sentences.tokens.dtype in (np.uint16, np.int32)
     lib = compiled_helpers.lib if is_supported else None
     build: Any = MaskedSamplerTwin if lib is None else lib.MaskedSampler
     kinds = vocabulary.kinds

@@ -115,11 +115,22 @@ def test_a_word_that_is_no_override(words: list[str], said: str) -> None:
     assert said in _said(*words)
 
 
+def test_a_list_of_texts_outside_the_grammar() -> None:
+    texts = parse_overrides(["a=[~/a.txt,b/*.jsonl,c é.txt]"], GROUPS)[0].value()
+    assert list(map(str, texts)) == ["~/a.txt", "b/*.jsonl", "c é.txt"]
+
+
 def test_several_values() -> None:
     assert sweep_refusal(parse_overrides(["a=1,2"], GROUPS)[0]) == (
         'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
     )
     assert sweep_refusal(parse_overrides(["data.path=a,b"], GROUPS)[0]).endswith(
         'To mix them in one run, type data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]".'
+    )
+    assert sweep_refusal(parse_overrides(["data.valid_path=x/a,y/a"], GROUPS)[0]).endswith(
+        'To validate on each of them, type "data.valid_paths={a: x/a, a-2: y/a}".'
+    )
+    assert sweep_refusal(parse_overrides(["data.text=a,b"], GROUPS)[0]).endswith(
+        """A list is "data.text=[a,b]", one text "data.text='a,b'"."""
     )
     assert sweep_refusal(parse_overrides(["a=range(3)"], GROUPS)[0]).endswith("Add -m to run each of them.")

@@ -16,7 +16,8 @@ from data_tools.preprocess.tokenizer_and_dataset_from_text import (
     TextRequest,
     estimate_text_bytes,
 )
-from data_tools.read.find_input_files import find_sources
+from data_tools.read.find_input_files import TextSuffixes, find_sources
+from lmtrain.errors import MissingInputError
 from lmtrain.runtime.processes.fault_injection import Fault, arm
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
@@ -108,6 +109,44 @@ def test_what_has_changed_is_named(text: Path, tmp_path: Path) -> None:
     for path in (*root.iterdir(), root):
         path.rmdir() if path.is_dir() else path.unlink()
     assert find(request, folder) is not None  # the text is needed no more
+
+
+def test_several_texts_are_one_whose_order_counts(tmp_path: Path) -> None:
+    folder, root = tmp_path / "made", tmp_path / "texts"
+    (root / "b").mkdir(parents=True)
+    for name, words in (("a.txt", "one"), ("b/b.txt", "two"), ("b/c.txt", "three"), ("code.py", "four")):
+        (root / name).write_text(f"{words} {WORDS}")
+    texts = str(root / "b"), str(root / "a.txt")
+    made = make(TextRequest(texts=texts), folder)
+    assert (made.num_files, made.num_documents) == (3, 3)
+    assert find(TextRequest(texts=(str(root / "b/*.txt"), texts[1])), folder) == made  # the same files, named otherwise
+    with pytest.raises(TextChangedError, match=r"^its files were in another order then$"):
+        find(TextRequest(texts=(texts[1], texts[0])), folder)
+    with pytest.raises(TextChangedError, match=r"^its files were in another order then$"):
+        find(TextRequest(texts=(str(root),)), folder)
+    with pytest.raises(TextChangedError, match=r"^code\.py was not there then$"):
+        find(TextRequest(texts=(*texts, str(root / "*.py")), suffixes=TextSuffixes((".py",))), folder)
+    (root / "a.txt").rename(tmp_path / "a.txt")
+    with pytest.raises(TextChangedError, match=r"^a\.txt is no longer there$"):
+        find(TextRequest(texts=texts), folder)
+
+
+def test_a_glob_counts_as_its_folder(tmp_path: Path) -> None:
+    for name in ("x/a.txt", "x/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(WORDS)
+    made = make(TextRequest(texts=(str(tmp_path / "x/*.txt"),)), tmp_path / "made")
+    assert find(TextRequest(texts=(str(tmp_path / "x"),)), tmp_path / "made") == made
+    single = make(TextRequest(texts=(str(tmp_path / "x/a.txt"),)), tmp_path / "one")
+    assert '"a.txt"' in (tmp_path / "one/record.json").read_text()
+    assert find(TextRequest(texts=(str(tmp_path / "x/a*"),)), tmp_path / "one") == single
+    with pytest.raises(MissingInputError, match=r"x/\*\.md matches no file"):
+        make(TextRequest(texts=(str(tmp_path / "x/*.md"),)), tmp_path / "none")
+    with pytest.raises(TextChangedError):
+        make(TextRequest(texts=(str(tmp_path / "x"),)), tmp_path / "one")
+    folder = TextFolder(tmp_path / "one/text", tmp_path / "one/record.json")
+    request = TextRequest(texts=(str(tmp_path / "x"),))
+    assert folder.make(request, lambda *step: None, lambda notice: None, replaces=True).num_files == 2
 
 
 def test_a_damaged_record_counts_as_none(text: Path, tmp_path: Path) -> None:
