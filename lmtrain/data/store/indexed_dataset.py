@@ -223,7 +223,7 @@ class IndexedDataset:
 
     @property
     def tokenizer_path(self) -> Path:
-        """Where the dataset's own tokenizer is stored; the file may not exist."""
+        """The path of the dataset's own tokenizer; the file may not exist."""
         return dataset_file(self.shards[0].prefix, ".tokenizer.json")
 
     @property
