@@ -1,4 +1,4 @@
-"""Makes a tokenizer and a dataset of a text file or folder, once, in a folder of its own: for `data.text` of a run.
+"""Makes a tokenizer and a dataset of text files and folders, once, in a folder of its own: for `data.text` of a run.
 
 Called by `lmtrain pretrain`. The steps are those of `lmtrain tokenizer train` and `lmtrain preprocess`. A record beside
 the dataset holds the size and hash of every input file. It is written before the first step and completed after the
@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from glob import has_magic, iglob
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.read.compressed_and_parquet_readers import DamagedArchiveError, open_source, read_rows, read_stream
-from data_tools.read.find_input_files import Source, TextSplit, find_sources, name_without_suffix, resolve_input
+from data_tools.read.find_input_files import (
+    Source,
+    TextSplit,
+    TextSuffixes,
+    find_sources,
+    is_glob,
+    known_suffix,
+    resolve_input,
+)
 from data_tools.read.parse_chunks_and_bad_lines import (
     ALL_READ,
     COMMAND_LINE,
@@ -29,7 +40,7 @@ from data_tools.read.parse_chunks_and_bad_lines import (
 )
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError, join_few
 from lmtrain.runtime.files.atomic_files import (
     folder_lock,
     read_errors,
@@ -50,9 +61,10 @@ _HASH_KEY = "sha256"  # key of the record's hash over all its other keys
 
 @dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """A request for a dataset: the text to make it of, and the options."""
+    """A request for a dataset: the texts to make it of, and the options."""
 
-    text: Path  # a file or a folder
+    texts: tuple[str, ...]  # files, folders and globs
+    suffixes: TextSuffixes = field(default_factory=TextSuffixes)  # of further files that are plain text
     key: str = "text"  # of .jsonl lines, or the column of .parquet files
     split: TextSplit = "file"
     cuts_sentences: bool = False  # for BERT: WordPiece pieces, and a sequence for each sentence
@@ -63,26 +75,32 @@ class TextRequest:
     names: OptionNames = COMMAND_LINE
 
     @property
-    def is_unknown_file(self) -> bool:
-        """True if the text is a file whose suffix does not tell its kind; it is read as plain text."""
-        return self.text.is_file() and name_without_suffix(self.text) == self.text.name
+    def has_unknown_file(self) -> bool:
+        """True if a text is a file whose suffix does not tell its kind; it is read as plain text."""
+        return any(map(self._is_unknown_file, self.texts))
+
+    def _is_unknown_file(self, text: str) -> bool:
+        return Path(text).is_file() and not known_suffix(Path(text)) and not text.endswith(self.suffixes.suffixes)
 
     def find_sources(self) -> list[Source]:
-        """Return the Source of each file of the text, in the order in which they are read. Raise MissingInputError if
+        """Return the Source of each file of the texts, in the order in which they are read. Raise MissingInputError if
         there is no file, UsageError if `max_vocab` is too small for a tokenizer.
         """
-        if not self.text.exists():
-            raise MissingInputError(f"{self.text} does not exist. Give the path of a text, or of a folder of texts.")
+        for text in self.texts:
+            if not os.path.exists(text) and not is_glob(text):
+                raise MissingInputError(f"{text} does not exist. Give the path of a text, or of a folder of texts.")
         if self.tokenizer is None and self.max_vocab is not None:
             check_vocab_size(self.max_vocab, "wordpiece" if self.cuts_sentences else "bpe", self.names.vocab_size)
-        name = str(self.text)
-        reads_as_text = self.is_unknown_file and self.text.suffix != ".json"
-        return find_sources([resolve_input(name, "txt") if reads_as_text else name], self.split, self.names.split)
+        inputs = [
+            resolve_input(text, "txt") if self._is_unknown_file(text) and not text.endswith(".json") else text
+            for text in self.texts
+        ]
+        return find_sources(self.suffixes.resolve(inputs), self.split, self.names.split)
 
     @cached_property
     def estimated_bytes(self) -> int:
         """About how many bytes of text the files hold, as `estimate_text_bytes` says; they are looked at once."""
-        return estimate_text_bytes(self.find_sources(), self.key)
+        return estimate_text_bytes(self.find_sources(), self.key, self.names.key)
 
     def vocab_size(self, num_bytes: int) -> int:
         """Return the number of pieces of a tokenizer that is trained on `num_bytes` of text: the largest power of two
@@ -100,13 +118,24 @@ class TextRequest:
         """Return a dict, to write as JSON, of what decides the dataset's content besides the tokenizer: the options,
         and the path, size in bytes and SHA-256 of every file.
         """
-        root = self.text if self.text.is_dir() else self.text.parent
+        root = os.path.commonpath([os.path.abspath(_root_of(text)) for text in self.texts])
+        paths = {source: Path(os.path.abspath(source.path)).relative_to(root) for source in sources}
+        # because: the files of one text are in order of path, and the records of earlier versions have no other order
+        order = {} if list(paths.values()) == sorted(paths.values()) else {"order": list(map(str, paths.values()))}
         return {
             "text_key": self.key, "text_split": self.split, "cuts_sentences": self.cuts_sentences,
-            "files": {
-                str(source.path.relative_to(root)): [source.num_bytes, _sha256(source.path)] for source in sources
-            },
+            "files": {str(path): [source.num_bytes, _sha256(source.path)] for source, path in paths.items()}, **order,
         }  # fmt: skip
+
+
+def _root_of(text: str) -> Path:
+    """Return the folder to which the names of a text's files are relative: the text itself if it is a folder, else that
+    of the file, or the last folder that a glob names without a wildcard.
+    """
+    path = Path(text)
+    if path.is_dir():
+        return path
+    return Path(*takewhile(lambda part: not has_magic(part), path.parts)) if is_glob(text) else path.parent
 
 
 @dataclass(frozen=True)
@@ -133,19 +162,20 @@ class TextChangedError(Exception):
 Report = Callable[[str, int, int], None]  # receives the step's name, the bytes of the input files done, and the total
 
 
-def estimate_text_bytes(sources: Sequence[Source], key: str) -> int:
+def estimate_text_bytes(sources: Sequence[Source], key: str, key_option: str = "--key") -> int:
     """Return about how many bytes the files hold when they are decompressed, from their sizes and, for compressed files
-    and tables, from the first 4 MiB of their content.
+    and tables, from the first 4 MiB of their content. Raise DataError if a table has no column `key`; `key_option` is
+    what a user types to name another.
     """
-    return sum(_estimate_file(source, key) for source in sources)
+    return sum(_estimate_file(source, key, key_option) for source in sources)
 
 
-def _estimate_file(source: Source, key: str) -> int:
+def _estimate_file(source: Source, key: str, key_option: str) -> int:
     """Return the approximate number of bytes of text in a file: the file's size if it is not compressed, else
     extrapolated from the beginning of its decompressed data or, for a .parquet file, of its column `key`.
     """
     if source.kind == "parquet":
-        rows = next(read_rows(source.path, (key,), 0, _SAMPLED_BYTES), None)
+        rows = next(read_rows(source.path, (key,), 0, _SAMPLED_BYTES, key_option), None)
         return int(rows[2] / rows[3]) if rows is not None and rows[3] else 0
     if not source.codec:
         return source.num_bytes
@@ -185,18 +215,22 @@ class TextFolder:
         TextChangedError if the text or the options have changed since then; a text that no longer exists is no error.
         """
         identity, made = self._read_record()
-        if made is None or not request.text.exists():  # because: a complete dataset does without its text
+        present = tuple(text for text in request.texts if os.path.exists(text) or any(iglob(text, recursive=True)))
+        if made is None or not present:  # because: a complete dataset does without its text
             return made
-        if change := _first_change(identity, request.identity(request.find_sources())):
+        if change := _first_change(identity, request.identity(replace(request, texts=present).find_sources())):
             raise TextChangedError(change)
         return made
 
-    def make(self, request: TextRequest, report: Report, notify: Callable[[str], None]) -> TextDataset:
+    def make(
+        self, request: TextRequest, report: Report, notify: Callable[[str], None], *, replaces: bool = False
+    ) -> TextDataset:
         """Train a tokenizer on the text, unless the request names one, write the tokenized dataset, and return facts
         about it. Steps that an earlier, killed call finished for the same text and options are not repeated. Wait while
         another process makes the same dataset.
 
-        `report` receives the progress, `notify` notices for the user.
+        `report` receives the progress, `notify` notices for the user. With `replaces`, a dataset of another text is
+        replaced, else TextChangedError is raised.
         """
         sources = request.find_sources()
         identity, folder = request.identity(sources), self.prefix.parent
@@ -207,7 +241,13 @@ class TextFolder:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         with folder_lock(folder, on_wait=notify_wait):
             try:
-                return self.find(request) or self._make_steps(request, sources, identity, report, notify)
+                try:
+                    made = self.find(request)
+                except TextChangedError:
+                    if not replaces:
+                        raise
+                    made = None
+                return made or self._make_steps(request, sources, identity, report, notify)
             except LmtrainError as error:
                 if not isinstance(error, StorageError):  # because: the same command goes on once there is space
                     self._clear()
@@ -241,7 +281,9 @@ class TextFolder:
                 report=lambda at: report("tokenized", at.done_bytes, at.total_bytes),
             )  # fmt: skip
         if request.find_sources() != sources:
-            raise DataError(f"{request.text} has changed while it was read. Run the same command again.")
+            raise DataError(
+                f"{join_few(request.texts)} has changed while it was read. Run the same command again."
+            )
         fault_point("text.record")
         info = IndexedDataset.open(self.prefix).info
         assert info is not None, "preprocess writes a sidecar"
@@ -325,7 +367,9 @@ def write_sample(request: TextRequest, folder: Path, num_bytes: int) -> TextRequ
             left -= len(text)
             if left <= 0:
                 break
-    return replace(request, text=path, key="text", split="file", exact_vocab=size)
+    return replace(
+        request, texts=(str(path),), suffixes=TextSuffixes(), key="text", split="file", exact_vocab=size
+    )
 
 
 def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
@@ -333,7 +377,7 @@ def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     that is new, missing or changed. Return None if they are equal.
     """
     for name, value in new.items():
-        if name != "files" and value != old.get(name):
+        if name not in ("files", "order") and value != old.get(name):
             return f"{name} was {old.get(name)} then and is {value} now"
     was, now = old.get("files", {}), new["files"]
     for name in sorted({*was, *now}):
@@ -344,7 +388,7 @@ def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
         if was[name] != now[name]:
             sizes = f", from {was[name][0]:,} to {now[name][0]:,} bytes" if was[name][0] != now[name][0] else ""
             return f"{name} has changed since{sizes}"
-    return None
+    return None if old.get("order") == new.get("order") else "its files were in another order then"
 
 
 def _sha256(path: Path) -> str:

@@ -324,17 +324,17 @@ def _convert_damage(build_error: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def read_rows(
-    path: Path, columns: Sequence[str], start_row: int, batch_bytes: int
+    path: Path, columns: Sequence[str], start_row: int, batch_bytes: int, key_option: str = "--key"
 ) -> Iterator[tuple[int, Rows, int, float]]:
     """Yield batches of rows of a .parquet file from row `start_row` on: (number of the first row, rows, bytes of their
     texts, share of the file read so far). A row is the texts of `columns`.
 
-    Raise DataError for a damaged file or a missing column.
+    Raise DataError for a damaged file or a missing column; `key_option` is what a user types to name another column.
     """
     pyarrow, parquet = _import_package("pyarrow", "parquet"), _import_package("pyarrow.parquet", "parquet")
     with read_errors(path):
         try:
-            _check_columns(parquet.read_schema(path), columns, path, pyarrow)
+            _check_columns(parquet.read_schema(path), columns, path, pyarrow, key_option)
             with parquet.ParquetFile(path, read_dictionary=list(columns)) as file:
                 yield from _row_batches(file, columns, start_row, batch_bytes)
         except (pyarrow.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:  # names may be bad UTF-8
@@ -405,15 +405,17 @@ def _decode_or_bytes(data: bytes | None) -> Text:
         return data
 
 
-def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any) -> None:
+def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any, key_option: str) -> None:
     """Raise DataError if one of these columns is missing in the schema of a .parquet file or does not hold text."""
     for name in columns:
         if name not in schema.names:
-            raise DataError(f"{path} has no column {name!r}, only {', '.join(schema.names)}. Name one with --key.")
+            names = ", ".join(schema.names)
+            raise DataError(f"{path} has no column {name!r}, only {names}. Name one with {key_option}.")
         kind = schema.field(name).type
         value_type = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if not (pyarrow.types.is_string(value_type) or pyarrow.types.is_large_string(value_type)):
-            raise DataError(f"{path} has {value_type}, not text, in its column {name!r}. Name another with --key.")
+            raise DataError(f"{path} has {value_type}, not text, in its column {name!r}. Name another with "
+                            f"{key_option}.")  # fmt: skip
 
 
 def _import_package(name: str, suffix: str) -> Any:

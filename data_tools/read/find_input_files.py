@@ -1,22 +1,27 @@
 """Finds the input files: files, folders and globs become a list of sources. Called by the verbs that take INPUT.
 
 A file's name decides its kind. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and a bare .zst. Text: .txt,
-.txt.gz; a document per file, per paragraph or per line. Columns: .parquet. Instead of .gz the suffix may be .zst, .bz2
-or .xz. `-` is standard input, read as JSON lines unless another format is given. This module reads no file.
+.txt.gz, and the suffixes that the user names; a document per file, per paragraph or per line. Columns: .parquet.
+Instead of .gz the suffix may be .zst, .bz2 or .xz. `-` is standard input, read as JSON lines unless another format is
+given. This module reads no file, but for the beginning of those that are left out.
 """
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, UsageError, join_few
 from lmtrain.runtime.files.atomic_files import read_errors, refuse_sparse_file
+from lmtrain.units import plural
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")
@@ -30,6 +35,7 @@ SUFFIXES = {  # suffix -> (kind, codec); the first match is used
 }
 TextSplit = Literal["file", "blank-line", "line"]  # what is a document of a text file
 _TEXT_KINDS: dict[TextSplit, str] = {"file": "text", "blank-line": "paragraphs", "line": "lines"}
+_SNIFFED_BYTES = 4096
 READABLE = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
 
 
@@ -72,18 +78,115 @@ def resolve_input(name: str, format_: str | None) -> str | Source:
     return _build_source(path, (kind, codec))
 
 
-def skipped_files(inputs: Inputs) -> list[Path]:
-    """Return the files in the input folders and globs that `find_sources` leaves out because their suffix is unknown.
+def suffix_options(suffixes: Sequence[str]) -> str:
+    """Return the options of the command line that make files with these suffixes be read as text."""
+    return " ".join(f"--suffix {suffix}" for suffix in suffixes)
 
-    Links to folders are skipped too, because they can form a cycle.
+
+@dataclass(frozen=True)
+class TextSuffixes:
+    """The suffixes, such as .py, whose files the user wants to be read as plain text besides those of SUFFIXES.
+
+    `type_option` returns what a user has to type for some suffixes, for messages; `types_all` is True if this must name
+    all suffixes at once, those of `suffixes` included.
     """
-    skipped = []
-    for path in (Path(name) for name in inputs if not isinstance(name, Source) and Path(name) != STDIN):
-        if path.is_dir():
-            skipped += [file for file in _files_of(path) if not known_suffix(file) or file.is_dir()]
-        elif not path.exists():
-            skipped += [file for file in _files_of(path) if not known_suffix(file) and file.is_file()]
-    return skipped
+
+    suffixes: tuple[str, ...] = ()
+    type_option: Callable[[Sequence[str]], str] = suffix_options
+    types_all: bool = False
+
+    def __post_init__(self) -> None:
+        for suffix in self.suffixes:
+            typed = self.type_option([suffix])
+            if not suffix.startswith(".") or len(suffix) == 1 or "/" in suffix:
+                dotted = f".{suffix.strip('*./')}"
+                raise UsageError(f"{typed} names no suffix, which begins with a dot. Write "
+                                 f"{self.type_option([dotted if len(dotted) > 1 else '.py'])}.")  # fmt: skip
+            if known := known_suffix(Path(f"a{suffix}")):
+                raise UsageError(f"{typed} has no effect: files with the suffix {known} are read anyway. Leave it out.")
+
+    def resolve(self, inputs: Inputs) -> list[str | Path | Source]:
+        """Return `inputs` with the files among them, and in their folders and globs, that have one of the suffixes, as
+        sources of text. Raise MissingInputError if a folder or glob holds no readable file, UsageError if no file has
+        one of the suffixes.
+        """
+        resolved = [part for entry in inputs for part in self._resolve_input(entry)]
+        paths = [part.path for part in resolved if isinstance(part, Source)]
+        for suffix in self.suffixes:
+            if not any(path.name.endswith(suffix) for path in paths):
+                raise UsageError(f"{self.type_option([suffix])} has no effect: no input file has this suffix. "
+                                 "Leave it out, or check the inputs.")  # fmt: skip
+        return resolved
+
+    def _resolve_input(self, entry: str | Path | Source) -> Sequence[str | Path | Source]:
+        """Return `entry`, an input, or the files in it if some of them are text by their suffix."""
+        path = Path("-" if isinstance(entry, Source) else entry)
+        if path == STDIN:
+            return [entry]
+        if not path.is_dir() and os.path.lexists(path):
+            return [_build_source(path, self._text_kind(path)) if self._is_text(path) else entry]
+        files = [file for file in _files_of(path) if not file.is_dir()]
+        if not any(map(self._is_text, files)):
+            if not any(map(known_suffix, files)):
+                raise MissingInputError(f"{_nothing_to_read(path, bool(files))} {self.left_out([path])}".strip())
+            return [entry]
+        return [
+            _build_source(file, self._text_kind(file)) if self._is_text(file) else file
+            for file in files if self._is_text(file) or known_suffix(file)
+        ]  # fmt: skip
+
+    def left_out(self, inputs: Inputs) -> str:
+        """Return two sentences on the files in the input folders and globs that are left out because their suffix is
+        unknown, and on what to type to read them; "" if there are none.
+
+        Links to folders are left out too, because they can form a cycle.
+        """
+        files = self._skipped_files(inputs)
+        if not files:
+            return ""
+        examples = {_name_kind(file): file for file in reversed(files)}
+        counts = Counter(map(_name_kind, files))
+        kinds = [kind for kind, _ in counts.most_common()]
+        text = [kind for kind in kinds if kind.startswith(".") and _is_text_file(examples[kind])]
+        way_out = f"Folders are searched for {READABLE}."
+        if text:
+            option = self.type_option([*(self.suffixes if self.types_all else ()), *text])
+            way_out = f"Add {option} to read {'it' if len(files) == 1 else 'them'} as text."
+        return f"{plural(len(files), 'file')} left out ({join_few(kinds, max_shown=5)}). {way_out}"
+
+    def _skipped_files(self, inputs: Inputs) -> list[Path]:
+        """Return the files in the input folders and globs that are left out."""
+        paths = [Path(name) for name in inputs if not isinstance(name, Source) and Path(name) != STDIN]
+        return [*dict.fromkeys(
+            file
+            for path in paths if path.is_dir() or not path.exists()
+            for file in _files_of(path)
+            if (not (known_suffix(file) or self._is_text(file)) and (file.is_file() or path.is_dir()))
+            or (path.is_dir() and file.is_dir())
+        )]  # fmt: skip
+
+    def _is_text(self, path: Path) -> bool:
+        return path.name.endswith(self.suffixes) and not known_suffix(path) and not path.is_dir()
+
+    def _text_kind(self, path: Path) -> tuple[str, str]:
+        """Return (kind, codec) of a file of text with one of the suffixes."""
+        return "text", codec_of(path.name)
+
+
+def _name_kind(path: Path) -> str:
+    """Return what a user calls the kind of a file that is left out: its suffix, as in .py, or .py.gz if it is
+    compressed, else words.
+    """
+    if path.is_dir():
+        return "links to folders"
+    return "".join(path.suffixes[-2 if codec_of(path.name) else -1 :]) or "without a suffix"
+
+
+def _is_text_file(path: Path) -> bool:
+    """Return True if the beginning of a file is text: UTF-8 without a zero byte."""
+    with suppress(OSError, UnicodeDecodeError), open(path, "rb") as file:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(file.read(_SNIFFED_BYTES))
+    return False
 
 
 def find_sources(inputs: Inputs, split: TextSplit = "file", split_option: str = "--split") -> list[Source]:
@@ -171,9 +274,7 @@ def _expand(path: Path | Source) -> Sequence[Path | Source]:
         files = [file for file in _files_of(path) if known_suffix(file) and not file.is_dir()]
         if files:
             return files
-        if path.is_dir():
-            raise MissingInputError(f"{path} holds no file with a readable suffix: {READABLE}. Check the folder.")
-        raise MissingInputError(f"{path} does not exist. Give files ({READABLE}), folders of them, or globs.")
+        raise MissingInputError(_nothing_to_read(path, any(not file.is_dir() for file in _files_of(path))))
     _stat(path)
     if not known_suffix(path):
         way_out = "Add its format, as in --format txt, or convert it."
@@ -181,6 +282,24 @@ def _expand(path: Path | Source) -> Sequence[Path | Source]:
             way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add --format jsonl."
         raise UsageError(f"{path} has no readable suffix: {READABLE}. {way_out}")
     return [path]
+
+
+def _nothing_to_read(path: Path, has_files: bool) -> str:
+    """Return the error message for a folder, or for the pattern of a glob, in which no file is readable. `has_files` is
+    True if there are files with other suffixes.
+    """
+    if path.is_dir():
+        return f"{path} holds no file with a readable suffix: {READABLE}." + ("" if has_files else " Check the folder.")
+    if has_files:
+        return f"{path} matches no file with a readable suffix: {READABLE}."
+    if is_glob(str(path)):
+        return f"{path} matches no file. Give a pattern that does, such as 'texts/*.txt', in quotes."
+    return f"{path} does not exist. Give files ({READABLE}), folders of them, or globs."
+
+
+def is_glob(text: str) -> bool:
+    """Return True if a text is the pattern of a glob; a file may have wildcards in its name."""
+    return glob.has_magic(text) and not os.path.lexists(text)
 
 
 def _files_of(path: Path) -> list[Path]:

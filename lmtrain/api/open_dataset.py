@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from lmtrain.api.check_arguments import checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
+from lmtrain.data.store import joined_dataset
 from lmtrain.data.store.document_boundaries import use_recorded_checksums
-from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.tokenizer import text_to_ids_and_back
 from lmtrain.units import format_count
@@ -25,7 +26,7 @@ def open_dataset(prefix: str | os.PathLike[str]) -> Dataset:
     """Open a dataset, which `lmtrain preprocess` or Megatron-LM has written, for reading. `prefix` is its path without
     .bin or .idx. Raise an LmtrainError if there is none, or if its files do not agree with each other.
     """
-    dataset = IndexedDataset.open(Path(prefix))
+    dataset = joined_dataset.open_dataset(Path(prefix))
     use_recorded_checksums(dataset)
     return Dataset(dataset)
 
@@ -81,7 +82,7 @@ class Dataset:
         """The tokenizer that made the dataset's ids, read from the file beside the dataset. Raise MissingInputError if
         that file is missing, and DataError if it holds another tokenizer than the one that made the ids.
         """
-        path, info = dataset_file(self.prefix, ".tokenizer.json"), self._dataset.info
+        path, info = self._dataset.tokenizer_path, self._dataset.info
         if not path.exists():
             raise MissingInputError(
                 f"{self.prefix} was stored without its tokenizer: {path} does not exist. Put the tokenizer there, or "

@@ -11,8 +11,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_text
 from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, refuse_file_as_text
-from lmtrain.config.parse_and_apply_overrides import shell_quoted
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, shell_quoted
 from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.runtime.files.atomic_files import read_bytes
 from lmtrain.runtime.processes.process_environment import set_library_defaults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,11 +11,11 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
-from lmtrain.errors import OutputError, UsageError, join_few
+from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from data_tools.read.find_input_files import Inputs
+    from data_tools.read.find_input_files import Inputs, Source
 
 
 def _import_plugins(names: list[str] | None) -> list[str] | None:
@@ -73,12 +73,20 @@ TextInputs = Annotated[
 RereadInputs = Annotated[  # of a verb that reads its inputs twice
     list[str], typer.Argument(metavar="INPUT", help=f"{_TEXT_FILES}or globs; not standard input, as they are reread.")
 ]
+Suffixes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--suffix", metavar=".SUFFIX",
+        help="Also read files with this suffix, such as .py or .md, as plain text, in folders and globs too. "
+        "Repeatable.",
+    ),
+]  # fmt: skip
 InputFormat = Annotated[
     str | None,
     typer.Option(
         "--format", metavar="NAME",
-        help="Format of standard input and of files with an unknown suffix: txt, jsonl, or one compressed, as in "
-        "txt.gz. [default: jsonl]",
+        help="Format of standard input, by default jsonl, and of files with an unknown suffix that are named one by "
+        "one: txt, jsonl, or one compressed, as in txt.gz. For folders and globs use --suffix.",
     ),
 ]
 
@@ -96,6 +104,19 @@ def parse_output_file(text: str) -> Path:
     if text.endswith("/") or Path(text).is_dir():
         raise typer.BadParameter(f"{text} is a folder. Add the name of a file in it, as in {Path(text) / 'NAME'}.")
     return Path(text)
+
+
+def parse_output_prefix(text: str) -> Path:
+    """Return a text as the prefix of a dataset to write. Raise typer.BadParameter if it names a folder, or one of the
+    files of a dataset.
+    """
+    path = parse_output_file(text)
+    if path.suffix in (".bin", ".idx") and path.stem:
+        raise typer.BadParameter(
+            f"{text} is the name of a file, but a dataset has several: PREFIX.bin, PREFIX.idx and others. Give the "
+            f"prefix {path.with_suffix('')}."
+        )
+    return path
 
 
 def parse_count_option(text: str) -> int:
@@ -159,17 +180,32 @@ def check_output_folder(option: str, output: Path) -> None:
         )
 
 
-def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
+def resolve_text_inputs(inputs: list[str], format_: str | None, suffixes: Sequence[str] | None = None) -> Inputs:
     """Find the files that the inputs name (files, folders, globs, or "-" for standard input) and print a notice about
     files in folders that are not text. `format_` is the format of standard input and of unknown suffixes; raise
-    UsageError if it applies to no input.
+    UsageError if it applies to no input. Files with one of the `suffixes` are text.
     """
-    from data_tools.read.find_input_files import READABLE, resolve_input, skipped_files
+    from data_tools.read.find_input_files import Source, TextSuffixes, resolve_input
 
-    sources = [resolve_input(source, format_) for source in inputs]
-    if format_ is not None and all(isinstance(source, str) for source in sources):
-        raise UsageError(f"--format={format_} applies only to standard input (-) and to files with an unknown suffix, "
-                         "and the inputs have neither. Leave it out.")  # fmt: skip
-    if skipped := skipped_files(sources):
-        print_notice(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {READABLE}.")
-    return sources
+    text_suffixes = TextSuffixes(tuple(dict.fromkeys(suffixes or ())))
+    sources = text_suffixes.resolve(inputs)
+    notice = text_suffixes.left_out(inputs)
+    resolved = [source if isinstance(source, Source) else resolve_input(str(source), format_) for source in sources]
+    if format_ is not None and all(isinstance(given, Source) or isinstance(source, str)
+                                   for given, source in zip(sources, resolved, strict=True)):  # fmt: skip
+        raise UsageError(
+            f"--format={format_} applies only to standard input (-) and to files with an unknown suffix that are named "
+            f"one by one, and the inputs have neither. Leave it out. {notice}".strip()
+        )
+    if notice:
+        print_notice(notice)
+    return resolved
+
+
+def refuse_unused_key(sources: Sequence[Source], key: str) -> None:
+    """Raise UsageError if none of the input files has keys or columns, of which --key names one."""
+    if all(source.is_text for source in sources):
+        raise UsageError(
+            f"--key={key} has no effect: all inputs are plain text, which has no keys. Leave --key out; it names the "
+            "key of the text in .jsonl files, or the column in .parquet files."
+        )

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
 from lmtrain.config.name_suggestions import SettingNames, number_meant, suggest_value, union_members
-from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, override_text
+from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, named_values, override_text
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
 from lmtrain.errors import LayoutError, SettingsError, join_few, own, settings_error, spelling_hint, way, within_group
 from lmtrain.errors import example as show_example
@@ -196,6 +196,10 @@ class _Builder:
             return self._build_tuple(hint, value, path, example)
         if origin is dict:
             if not isinstance(value, dict):
+                if mapping := _mapping_of(hint, value):
+                    return self._record(
+                        f"{path}={show(value)} is not {_type_words(hint)}. Write {way(f'{path}={mapping}')}."
+                    )
                 return self._refuse_type(hint, value, path, example)
             inner = get_args(hint)[1]
             for key in value if isinstance(inner, type) and issubclass(inner, Settings) else ():
@@ -298,6 +302,14 @@ def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
     if any(get_origin(option) is tuple for option in options) and not isinstance(value, (list, dict)):
         entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
         yield entries, override_text(entries)
+
+
+def _mapping_of(hint: Any, value: Any) -> str:
+    """Return a text or a list of texts, given in place of a mapping of names to texts, as such a mapping; else ""."""
+    texts = [value] if isinstance(value, str) else value
+    if get_args(hint)[1] is not str or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return ""
+    return named_values(texts) if texts and all(map(str.strip, texts)) else ""
 
 
 def _type_words(hint: Any) -> str:

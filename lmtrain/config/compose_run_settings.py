@@ -104,7 +104,8 @@ def _remaining_problems(
         compose(cls, error.remaining, config_dir=config_dir, name=name, defaults=defaults)
     except (SettingsError, LayoutError) as failure:
         for problem in failure.marked_problems:
-            if not problem.startswith(starts) and not any(part in problem for part in follow_ups):
+            is_alternative = " is not set. " in problem and any(f" {start}" in problem for start in starts)
+            if not (problem.startswith(starts) or is_alternative or any(part in problem for part in follow_ups)):
                 yield problem
 
 

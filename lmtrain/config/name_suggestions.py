@@ -126,6 +126,9 @@ UNSUPPORTED_SETTINGS = {
         "The tokenizer is stored with the dataset; `lmtrain preprocess --tokenizer` chooses it. For data.text and for "
         "datasets of other tools, use data.tokenizer=PATH.":
             "tokenizer_type vocab_file merge_file tokenizer",
+        "A text to validate on is made a dataset of first: type `lmtrain preprocess FILE --tokenizer "
+        "RUN/tokenizer.json --output PREFIX`, and then data.valid_path=PREFIX.":
+            "valid_text val_text eval_text valid_file val_file validation_file eval_file",
         "The schedule ends where the run does, with train.steps.":
             "lr_decay_iters lr_decay_samples lr_wsd_decay_iters",
         "The kernels are chosen for the machine.":

@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
-from pathlib import Path
+from itertools import accumulate, chain, count
+from pathlib import Path, PurePath
 from typing import Any
 
 from lmtrain.config.setting_references import iter_values, reference_problem
@@ -25,7 +25,7 @@ _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _PLAIN_TEXT = re.compile(r"[A-Za-z_./~][\w./~@%+-]*")
 _SPECIAL_CHARACTERS = ",[]{}()'\""
-_BLEND_KEYS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset -> several
+_PLAIN_ITEM = re.compile(r"[\w.+/:%@?|$*\\-]+", re.ASCII)  # an entry of a list that Hydra's grammar reads unquoted
 _CLOSING_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 _HYDRA_WAYS_OUT = {  # a setting of Hydra's -> the words to type instead; VALUE is its value
     "hydra.run.dir": ("run.dir=VALUE",),
@@ -70,13 +70,7 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             continue
         key, _, value = text.partition("=")
         override = None
-        # because: characters outside Hydra's grammar, such as non-ASCII letters, can only be part of a text
-        as_text = (
-            [f"{key}={hydra_quoted(value)}"]
-            if not (value.startswith("=") or set(_SPECIAL_CHARACTERS) & set(value))
-            else []
-        )
-        for candidate in (text, *as_text):
+        for candidate in (text, *_as_texts(key, value)):
             with suppress(HydraException, RecursionError, ValueError):
                 override = override or parser.parse_override(candidate)
         if override is None:
@@ -100,6 +94,20 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     return parsed
 
 
+def _as_texts(key: str, value: str) -> list[str]:
+    """Return the override with its value as a text in quotes, or as a list of such texts, if it can be one; else [].
+
+    because: characters outside Hydra's grammar, such as non-ASCII letters and ~, can only be part of a text
+    """
+    if not (value.startswith("=") or set(_SPECIAL_CHARACTERS) & set(value)):
+        return [f"{key}={hydra_quoted(value)}"]
+    items = [item.strip() for item in value[1:-1].split(",")]
+    if value[:1] + value[-1:] != "[]" or not all(items) or set(_SPECIAL_CHARACTERS) & set("".join(items)):
+        return []
+    quoted = (item if _PLAIN_ITEM.fullmatch(item) else hydra_quoted(item) for item in items)
+    return [f"{key}=[{','.join(quoted)}]"]
+
+
 def sweep_refusal(override: Any) -> str:
     """Return the error message for a Hydra Override object with several values, such as `a=1,2`, on a command that
     starts a single run.
@@ -109,20 +117,36 @@ def sweep_refusal(override: Any) -> str:
     hint = blend_hint(key, value)
     if not hint and "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
         hint = f" A list is {way(f'{key}=[{value}]')}, one text {way(f'{key}={hydra_quoted(value)}')}."
-    return f"{text} names several values. Add {way('-m')} to run each of them.{hint}"
+    each = f" Add {way('-m')} to run each of them."
+    return f"{text} names several values.{hint + each if key.startswith('data.') else each + hint}"
 
 
 def blend_hint(key: str, value: str, instead_of: Sequence[str] = ()) -> str:
-    """Return a sentence, to append to an error message, on how to train on several datasets at once, for a user who
-    gave a list to a key that takes one path, as in `data.path=a,b`, or the words `instead_of`. Return "" in all other
-    cases.
+    """Return a sentence, to append to an error message, on how to train or validate on several datasets at once, for a
+    user who gave a list to a key that takes one path, as in `data.path=a,b`, or who typed the words `instead_of`.
+    Return "" in all other cases.
     """
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
-    if key not in _BLEND_KEYS or len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
+    if len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
         return ""
+    if key in ("data.valid_path", "data.valid_paths"):
+        words = way(f"data.valid_paths={named_values(names)}", instead_of=instead_of or key)
+        return f" To validate on each of them, type {words}."
     parts = ", ".join(f"{{path: {name}, weight: 1}}" for name in names)
-    words = way("data=blend", f"{_BLEND_KEYS[key]}=[{parts}]", instead_of=instead_of or key)
-    return f" To mix them in one run, type {words}."
+    words = way("data=blend", f"data.datasets=[{parts}]", instead_of=instead_of or key)
+    return f" To mix them in one run, type {words}." if key == "data.path" else ""
+
+
+def named_values(values: Sequence[str]) -> str:
+    """Return texts, such as paths, as a mapping that a user can type, each under a name made of its last part:
+    "{a: data/a, b: data/b}".
+    """
+    names = list[str]()
+    for value in values:
+        base = re.sub(r"[^A-Za-z0-9_-]", "_", PurePath(value).name) or "_"
+        candidates = chain([base], (f"{base}-{number}" for number in count(2)))
+        names.append(next(name for name in candidates if name not in names))
+    return f"{{{', '.join(f'{name}: {value}' for name, value in zip(names, values, strict=True))}}}"
 
 
 def apply_override(tree: dict[str, Any], override: Any) -> str | None:
@@ -314,7 +338,7 @@ def _bare_datasets_problem(text: str, datasets: Sequence[str]) -> str:
 
 def _is_dataset(text: str) -> bool:
     """Return True if `text` is the prefix of a dataset, without .bin and .idx."""
-    return os.path.isfile(f"{text}.idx")
+    return os.path.isfile(f"{text}.idx") or os.path.isfile(f"{text}-00000.idx")
 
 
 def _is_text_path(text: str) -> bool:

@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from lmtrain.config.settings_base import show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, DataRequirements, DatasetBuilder
 from lmtrain.data.data_settings import (
     BlendPart,
@@ -31,6 +32,7 @@ from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, bl
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
 from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.store.joined_dataset import open_dataset, shard_prefixes
 from lmtrain.data.training_data_by_source import TrainingData, TrainingPart, ValidationSource
 from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
 from lmtrain.runtime.terminal_safe_text import warn
@@ -61,16 +63,17 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
         if settings.text is not None and not dataset_file(Path(settings.path), ".idx").is_file():
             raise MissingInputError(
-                f"{settings.path} is not made yet: a run makes it of data.text={settings.text} before its first step. "
-                "Start `lmtrain pretrain` with these settings, or give data.path=PREFIX of a dataset instead."
+                f"{settings.path} is not made yet: a run makes it of data.text={show(settings.text)} before its first "
+                "step. Start `lmtrain pretrain` with these settings, or give data.path=PREFIX of a dataset instead."
             )
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
     else:
         raise SettingsError([f"data.kind={settings.kind} is not read from datasets. Use dataset, blend or masked."])
     valid_paths += settings.valid_paths.values()
-    _raise_file_limit(_FILES_EACH * (len(paths) + len(valid_paths)))
-    return OpenDatasets(*([IndexedDataset.open(path) for path in prefixes] for prefixes in (paths, valid_paths)))
+    num_datasets = sum(max(len(shard_prefixes(Path(path))), 1) for path in [*paths, *valid_paths])
+    _raise_file_limit(_FILES_EACH * num_datasets)
+    return OpenDatasets(*([open_dataset(path) for path in prefixes] for prefixes in (paths, valid_paths)))
 
 
 def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements: DataRequirements) -> TrainingData:
@@ -82,7 +85,8 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
     """
     builder = DatasetBuilder(settings, requirements, reads_valid=len(opened.valid) == 0)
     for indexed in opened.datasets:
-        indexed.set_verification(settings.verify, record_path(indexed, builder.index_folder(indexed)), warn)
+        for shard in indexed.shards:
+            shard.set_verification(settings.verify, record_path(shard, builder.index_folder(indexed)), warn)
     least_samples = settings.first_sample + requirements.num_samples
     run_samples = settings.megatron_samples or least_samples
     if run_samples < least_samples:
@@ -393,9 +397,14 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
     """
     if all(indexed.num_documents == 1 for indexed in opened.train):
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
+        way_out = "Preprocess text with a document in each line (.jsonl) or file, or set"
+        if isinstance(builder.settings, DataSettings) and builder.settings.text is not None:
+            split = {"file": "blank-line", "blank-line": "line"}.get(builder.settings.text_split)
+            cut = f"Cut plain text into documents with data.text_split={split}"
+            way_out = f"{'Give a text of several documents' if split is None else cut}, or set"
         return SettingsError([
-            f"{name} has only one document, so none is left to validate on. Preprocess text with a document in each "
-            f"line (.jsonl) or file, or set {alternative} or train.valid_interval_steps=0."
+            f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or "
+            "train.valid_interval_steps=0."
         ])
     return SettingsError([
         f"data.split={list(builder.settings.split)} leaves no document to validate on. Give the second part a larger "

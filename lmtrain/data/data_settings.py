@@ -119,11 +119,17 @@ class DataSettings(DataChoice):
     path: str = required(_PATH_OR_TEXT)  # the prefix of the dataset, which is the path of its .bin without the suffix
     valid_path: str | None = None
     restart: bool = False
-    text: str | None = None
+    text: str | tuple[str, ...] | None = None
+    text_suffixes: tuple[str, ...] = ()
     text_key: str = "text"
     text_split: Literal["file", "blank-line", "line"] = "file"
     text_limit: int = quantity("bytes", default=1 << 30)
     text_dir: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that `text` names: files, folders and globs."""
+        return (self.text,) if isinstance(self.text, str) else self.text or ()
 
     @property
     def cuts_sentences(self) -> bool:
@@ -140,8 +146,9 @@ class DataSettings(DataChoice):
         yield from self.checked(
             (not self.path, "path", "names no dataset", _PREFIX_HINT),
             self.one_validation_key("valid_path"),
-            (self.text is not None and not self.text.strip(), "text", "names no text", "Give a file or a folder."),
-            (self.text == "-", "text", "is a pipe, which cannot be read again on resume", "Write it to a file first."),
+            (self.text is not None and not (self.texts and all(map(str.strip, self.texts))), "text", "names no text",
+             "Give a file or a folder, or several: data.text=[FILE,FOLDER]."),
+            ("-" in self.texts, "text", "is a pipe, which cannot be read again on resume", "Write it to a file first."),
             self.at_least(1, "text_limit", "Use 1GiB."),
         )
         for key, entry in self.text_fields().items():

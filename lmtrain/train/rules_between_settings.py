@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.config.settings_base import Problem, problem_if
+from lmtrain.config.settings_base import Problem, problem_if, show
 from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
 from lmtrain.errors import spelling_hint
 from lmtrain.layout import Layout
@@ -263,7 +263,7 @@ def text_problems(data: DataChoice, run: RunSettings) -> Iterator[Problem]:
     path = text_dataset_prefix(run.dir, data.text_dir)
     yield from problem_if(
         os.path.realpath(data.path) != os.path.realpath(path), "data.path", data.path,
-        f"and data.text={data.text} both name the data to train on",
+        f"and data.text={show(data.text)} both name the data to train on",
         f"Leave data.path out to train on a dataset made of the text, {path}, or leave data.text out.",
     )  # fmt: skip
 

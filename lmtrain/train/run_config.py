@@ -442,7 +442,7 @@ def _set_path_of_text(tree: dict[str, Any], typed_values: Mapping[str, str]) -> 
     data.path stays, and is refused later.
     """
     data, run = tree.get("data"), tree.get("run")
-    if not isinstance(data, dict) or not isinstance(run, dict) or not isinstance(data.get("text"), str):
+    if not isinstance(data, dict) or not isinstance(run, dict) or not isinstance(data.get("text"), str | list):
         return
     if not issubclass(kinds(DataChoice).get(str(data.get("kind")), DataChoice), DataSettings):
         return  # because: a blend has neither of the keys
@@ -488,4 +488,6 @@ def _prefix_paths(folder: Path, key: str, setting: Any) -> Any:
     is_path = isinstance(setting, str) and re.fullmatch(_PATH_KEYS, key)
     if not is_path or (key == "checkpoint.resume" and setting in ("auto", "none")):
         return setting
+    if key == "data.text" and setting.startswith("~"):
+        return setting  # because: it begins in the user's home
     return str(folder / setting)

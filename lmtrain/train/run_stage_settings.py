@@ -41,7 +41,8 @@ GROUPS: dict[str, type[Settings]] = {
 }  # fmt: skip
 # keys of `data` that belong to the run as a whole
 RUN_DATA = (
-    "text", "text_key", "text_split", "text_limit", "text_dir", "first_sample", "megatron_samples", "tokenizer",
+    "text", "text_suffixes", "text_key", "text_split", "text_limit", "text_dir", "first_sample", "megatron_samples",
+    "tokenizer",
 )  # fmt: skip
 
 

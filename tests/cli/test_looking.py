@@ -248,7 +248,7 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     folder.mkdir()
     (folder / "a.txt.gz").write_bytes(gzip.compress(b"some words to learn from, some words to read\n" * 40))
     (folder / "notes.md").write_text("and more of them\n" * 40)
-    said = f"left out: {folder / 'notes.md'}. Folders are searched for .txt, .jsonl"
+    said = "1 file left out (.md). Add --suffix .md to read it as text."
     made = ["--output", tmp_path / "out"]
     few = lmtrain("tokenizer", "train", folder, "--vocab-size", "4k", "--output", tmp_path / "tokenizer")
     assert said in few
@@ -260,7 +260,13 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     refused = lmtrain("preprocess", folder / "notes.md", "--tokenizer", toy.tokenizer, *made, code=2)
     assert "Add its format, as in --format txt" in refused
     refused = lmtrain("corpus", "clean", folder, "--output", tmp_path / "c.jsonl", "--format", "txt", code=2)
-    assert "the inputs have neither. Leave it out." in refused
+    assert f"the inputs have neither. Leave it out. {said}" in refused
+    lmtrain("preprocess", folder, "--suffix", ".md", "--tokenizer", toy.tokenizer, *made, "--overwrite")
+    assert IndexedDataset.open(tmp_path / "out").num_documents == 2
+    refused = lmtrain("preprocess", folder, "--key", "a", "--tokenizer", toy.tokenizer, *made, "--overwrite", code=2)
+    assert "--key=a has no effect: all inputs are plain text" in refused
+    refused = lmtrain("preprocess", folder, "--tokenizer", toy.tokenizer, "--output", tmp_path / "out.bin", code=2)
+    assert f"Give the prefix {tmp_path / 'out'}." in refused
 
 
 def test_any_input_is_evaluated(run: Path, tmp_path: Path) -> None:

@@ -68,6 +68,14 @@ def test_a_large_text_is_refused_with_the_commands_to_type(toy: Toy, notes: Path
         (["data.path=x"], 2, "both name the data to train on. Leave data.path out"),
         (["data=blend"], 2, "data.text=notes.txt is not a setting"),
         (["data.text="], 2, "data.text= names no text"),
+        (["data.text=[]"], 2, "data.text=[] names no text"),
+        (["data.text=[one.txt,-]"], 2, "data.text=[one.txt,-] is a pipe"),
+        (["data.text=*.md"], 66, "*.md matches no file"),
+        (["data.text=[one.txt,absent.txt]"], 66, "absent.txt does not exist"),
+        (["data.text=one.txt", "data.text_suffixes=[.py]"], 2, "data.text_suffixes=[.py] has no effect: no input file"),
+        (["data.text=a,b"], 2, 'A list is "data.text=[a,b]"'),
+        (["data.valid_text=x", "data.text=one.txt"], 2, "A text to validate on is made a dataset of first"),
+        (["data.valid_paths=[x/a,b]", "data.text=one.txt"], 2, 'Write "data.valid_paths={a: x/a, b: b}".'),
         (["data.text=absent.txt"], 66, "absent.txt does not exist"),
         (["data.text=-"], 2, "data.text=- is a pipe, which cannot be read again on resume"),
         (["data.text=one.txt", "model.vocab_size=99"], 2, "model.vocab_size=99 is too small for a byte-level BPE"),
@@ -99,7 +107,47 @@ def test_a_folder_of_compressed_texts(toy: Toy, tmp_path: Path) -> None:
     said = lmtrain("pretrain", f"data.text={tmp_path}/texts", *tiny(toy, tmp_path / "run", train__steps=3))
     assert "12 files, " in said
     assert "dataset: 12 documents, " in said
-    assert f"left out: {tmp_path}/texts/README.md. Folders are searched for .txt, .jsonl and .parquet" in said
+    assert "1 file left out (.md). Add data.text_suffixes=[.md] to read it as text." in said
+
+
+def test_several_texts_in_one_line(
+    toy: Toy, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(notes.parent))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    for number, page in enumerate(sorted(toy.text.iterdir())[:4]):
+        (tmp_path / f"src/{number}.{'py' if number else 'txt'}").write_text(page.read_text())
+    text = "[~/notes.txt,src/*]"
+    words = [f"data.text={text}", "data.text_suffixes=[.py]", *tiny(toy, tmp_path / "run", train__steps=3)]
+    assert plan(*words)["text"].startswith(f"{text}: 5 files, ")
+    assert "5 documents" in lmtrain("pretrain", *words)
+    again = lmtrain("pretrain", *words, "train.steps=4")
+    assert f"data.text={text} is unchanged: " in again
+    assert f"made of {text}" in lmtrain("inspect", tmp_path / "run")
+    config = json.loads((tmp_path / "run/config.json").read_text())["data"]
+    assert (config["text"], config["text_suffixes"]) == (["~/notes.txt", "src/*"], [".py"])
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    found = json.loads(lmtrain("pretrain", "--from-run", tmp_path / "run", "--print-config", "--json"))["data"]
+    assert found["text"] == ["~/notes.txt", f"{tmp_path}/src/*"]
+    said = lmtrain("pretrain", "--from-run", tmp_path / "run", "train.steps=5")
+    assert f"data.text=[~/notes.txt,{tmp_path}/src/*] is unchanged: " in said
+    monkeypatch.chdir(tmp_path)
+    said = lmtrain("pretrain", *words, "run.dir=new", "data.text_limit=1KiB", code=2)
+    made = "data/texts_tokenizer"
+    assert f"lmtrain tokenizer train {notes} 'src/*' --output {made} --vocab-size 512 --suffix .py\n" in said
+    assert f"lmtrain preprocess {notes} 'src/*' --tokenizer {made} --output data/texts --suffix .py\n" in said
+
+
+def test_a_text_that_no_run_has_begun_with_may_be_cut_otherwise(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    words = [word for word in tiny(toy, tmp_path / "run", train__steps=3) if "optim.lr" not in word]
+    words = [f"data.text={notes}", "model=bert_tiny", *words, "train.valid_interval_steps=2", "data.split=[0.5,0.5]"]
+    said = lmtrain("pretrain", *words, code=2)
+    assert "Cut plain text into documents with data.text_split=blank-line, or set data.valid_path=PREFIX" in said
+    said = lmtrain("pretrain", *words, "data.text_split=blank-line")
+    assert "tokenizer: WordPiece, 512 pieces, trained on this text" in said
+    assert "text_split was blank-line then and is file now" in lmtrain("pretrain", *words, code=65)
 
 
 def test_lines_with_another_key(toy: Toy, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ FOREIGN_A, FOREIGN_B, FOREIGN_SENTENCES = "../../fa", "../../fb", "../../fs"
 BYTES, MORE_BYTES, WORDS, MORE_WORDS = "../../bpe", "../../bpe2", "../../wordpiece", "../../wordpiece2"
 TEXT, OTHER_TEXT = "../../one.jsonl", "../../two.jsonl"
 NOTES, KEYED = "../../notes.txt", "../../keyed.jsonl"  # paragraphs of lines; lines with two texts each
+ALL_NOTES = "../../notes.*"  # the notes, and some of another suffix
 DONE = "../../done"  # a run of BASE to its end that keeps an average, made when it is first named
 _SYLLABLES = ("ba", "do", "ki", "lu", "me", "no", "ra", "shi", "ten", "vor")
 
@@ -139,6 +140,7 @@ def _write_corpus(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     texts = folder / "one.jsonl", folder / "two.jsonl"
     pages = [[json.loads(line)["text"] for line in text.read_text().splitlines()] for text in texts]
+    (folder / "notes.md").write_text("\n".join(pages[1][:40]))
     (folder / "notes.txt").write_text("\n\n".join("\n".join(pages[0][at : at + 4]) for at in range(0, 80, 4)))
     lines = [json.dumps({"text": first, "other": second}) + "\n" for first, second in zip(*pages, strict=True)]
     (folder / "keyed.jsonl").write_text("".join(lines))

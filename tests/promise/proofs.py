@@ -17,6 +17,7 @@ from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from tests.promise import observers as see
 from tests.promise.bench import (
+    ALL_NOTES,
     BASE,
     BYTES,
     DONE,
@@ -195,6 +196,8 @@ DATA = [
                     _OF_TEXT | {"data.tokenizer": (None, *tokenizers)}),
             *proofs(kind, see.made_of_text, without(base, "data.path") | {"data.text": KEYED},
                     {"data.text_key": ("text", "other")}),
+            *proofs(kind, see.made_of_text, without(base, "data.path") | {"data.text": ALL_NOTES},
+                    {"data.text_suffixes": ([], [".md"])}),
         ]
     ),
     *proofs("dataset", see.indexes, BASE, _INDEX_DIR),
@@ -456,7 +459,8 @@ REFUSALS = [
         Refusal(Key(kind, f"data.{key}"), base | {f"data.{key}": value})
         for kind, base in (("dataset", BASE), ("masked", BERT))
         for key, value in {
-            "text": NOTES, "text_key": "k", "text_split": "line", "text_limit": 5, "text_dir": "d"
+            "text": NOTES, "text_suffixes": [".md"], "text_key": "k", "text_split": "line", "text_limit": 5,
+            "text_dir": "d",
         }.items()
     ),
     Refusal(Key("", "parallel.schedule"), BASE | {"parallel.schedule": "gpipe"}),

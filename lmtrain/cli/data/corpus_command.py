@@ -16,6 +16,7 @@ from lmtrain.cli.screen.print_messages_and_json import echo, progress
 from lmtrain.cli.shared_options import (
     InputFormat,
     RereadInputs,
+    Suffixes,
     TextInputs,
     parse_numbers,
     parse_output_file,
@@ -116,13 +117,13 @@ def clean(
     script: Annotated[list[str] | None, typer.Option(help="Allowed script (latin, han, ...). [default: all]")] = None,
     min_script_share: Annotated[float, typer.Option(help="The least share of letters in allowed scripts.")] = 0.5,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Repair damaged text, and drop documents that break a quality rule or are not in an allowed script."""
     from data_tools.corpus.clean import DEFAULT_RULES, build_clean
 
     step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
-    _run(step, resolve_text_inputs(inputs, format_), output, workers, part, key, on_error)
+    _run(step, resolve_text_inputs(inputs, format_, suffix), output, workers, part, key, on_error)
 
 
 @app.command()
@@ -144,7 +145,7 @@ def dedupe(
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
     keep: Keep = "first",
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Drop exact and near copies of documents: the steps `sign`, `match`, `join` and `drop` in one command."""
     from data_tools.corpus.build_from_yaml import DedupeSettings, dedupe_documents
@@ -152,7 +153,7 @@ def dedupe(
 
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
     with _options_with_progress(workers, "0/1", key, on_error) as work:
-        _print(dedupe_documents(resolve_text_inputs(inputs, format_), output, settings, work))
+        _print(dedupe_documents(resolve_text_inputs(inputs, format_, suffix), output, settings, work))
 
 
 @app.command()
@@ -161,7 +162,7 @@ def sign(
     work: WorkFolder,
     exact_only: Annotated[bool, typer.Option("--exact-only", help="Write no signatures for near copies.")] = False,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Write a hash and a MinHash signature of each document: the first step of deduplication in several tasks."""
     from data_tools.corpus import build_from_yaml
@@ -169,7 +170,7 @@ def sign(
 
     with _options_with_progress(workers, part, key, on_error) as working:
         minhash = None if exact_only else MinHash()
-        _print(build_from_yaml.sign_documents(resolve_text_inputs(inputs, format_), work, minhash, working))
+        _print(build_from_yaml.sign_documents(resolve_text_inputs(inputs, format_, suffix), work, minhash, working))
 
 
 @app.command()
@@ -206,13 +207,13 @@ def join(
 def drop(
     inputs: RereadInputs, work: WorkFolder, output: Output,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Write the documents that are not marked as copies: the last step of deduplication in several tasks."""
     from data_tools.corpus import build_from_yaml
 
     with _options_with_progress(workers, part, key, on_error) as working:
-        _print(build_from_yaml.drop_copies(resolve_text_inputs(inputs, format_), work, output, working))
+        _print(build_from_yaml.drop_copies(resolve_text_inputs(inputs, format_, suffix), work, output, working))
 
 
 @app.command()
@@ -222,13 +223,13 @@ def decontaminate(
     against: Annotated[list[Path], typer.Option(help="A file of evaluation texts. Repeatable.")],
     action: Annotated[str, typer.Option(metavar="{cut,drop}", help="Cut passages out, or drop the document.")] = "cut",
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Remove passages that share 13 consecutive words with an evaluation text."""
     from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
 
     step = DecontaminateStep(read_passages(against), action)
-    _run(step, resolve_text_inputs(inputs, format_), output, workers, part, key, on_error)
+    _run(step, resolve_text_inputs(inputs, format_, suffix), output, workers, part, key, on_error)
 
 
 @app.command()
@@ -238,7 +239,7 @@ def split(
     ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
     by: Annotated[str, typer.Option(metavar="{text,id}", help="Keep documents of equal text or id together.")] = "text",
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Split documents into train, valid and test by a hash of each document's text or id."""
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import run_step
@@ -247,7 +248,7 @@ def split(
     way_out = "Write the shares of train, valid and test, as in --ratios=0.98,0.01,0.01."
     step = SplitStep(tuple(parse_numbers("--ratios", ratios, way_out)), seed, by)
     with _options_with_progress(workers, part, key, on_error) as work:
-        sources = resolve_text_inputs(inputs, format_)
+        sources = resolve_text_inputs(inputs, format_, suffix)
         _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
 
 
@@ -256,14 +257,14 @@ def shuffle(
     inputs: TextInputs, output: Output,
     seed: Seed = 0, memory: Annotated[str, typer.Option(help="Memory to use.")] = "256MiB",
     part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Put all documents in a random order, in two passes over the disk."""
     from data_tools.corpus import split_sample_shuffle
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
-    found = resolve_text_inputs(inputs, format_)
+    found = resolve_text_inputs(inputs, format_, suffix)
     with _options_with_progress(1, part, key, on_error) as work:
         _print(split_sample_shuffle.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
@@ -276,13 +277,13 @@ def sample(
         int | None, typer.Option(help="Exact number of documents to draw; not from standard input.")
     ] = None,
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None,
+    format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Draw a random sample of the documents, which keep their order."""
     from data_tools.corpus.split_sample_shuffle import SampleStep, sample_limit
 
     work = _step_options(workers, part, key, on_error, None)
-    found = resolve_text_inputs(inputs, format_)
+    found = resolve_text_inputs(inputs, format_, suffix)
     limit = sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed)
     _run(SampleStep(limit, seed), found, output, workers, part, key, on_error)
 

@@ -20,7 +20,7 @@ from lmtrain.cli.inspect.dataset_view import (
 from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
 from lmtrain.cli.settings_keys.shell_completion import complete_override
-from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_file
+from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix
 from lmtrain.errors import DataError, UsageError, join_few, spelling_hint
 from lmtrain.units import format_count, plural
 
@@ -63,11 +63,11 @@ def verify(
 ) -> None:
     """Read every byte of datasets and check their index, token ids and checksum; stop at the first damage."""
     from lmtrain.data.store import merge_split_verify_datasets
-    from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.data.store.joined_dataset import open_dataset
 
     facts = []
     for prefix in prefixes:
-        dataset = IndexedDataset.open(prefix)
+        dataset = open_dataset(prefix)
         with progress(f"reading {dataset.prefix}"):
             facts.append({"dataset": str(dataset.prefix)} | merge_split_verify_datasets.verify(dataset))
         if not as_json:
@@ -80,7 +80,7 @@ def verify(
 @app.command()
 def merge(
     prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to join, in this order.")],
-    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=parse_output_file, help="The dataset to make.")],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=parse_output_prefix, help="The dataset to make.")],
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -98,7 +98,7 @@ def split(
     shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
     output: Annotated[
         list[Path],
-        typer.Option(metavar="PREFIX", parser=parse_output_file, help="A dataset to write. Repeat it for each share."),
+        typer.Option(metavar="PREFIX", parser=parse_output_prefix, help="A dataset to write. Repeat it for each."),
     ],
     seed: Annotated[
         int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
@@ -205,9 +205,9 @@ def decode(
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Show how many documents a dataset has by length, as a histogram."""
     from lmtrain.data.store import merge_split_verify_datasets
-    from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.data.store.joined_dataset import open_dataset
 
-    dataset = IndexedDataset.open(prefix)
+    dataset = open_dataset(prefix)
     counts, facts = merge_split_verify_datasets.length_histogram(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
@@ -281,10 +281,9 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
-    from lmtrain.data.store.indexed_dataset import dataset_file
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
-    path = given or dataset_file(dataset.prefix, ".tokenizer.json")
+    path = given or dataset.tokenizer_path
     if given is None and not path.exists():
         raise UsageError(
             f"The dataset {dataset.prefix} was stored without a tokenizer. Add --tokenizer PATH, or --ids to show "
@@ -311,9 +310,9 @@ def _show_documents(
 
     from lmtrain.data.sample_dataset_interface import permute
     from lmtrain.data.store.document_boundaries import use_recorded_checksums
-    from lmtrain.data.store.indexed_dataset import IndexedDataset
+    from lmtrain.data.store.joined_dataset import open_dataset
 
-    dataset = IndexedDataset.open(prefix)
+    dataset = open_dataset(prefix)
     use_recorded_checksums(dataset)
     if documents is None:
         count = min(num_random, dataset.num_documents)
@@ -369,6 +368,7 @@ def _stage_index(stage: str | None, names: Sequence[str]) -> int:
 
 def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
+
 
     facts: list[dict[str, Any]] = [
         {"dataset": str(made.prefix), "documents": made.num_documents, "tokens": made.num_tokens}

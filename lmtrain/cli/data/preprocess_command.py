@@ -17,9 +17,11 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_n
 from lmtrain.cli.shared_options import (
     InputFormat,
     SplitText,
+    Suffixes,
     TextInputs,
-    parse_output_file,
+    parse_output_prefix,
     parse_size,
+    refuse_unused_key,
     resolve_text_inputs,
 )
 from lmtrain.errors import UsageError, join_few
@@ -43,7 +45,7 @@ def preprocess(
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="PREFIX", parser=parse_output_file,
+            metavar="PREFIX", parser=parse_output_prefix,
             help="Write PREFIX.bin, .idx, .json, .tokenizer.json, .blocks. [default: INPUT without its suffix]",
         ),
     ] = None,
@@ -53,6 +55,7 @@ def preprocess(
         typer.Option(help="Key or column of the text; several make a dataset PREFIX_KEY each. [default: text]"),
     ] = None,
     format_: InputFormat = None,
+    suffix: Suffixes = None,
     append_eod: Annotated[
         bool | None,
         _ends("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
@@ -104,6 +107,7 @@ def preprocess(
     from data_tools.preprocess import preprocess_pipeline
     from data_tools.preprocess.length_and_script_filters import Filters, parse_script
     from data_tools.read.cut_files_into_chunks import SizeLimits
+    from data_tools.read.find_input_files import find_sources
     from data_tools.read.parse_chunks_and_bad_lines import OnError
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
@@ -126,7 +130,9 @@ def preprocess(
         text_split=split,
     )
     prefix = output if output is not None else _default_prefix(inputs)
-    found = resolve_text_inputs(inputs, format_)
+    found = resolve_text_inputs(inputs, format_, suffix)
+    if key:
+        refuse_unused_key(find_sources(found), key[0])
     with _show_progress(inputs) as report:
         summary = preprocess_pipeline.preprocess(
             found, Tokenizer.load(tokenizer), prefix, options, report=report, notify=print_notice

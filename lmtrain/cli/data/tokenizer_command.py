@@ -13,14 +13,15 @@ from lmtrain.cli.shared_options import (
     InputFormat,
     Json,
     SplitText,
+    Suffixes,
     TextInputs,
     parse_count_option,
     refuse_file_as_text,
+    refuse_unused_key,
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.config.parse_and_apply_overrides import shell_quoted
-from lmtrain.errors import OutputError, UsageError
+from lmtrain.errors import OutputError, UsageError, shell_quoted
 from lmtrain.units import plural
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def train(
     key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
     split: SplitText = "file",
     format_: InputFormat = None,
+    suffix: Suffixes = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Train a tokenizer on texts; the same texts give the same tokenizer."""
@@ -64,7 +66,9 @@ def train(
         )
     if pattern is not None and kind != "bpe":
         raise UsageError("--pattern works only with --kind bpe: WordPiece splits text as BERT does. Leave it out.")
-    sources = find_sources(resolve_text_inputs(inputs, format_), split)
+    sources = find_sources(resolve_text_inputs(inputs, format_, suffix), split)
+    if key != "text":
+        refuse_unused_key(sources, key)
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
     with progress("read", "bytes", interrupted="nothing is written.") as shown:
 

@@ -26,6 +26,7 @@ from lmtrain.cli.shared_options import (
     InputFormat,
     Plugins,
     Precision,
+    Suffixes,
     Weights,
     refuse_unused_options,
     resolve_text_inputs,
@@ -70,6 +71,7 @@ def evaluate(
     ] = None,
     key: Annotated[str, typer.Option(help="Key or column of the text, unless the task fixes it.")] = "text",
     format_: InputFormat = None,
+    suffix: Suffixes = None,
     baseline: Annotated[
         Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its token counts.")
     ] = None,
@@ -123,7 +125,7 @@ def evaluate(
     _check_comparison(context, checkpoint, compare, steps)
     _check_outputs(output, samples)
     compares_files = compare is not None and all(path.is_file() for path in compare)
-    jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key)
+    jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key, suffix)
     if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
     processes = ProcessOptions(nproc, nproc_per_node)
@@ -213,8 +215,9 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
 
 
 def build_jobs(
-    task_ids: list[str] | None, data_options: list[str] | None, baseline: Path | None, format_: str | None, key: str
-) -> list[Job]:
+    task_ids: list[str] | None, data_options: list[str] | None, baseline: Path | None, format_: str | None, key: str,
+    suffixes: list[str] | None = None,
+) -> list[Job]:  # fmt: skip
     """Return a pair (task, function that reads its data) for each --task ID (`task_ids`) and the --data PATH at the
     same position (`data_options`). Raise UsageError or MissingInputError if they do not fit or do not exist.
     """
@@ -249,13 +252,16 @@ def build_jobs(
         elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
             raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
         else:
-            jobs.append((task, partial(read_texts, find_sources(resolve_text_inputs([source], format_)), key)))
+            found = find_sources(resolve_text_inputs([source], format_, suffixes))
+            jobs.append((task, partial(read_texts, found, key)))
             reads_text = True
-    if format_ is not None and not reads_text:
-        raise UsageError(
-            f"--format={format_} is the format of text files, and none of the given tasks reads text files. Leave it "
-            "out."
-        )
+    suffix = suffixes[0] if suffixes else None
+    for option, value, what in (("--format", format_, "format"), ("--suffix", suffix, "suffix")):
+        if value is not None and not reads_text:
+            raise UsageError(
+                f"{option}={value} is the {what} of text files, and none of the given tasks reads text files. Leave it "
+                "out."
+            )
     return jobs
 
 

@@ -26,9 +26,10 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     raise an error if it is damaged.
     """
     from lmtrain.data.store import merge_split_verify_datasets
-    from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+    from lmtrain.data.store.indexed_dataset import dataset_file
+    from lmtrain.data.store.joined_dataset import open_dataset
 
-    dataset = IndexedDataset.open(path)
+    dataset = open_dataset(path)
     if verify:
         merge_split_verify_datasets.verify(dataset)
     reads_lengths = verify or dataset.num_sequences <= _MAX_LENGTHS_READ
@@ -40,7 +41,9 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
         "sequences": dataset.num_sequences,
         "tokens": dataset.num_tokens,
         "dtype": dataset.dtype.name,
-        "bytes": sum(dataset_file(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")),
+        "bytes": sum(
+            dataset_file(shard.prefix, suffix).stat().st_size for shard in dataset.shards for suffix in (".bin", ".idx")
+        ),
         "shortest_sequence": None if lengths is None else int(lengths.min()),
         "longest_sequence": None if lengths is None else int(lengths.max()),
         "sidecar": asdict(dataset.info) if dataset.info else None,

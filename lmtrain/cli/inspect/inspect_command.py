@@ -36,7 +36,7 @@ def inspect(
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.checkpoint.find_and_prune import is_best, resolve_checkpoint
     from lmtrain.cli.inspect import checkpoint_view as view
-    from lmtrain.data.store.indexed_dataset import dataset_file
+    from lmtrain.data.store.joined_dataset import dataset_exists
 
     if is_best(path):
         path = resolve_checkpoint(path)
@@ -54,7 +54,7 @@ def inspect(
     elif (path / CONFIG).is_file():
         with record_errors(path):
             facts, print_facts = run_facts(path, verify), partial(_print_run, show_all=all_)
-    elif dataset_file(path, ".idx").is_file() or path.suffix in (".idx", ".bin"):
+    elif path.suffix in (".idx", ".bin") or dataset_exists(path):
         facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
     else:
         raise MissingInputError(

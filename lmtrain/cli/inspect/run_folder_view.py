@@ -353,7 +353,7 @@ def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
     yield "model", describe_model(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
-    origin = f", made of {data['text']}" if data.get("text") else ""
+    origin = f", made of {show(data['text'])}" if data.get("text") else ""
     yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "") + origin
     yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
 

@@ -6,6 +6,7 @@ data_tools.preprocess.tokenizer_and_dataset_from_text.
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
 from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
-from lmtrain.cli.shared_options import resolve_text_inputs
+from lmtrain.config.settings_base import show
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.training_data_by_source import excess_warnings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
-from lmtrain.runfolder.file_names import CHECKPOINTS, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
@@ -46,30 +47,31 @@ def make_data_of_text(
     layout is still to be adapted to the processes.
     """
     data = config.data
-    if not isinstance(data, DataSettings) or (text := data.text) is None or env.is_child:
+    if not isinstance(data, DataSettings) or data.text is None or env.is_child:
         return  # because: the launcher of a rank has made it
     if not (config.parallel.auto or elastic):
         check_machine(config, env)  # because: making the dataset can take minutes
     folder = _text_folder(Path(data.path))
     if env.rank > 0:
         wait_for_rank_0(
-            env, config.parallel.timeout_s, lambda: folder.is_complete, f"the dataset of data.text={data.text}",
+            env, config.parallel.timeout_s, lambda: folder.is_complete, f"the dataset of data.text={show(data.text)}",
             lambda: _sizes_below(folder.prefix.parent),
         )  # fmt: skip
         return
     request = _build_request(config, data)
     with _explain_changed_text(data):
-        made = folder.find(request)
+        made = _find_made(config, data, request)
         if made is not None:
             print_notice(
-                f"data.text={data.text} is unchanged: {data.path} was made of it at an earlier start "
+                f"data.text={show(data.text)} is unchanged: {data.path} was made of it at an earlier start "
                 f"({_describe_dataset(made)})"
             )
             return
-        resolve_text_inputs([text], None)  # prints which files of a folder are left out
         _check_size(request, data, overrides)
+        if notice := request.suffixes.left_out(request.texts):
+            print_notice(notice)
         with _show_progress() as report:
-            made = folder.make(request, report, print_notice)
+            made = folder.make(request, report, print_notice, replaces=_is_unused(config, data))
     for line in _describe(made, data, folder):
         print_notice(line)
 
@@ -95,7 +97,7 @@ class TextPreview:
         size, tokens = format_bytes(self.made.num_bytes / self.share), format_count(self.made.num_tokens / self.share)
         basis = f", by its first {format_bytes(self.made.num_bytes)}" if self.share < 1 else ""
         text = {
-            "text": f"{self.data.text}: {plural(self.num_files, 'file')}, {about}{size}",
+            "text": f"{show(self.data.text)}: {plural(self.num_files, 'file')}, {about}{size}",
             "tokenizer": f"{self.made.tokenizer_kind}, {self.made.vocab_size:,} pieces, {way}",
             "dataset": f"{self.data.path}, to be made: {about}{tokens} tokens{basis}",
         }
@@ -145,7 +147,7 @@ def preview_data_of_text(
 
     request = _build_request(config, data)
     with _explain_changed_text(data):
-        if _text_folder(Path(data.path)).find(request) is not None:
+        if _find_made(config, data, request) is not None:
             yield config, None
             return
     _check_size(request, data, overrides)
@@ -159,6 +161,27 @@ def preview_data_of_text(
         changed |= {"max_epochs": data.max_epochs if is_whole else None}  # because: a part would be read more often
         checked = replace(data, **changed | {"path": str(prefix), "index_dir": None})
         yield replace(config, data=checked), TextPreview(data, prefix, num_files, made, share)
+
+
+def _is_unused(config: RunConfig, data: DataSettings) -> bool:
+    """Return True if no run has begun with the dataset of data.text, if there is one: it is in the folder of this run,
+    which has not begun.
+    """
+    return data.text_dir is None and not (Path(config.run.dir) / CONFIG).exists()
+
+
+def _find_made(config: RunConfig, data: DataSettings, request: TextRequest) -> TextDataset | None:
+    """Return facts about the dataset that an earlier start completed; None if there is none, or one of another text
+    that no run has begun with, which is to be replaced. Raise TextChangedError if the run's text has changed.
+    """
+    from data_tools.preprocess.tokenizer_and_dataset_from_text import TextChangedError
+
+    try:
+        return _text_folder(Path(data.path)).find(request)
+    except TextChangedError:
+        if _is_unused(config, data):
+            return None
+        raise
 
 
 def _text_folder(prefix: Path) -> TextFolder:
@@ -186,11 +209,14 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     checkpoint that the run begins from; with neither, one is to be trained on the text.
     """
     from data_tools.preprocess.tokenizer_and_dataset_from_text import TextRequest
+    from data_tools.read.find_input_files import TextSuffixes
     from data_tools.read.parse_chunks_and_bad_lines import OptionNames
     from lmtrain.data.samples.masked_language_samples import MaskVocabulary
 
     request = TextRequest(
-        text=Path(str(data.text)), key=data.text_key, split=data.text_split, cuts_sentences=data.cuts_sentences,
+        texts=tuple(map(os.path.expanduser, data.texts)),
+        suffixes=TextSuffixes(data.text_suffixes, _suffix_setting, types_all=True),
+        key=data.text_key, split=data.text_split, cuts_sentences=data.cuts_sentences,
         tokenizer=Path(data.tokenizer) if data.tokenizer else _checkpoint_tokenizer(config),
         max_vocab=config.model.to_dict().get("vocab_size"), workers=num_usable_cpus(),
         names=OptionNames(
@@ -200,6 +226,11 @@ def _build_request(config: RunConfig, data: DataSettings) -> TextRequest:
     if data.cuts_sentences and request.tokenizer is not None:
         MaskVocabulary.of(Tokenizer.load(request.tokenizer))  # raises if it cannot mask words
     return request
+
+
+def _suffix_setting(suffixes: Sequence[str]) -> str:
+    """Return the setting that makes files with these suffixes be read as text."""
+    return f"data.text_suffixes={show(list(suffixes))}"
 
 
 def _checkpoint_tokenizer(config: RunConfig) -> Path | None:
@@ -233,8 +264,9 @@ def _explain_changed_text(data: DataSettings) -> Iterator[None]:
     except TextChangedError as error:
         place = "data.text_dir" if data.text_dir else "run.dir"
         raise DataError(
-            f"data.text={data.text} is not the text of which {data.path} was made: {error}. Give another {place} to "
-            f"train on the text as it is now, or data.path={data.path} instead of data.text to go on with the old one."
+            f"data.text={show(data.text)} is not the text of which {data.path} was made: {error}. Give "
+            f"another {place} to train on the text as it is now, or data.path={data.path} instead of data.text to go "
+            "on with the old one."
         ) from error
 
 
@@ -242,32 +274,37 @@ def _check_size(request: TextRequest, data: DataSettings, overrides: Sequence[st
     """Raise SettingsError if the text to make a dataset from is larger than data.text_limit bytes. Its message holds
     the lmtrain commands that make the dataset beforehand; `overrides` are repeated in the last of them.
     """
-    from data_tools.read.find_input_files import name_without_suffix
-
     num_bytes = request.estimated_bytes
     if num_bytes <= data.text_limit:
         return
-    text = str(data.text)
-    name = name_without_suffix(Path(text))
+    name = _name_of_texts(request.texts)
     kind = ["--kind", "wordpiece"] if data.cuts_sentences else []
     key = ["--key", data.text_key] if data.text_key != "text" else []
-    key += ["--format", "txt"] if request.is_unknown_file else []
+    key += ["--format", "txt"] if request.has_unknown_file else []
+    key += [word for suffix in data.text_suffixes for word in ("--suffix", suffix)]
     split = ["--split", data.text_split] if data.text_split != "file" else []
     sentences = ["--split-sentences"] if data.cuts_sentences else []
     tokenizer, size = str(request.tokenizer or f"data/{name}_tokenizer"), str(request.vocab_size(num_bytes))
-    train = ["tokenizer", "train", text, "--output", tokenizer, "--vocab-size", size, *kind, *key, *split]
+    train = ["tokenizer", "train", *request.texts, "--output", tokenizer, "--vocab-size", size, *kind, *key, *split]
     rest = [word for word in overrides if not word.lstrip("+").startswith(("data.text", "data.tokenizer="))]
     commands = [
         *([train] if request.tokenizer is None else []),
-        ["preprocess", text, "--tokenizer", tokenizer, "--output", f"data/{name}", *key, *split, *sentences],
+        ["preprocess", *request.texts, "--tokenizer", tokenizer, "--output", f"data/{name}", *key, *split, *sentences],
         ["pretrain", f"data.path=data/{name}", *rest],
     ]
     lines = "\n".join(f"  lmtrain {shlex.join(words)}" for words in commands)
     raise SettingsError([
-        f"data.text={text} holds about {format_bytes(num_bytes)} of text, more than "
+        f"data.text={show(data.text)} holds about {format_bytes(num_bytes)} of text, more than "
         f"data.text_limit={format_bytes(data.text_limit)}, up to which a run makes a dataset by itself. Raise the "
         f"limit, or make the dataset beforehand:\n{lines}"
     ])  # fmt: skip
+
+
+def _name_of_texts(texts: Sequence[str]) -> str:
+    """Return a name for the tokenizer and the dataset of these texts: that of a single file or folder, else "texts"."""
+    from data_tools.read.find_input_files import is_glob, name_without_suffix
+
+    return "texts" if len(texts) > 1 or is_glob(texts[0]) else name_without_suffix(Path(texts[0]))
 
 
 @contextmanager
@@ -296,7 +333,7 @@ def _describe(made: TextDataset, data: DataSettings, folder: TextFolder) -> Iter
         if made.tokenizer_source is None
         else f"read from {made.tokenizer_source}"
     )
-    yield f"data.text={data.text}: {plural(made.num_files, 'file')}, {format_bytes(made.num_bytes)} of text"
+    yield f"data.text={show(data.text)}: {plural(made.num_files, 'file')}, {format_bytes(made.num_bytes)} of text"
     yield f"tokenizer: {made.tokenizer_kind}, {made.vocab_size:,} pieces, {origin}"
     yield f"dataset: {_describe_dataset(made)}, made in {format_seconds(made.seconds)}: {data.path}"
     if made.num_documents == made.num_files == 1 and data.text_split == "file":

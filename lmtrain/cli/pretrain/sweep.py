@@ -183,7 +183,7 @@ def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]]
     recipes = set()
     for job, data in making:
         model, checkpoint = job.config.model.to_dict(), job.config.checkpoint
-        text = (data.kind, data.text, data.text_key, data.text_split, data.tokenizer)
+        text = (data.kind, data.text, data.text_suffixes, data.text_key, data.text_split, data.tokenizer)
         recipes.add((*text, checkpoint.init_from, checkpoint.resume, model.get("vocab_size")))
     for job, _ in making:
         folder = Path(job.config.run.dir) if len(recipes) == 1 else job.folder

@@ -190,8 +190,6 @@ class CausalDataset:
         require_samples(indexed, documents, seq_len, self.index.num_samples, self.index.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
         self._indexed, self._sizes, self._vocab_size = indexed, np.array([seq_len + 1]), vocab_size
-        first = self.index.first_token
-        self._tokens: NDArray[Any] = indexed.tokens[first : first + self.num_samples * seq_len + 1]
 
     @property
     def num_samples(self) -> int:
@@ -206,7 +204,16 @@ class CausalDataset:
         return Counts(tokens - unlabelled, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        tokens_BT, labels_BT, ids_valid = read_rows(self._tokens, sample_ids, self.seq_len, self._vocab_size)
+        first, seq_len = self.index.first_token, self.seq_len
+        if isinstance(self._indexed.tokens, np.ndarray):
+            tokens = self._indexed.tokens[first : first + self.num_samples * seq_len + 1]
+            tokens_BT, labels_BT, ids_valid = read_rows(tokens, sample_ids, seq_len, self._vocab_size)
+        else:
+            tokens, places = self._indexed.gather(first + sample_ids * seq_len, self._sizes)
+            sizes = np.full(len(sample_ids), seq_len + 1)
+            tokens_BT, labels_BT, ids_valid = read_runs(
+                tokens, places, sizes, len(sample_ids), seq_len, self._vocab_size
+            )
         self._indexed.check(sample_ids, self._sizes, self.seq_len, self.index.first_token)
         if not ids_valid:
             check_ids(np.stack([tokens_BT, labels_BT]), self._vocab_size, self.prefix)

@@ -153,9 +153,12 @@ class MaskedDataset:
         if len(counts) > 0 and counts.max() == 1:
             longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
             if self.settings.pairs != "none" or longest > self._max_text_tokens:
+                way_out = "Preprocess the text again with --split-sentences."
+                if self.settings.text is not None:
+                    way_out = "Give a text with several sentences in a document, which end with a full stop, ! or ?."
                 raise DataError(
                     f"{self.prefix} has only one sequence per document (the longest has {longest} tokens), but samples "
-                    "are built from sentences. Preprocess the text again with --split-sentences."
+                    f"are built from sentences. {way_out}"
                 )
 
     def _get_sample_map(
@@ -207,8 +210,8 @@ def build_sampler(
     """Return a sampler that makes masked samples by number: the compiled `MaskedSampler`, or the Python
     `MaskedSamplerTwin` with the same methods if nothing was compiled or the tokens' dtype is not supported.
     """
-    # because: the compiled sampler reads only the two dtypes that lmtrain writes; the twin reads any
-    is_supported = sentences.tokens.dtype in (np.uint16, np.int32)
+    # because: the compiled sampler reads only the two dtypes that lmtrain writes, of one file; the twin reads any
+    is_supported = isinstance(sentences.tokens, np.ndarray) and sentences.tokens.dtype in (np.uint16, np.int32)
     lib = compiled_helpers.lib if is_supported else None
     build: Any = MaskedSamplerTwin if lib is None else lib.MaskedSampler
     kinds = vocabulary.kinds

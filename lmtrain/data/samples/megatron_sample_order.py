@@ -190,8 +190,9 @@ class MegatronDataset:
 
     def batch(self, sample_ids: Int64s) -> Batch:
         rows, starts, sizes = self._token_runs(sample_ids)
+        tokens, places = self.indexed.gather(starts, sizes)
         tokens_BT, labels_BT, ids_valid = read_runs(
-            self.indexed.tokens, starts, sizes, len(sample_ids), self.seq_len, self._vocab_size
+            tokens, places, sizes, len(sample_ids), self.seq_len, self._vocab_size
         )
         self.indexed.check(starts, sizes)
         if not ids_valid:

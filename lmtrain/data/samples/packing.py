@@ -198,8 +198,9 @@ class PackedDataset:
         offsets = np.cumsum(sizes) - sizes  # positions in the batch before each stretch
         columns = offsets - offsets[np.searchsorted(rows, np.arange(num_rows))][rows]
         targets, starts = rows * seq_len + columns, packing.starts[stretches]
+        tokens, places = self._indexed.gather(starts, sizes + 1)
         tokens_BT, labels_BT, ids_valid = copy_rows(
-            self._indexed.tokens, starts, sizes, targets, num_rows, seq_len, self._vocab_size
+            tokens, places, sizes, targets, num_rows, seq_len, self._vocab_size
         )
         self._indexed.check(starts, sizes + 1)
         if not ids_valid:

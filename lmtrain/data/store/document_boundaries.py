@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -141,9 +140,10 @@ def use_recorded_checksums(dataset: IndexedDataset) -> None:
     """Make all later reads of a dataset's tokens compare them with the block checksums that earlier runs recorded in
     its index folder. Do nothing if nothing was recorded, or if the dataset has a .blocks file, which is used anyway.
     """
-    record = record_path(dataset, index_folder(dataset))
-    if dataset.blocks is None and record.exists():
-        dataset.set_verification("read", record, warn)
+    for shard in dataset.shards:
+        record = record_path(shard, index_folder(dataset))
+        if shard.blocks is None and record.exists():
+            shard.set_verification("read", record, warn)
 
 
 def index_folder(dataset: IndexedDataset, chosen: str | None = None) -> Path:
@@ -156,7 +156,7 @@ def _index_facts(dataset: IndexedDataset) -> dict[str, Any]:
     tokens.
     """
     return {
-        "idx_mtime_ns": os.stat(dataset_file(dataset.prefix, ".idx")).st_mtime_ns,
+        "idx_mtime_ns": dataset.idx_mtime_ns,
         "num_sequences": dataset.num_sequences,
         "num_documents": dataset.num_documents,
         "num_tokens": dataset.num_tokens,

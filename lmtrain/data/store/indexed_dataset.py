@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +107,16 @@ class DatasetInfo:
         return info
 
 
+def content_digest_of_pages(index_crc: int, num_bytes: int, read: Callable[[int, int], bytes]) -> str:
+    """Return a digest of the whole .idx, by its CRC-32C, and of pages sampled from a .bin of `num_bytes` bytes.
+    `read(start, count)` returns bytes of the .bin.
+    """
+    digest = hashlib.sha256(f"{index_crc} {num_bytes}".encode())
+    for i in range(_NUM_PAGES + 1):
+        digest.update(read(max(num_bytes - _PAGE_BYTES, 0) * i // _NUM_PAGES, _PAGE_BYTES))
+    return digest.hexdigest()
+
+
 def hash_without(tree: dict[str, Any], hash_key: str = _HASH_KEY) -> str:
     """Return the SHA-256 of all keys except `hash_key`: of their JSON with sorted keys and without spaces."""
     rest = {key: value for key, value in tree.items() if key != hash_key}
@@ -178,6 +188,11 @@ class IndexedDataset:
         return dataset
 
     @property
+    def shards(self) -> tuple[IndexedDataset, ...]:
+        """The datasets whose files are read: this one, or those that are read as one."""
+        return (self,)
+
+    @property
     def num_documents(self) -> int:
         return len(self.document_index) - 1
 
@@ -201,11 +216,32 @@ class IndexedDataset:
             return self.info.content_sha256
         path = dataset_file(self.prefix, ".bin")
         with atomic_files.read_errors(path), open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest = hashlib.sha256(f"{self.index_crc} {size}".encode())
-            for i in range(_NUM_PAGES + 1):
-                digest.update(os.pread(file.fileno(), _PAGE_BYTES, max(size - _PAGE_BYTES, 0) * i // _NUM_PAGES))
-        return digest.hexdigest()
+            fd = file.fileno()
+            return content_digest_of_pages(
+                self.index_crc, os.fstat(fd).st_size, lambda start, count: os.pread(fd, count, start)
+            )
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The path of the dataset's own tokenizer; the file may not exist."""
+        return dataset_file(self.shards[0].prefix, ".tokenizer.json")
+
+    @property
+    def idx_mtime_ns(self) -> int:
+        """The modification time of the .idx in nanoseconds."""
+        return os.stat(dataset_file(self.prefix, ".idx")).st_mtime_ns
+
+    def index_bytes(self) -> Iterator[memoryview]:
+        """Yield the content of the .idx."""
+        yield self._index.bytes.data
+        self._index.check_intact()
+
+    def gather(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[Ints, NDArray[np.int64]]:
+        """Return (an array of token ids, where the given ranges begin in it). Range i is sizes[i] tokens from token
+        starts[i] on; if `sizes` has one entry, all ranges have that size. The array is all tokens, or a copy of those
+        of the ranges alone. Callers must `check` the ranges.
+        """
+        return self.tokens, starts
 
     @cached_property
     def blocks(self) -> TokenBlocks | None:

@@ -17,13 +17,13 @@ from lmtrain.data.sample_dataset_interface import mix, permute
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.document_boundaries import DocumentMap, split_documents, use_recorded_checksums
 from lmtrain.data.store.indexed_dataset import DatasetInfo, IndexedDataset, dataset_file
+from lmtrain.data.store.joined_dataset import UNKNOWN, open_dataset, require_compatible
 from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files.atomic_files import read_bytes
 
 _COPIED_TOKENS = 1 << 22
 _COPIED_DOCUMENTS = 1 << 16
 _TOKENIZER_BYTES = 256 << 20
-UNKNOWN = -1  # the sidecar's num_bytes if the bytes of text were not counted
 
 
 def verify(dataset: IndexedDataset) -> dict[str, Any]:
@@ -31,6 +31,9 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
     verify`: content_sha256, max_id and which recorded hashes there were to compare with. Raise DataError at the first
     damage.
     """
+    if dataset.shards != (dataset,):
+        for shard in dataset.shards:
+            verify(shard)  # because: each is compared with its own sidecar
     DocumentMap.of(dataset)
     use_recorded_checksums(dataset)
     bin_path = dataset_file(dataset.prefix, ".bin")
@@ -47,9 +50,8 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
                 f"{bin_path} holds the id {dataset.tokens[at]} at byte {at * dataset.dtype.itemsize}, outside the "
                 "vocabulary. The file is damaged or was made with another tokenizer. Make the dataset again."
             )
-    with open(dataset_file(dataset.prefix, ".idx"), "rb") as file:
-        while data := file.read(_COPIED_TOKENS):
-            digest.update(data)
+    for data in dataset.index_bytes():
+        digest.update(data)
     dataset.check_intact()
     if dataset.info and digest.hexdigest() != dataset.info.content_sha256:
         raise DataError(f"{bin_path} or its .idx does not have the checksum in its .json. Make the dataset again.")
@@ -71,10 +73,9 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
     """Write the documents of all datasets, in order, to a new dataset with the prefix `output`; if the first has a
     .json sidecar, so does the new one. Raise DataError if dtypes or tokenizers differ.
     """
-    datasets = [IndexedDataset.open(prefix) for prefix in prefixes]
-    first, *rest = datasets
-    for other in rest:
-        _require_compatible(first, other)
+    datasets = [open_dataset(prefix) for prefix in prefixes]
+    first = datasets[0]
+    require_compatible(datasets)
     for dataset in datasets:
         _verify_source(dataset)
     with DatasetWriter(output, first.dtype, overwrite=overwrite) as writer:
@@ -102,7 +103,7 @@ def split(
         raise UsageError(f"The shares {list(shares)} of --shares are not all above 0. Use shares such as 98,2.")
     if len({output.absolute() for output in outputs}) < len(outputs):
         raise UsageError("Two values of --output are the same path. Give each share an output of its own.")
-    dataset = IndexedDataset.open(prefix)
+    dataset = open_dataset(prefix)
     parts = dict(zip(outputs, split_documents(dataset.num_documents, shares), strict=False))
     if empty := next((output for output, places in parts.items() if not places), None):
         raise UsageError(
@@ -128,17 +129,6 @@ def _verify_source(dataset: IndexedDataset) -> None:
     if dataset.info is not None and dataset.blocks is None:
         verify(dataset)
     use_recorded_checksums(dataset)
-
-
-def _require_compatible(first: IndexedDataset, other: IndexedDataset) -> None:
-    """Raise DataError if two datasets have different dtypes or tokenizers."""
-    fingerprints = [d.info.tokenizer_fingerprint[:12] if d.info else "no sidecar" for d in (first, other)]
-    for kind, expected, actual in (("dtype", first.dtype, other.dtype), ("tokenizer", *fingerprints)):
-        if expected != actual:
-            raise DataError(
-                f"{first.prefix} has the {kind} {expected}, but {other.prefix} has {actual}. "
-                f"Merge datasets of one {kind} only."
-            )
 
 
 def _shuffled_runs(num_documents: int, positions: range, seed: int) -> Iterator[range]:
@@ -182,7 +172,7 @@ def _describe_copy(writer: DatasetWriter, dataset: IndexedDataset, info: Dataset
     vocabulary size and eod_id. `num_bytes` is the number of bytes of text, or UNKNOWN.
     """
     writer.describe(
-        tokenizer=read_bytes(dataset_file(dataset.prefix, ".tokenizer.json"), _TOKENIZER_BYTES),
+        tokenizer=read_bytes(dataset.tokenizer_path, _TOKENIZER_BYTES),
         fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size, eod_id=info.eod_id, num_bytes=num_bytes,
     )  # fmt: skip
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.data.store import joined_dataset
 from lmtrain.data.store.document_boundaries import use_recorded_checksums
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.store.joined_dataset import dataset_exists
 from lmtrain.errors import DataError
 from lmtrain.eval.read_texts import TextInput, count_odd_characters
 from lmtrain.eval.task import Columns, ratio
@@ -42,12 +44,12 @@ class DatasetSequences:
 
 
 def dataset_prefix(source: Path) -> Path | None:
-    """Return PREFIX if `source` is PREFIX.bin, PREFIX.idx, or the PREFIX of an existing PREFIX.idx; None if it is no
-    dataset.
+    """Return PREFIX if `source` is PREFIX.bin, PREFIX.idx, or the PREFIX of an existing PREFIX.idx or of shards; None
+    if it is no dataset.
     """
     if source.suffix in (".bin", ".idx"):
         return source.with_suffix("")
-    return source if Path(f"{source}.idx").exists() else None
+    return source if dataset_exists(source) else None
 
 
 def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
@@ -56,14 +58,15 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
 
     Another tokenizer is noticed as far as it is recorded with the dataset or shows in the token ids.
     """
-    indexed = IndexedDataset.open(prefix)
+    indexed = joined_dataset.open_dataset(prefix)
     if indexed.info is not None and indexed.info.tokenizer_fingerprint != tokenizer.fingerprint:
         raise DataError(
             f"{prefix} was made with the tokenizer {indexed.info.tokenizer_fingerprint[:12]}, but the checkpoint has "
             f"{tokenizer.fingerprint[:12]}. Preprocess the text with the checkpoint's tokenizer."
         )
     use_recorded_checksums(indexed)
-    refuse_sparse_file(dataset_file(prefix, ".bin"))
+    for shard in indexed.shards:
+        refuse_sparse_file(dataset_file(shard.prefix, ".bin"))
     total = indexed.num_tokens
     # read every token once, which also compares it with the checksums of its writing
     parts = (indexed.read(first, min(first + _READ_TOKENS, total)) for first in range(0, total, _READ_TOKENS))
@@ -96,9 +99,7 @@ def describe_texts(texts: TextInput) -> ColumnsAndFacts:
     }
 
 
-def describe_dataset(
-    prefix: Path, indexed: IndexedDataset, documents: Iterable[Tokens], tokenizer: Tokenizer
-) -> ColumnsAndFacts:
+def describe_dataset(indexed: IndexedDataset, documents: Iterable[Tokens], tokenizer: Tokenizer) -> ColumnsAndFacts:
     """Return (a column with the bytes of each document; facts about the whole dataset, such as its hash and how it was
     counted). `documents` are the token ids of each of its documents, without special tokens.
     """
@@ -106,10 +107,12 @@ def describe_dataset(
     num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"
     if indexed.info is not None:  # because: the tokens lack the characters that a tokenizer drops
         num_bytes, rule = indexed.info.num_bytes, "UTF-8 bytes of the source text, as the dataset's sidecar says"
-    with open(f"{prefix}.bin", "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = hashlib.sha256()
+    for shard in indexed.shards:
+        sha256.update(shard.token_bytes.bytes.data)
+        shard.check_intact()
     return {"bytes": decoded * ratio(num_bytes, decoded.sum())}, {
-        "text_sha256": sha256,
+        "text_sha256": sha256.hexdigest(),
         "notes": {"text_sha256_of": "the .bin file"},
         "num_documents": indexed.num_documents,
         "num_words": None,

@@ -175,7 +175,7 @@ class Masked(Task):
         ranges = np.array([indexed.document_range(document) for document in range(indexed.num_documents)], np.int64)
         starts, stops = ranges.reshape(-1, 2).T
         documents = Documents(indexed.tokens, starts, stops - starts)
-        text_columns, facts = describe_dataset(prefix, indexed, documents, options.tokenizer)
+        text_columns, facts = describe_dataset(indexed, documents, options.tokenizer)
         return self._prepared(documents, options, text_columns, facts)
 
     def _prepared(
@@ -280,7 +280,7 @@ class PairAccuracy(Task):
         indexed = open_dataset(prefix, options.tokenizer)
         all_documents = range(indexed.num_documents)
         pairs = PairRequests(MaskedDataset(indexed, all_documents, options.seq_len, vocabulary, self.settings, SEED))
-        _, facts = describe_dataset(prefix, indexed, map(indexed.document, all_documents), options.tokenizer)
+        _, facts = describe_dataset(indexed, map(indexed.document, all_documents), options.tokenizer)
         return Prepared(
             requests=pairs,
             num_targets=pairs.num_targets,

@@ -59,7 +59,7 @@ class Perplexity(Task):
         prefix = dataset_prefix(source) or source
         indexed = open_dataset(prefix, options.tokenizer)
         sequences = DatasetSequences(indexed, eod_id(options.tokenizer))
-        text_columns, facts = describe_dataset(prefix, indexed, (tokens[1:] for tokens in sequences), options.tokenizer)
+        text_columns, facts = describe_dataset(indexed, (tokens[1:] for tokens in sequences), options.tokenizer)
         return _prepared(sequences, options, text_columns, {}, **facts)
 
     def measures(self, sums: Sums) -> dict[str, float]:

@@ -20,7 +20,6 @@ from lmtrain.config.settings_base import show
 from lmtrain.data.assemble_training_data import OpenDatasets, build_training_data, open_datasets
 from lmtrain.data.cut_datasets_into_samples import TOKEN_SHARES, DataRequirements
 from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory
-from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.training_data_by_source import TrainingData, epoch_warnings
 from lmtrain.errors import (
     CheckpointError,
@@ -315,7 +314,7 @@ def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWei
     that of the model which the run starts from (`foreign` if it is another program's folder). Raise SettingsError if
     there is none, and DataError if a dataset was written with a different tokenizer.
     """
-    stored = next((file for file in map(_tokenizer_path, opened.datasets) if file.exists()), None)
+    stored = next((dataset.tokenizer_path for dataset in opened.datasets if dataset.tokenizer_path.exists()), None)
     infos = {dataset.prefix: dataset.info for dataset in opened.datasets if dataset.info is not None}
     path = Path(config.data.tokenizer) if config.data.tokenizer else stored
     if path is not None:
@@ -330,7 +329,7 @@ def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWei
         first = opened.train[0]
         raise SettingsError([
             f"data.tokenizer=null names no tokenizer for the dataset {first.prefix}, "
-            f"and there is no {_tokenizer_path(first).name} beside it. "
+            f"and there is no {first.tokenizer_path.name} beside it. "
             "Add data.tokenizer=PATH of the tokenizer with which the dataset was written."
         ])
     for prefix, info in infos.items():
@@ -341,11 +340,6 @@ def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWei
                 "preprocess the text again."
             )
     return tokenizer
-
-
-def _tokenizer_path(dataset: IndexedDataset) -> Path:
-    """Return where a dataset's own tokenizer is stored; the file may not exist."""
-    return dataset_file(dataset.prefix, ".tokenizer.json")
 
 
 def _model_with_vocab(config: RunConfig, opened: OpenDatasets, tokenizer: Tokenizer) -> ModelSettings:

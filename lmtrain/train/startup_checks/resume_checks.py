@@ -20,7 +20,7 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHARES
 from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory
-from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.store.joined_dataset import dataset_exists, open_dataset
 from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
@@ -266,8 +266,8 @@ def _past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any
         facts, saved_facts = _stage_facts(stage), _stage_facts(saved_stage)
         pairs += [(f"{key} {of}", value, saved_facts.get(key)) for key, value in facts.items()]
         for path in _training_paths(stage) if contents else ():
-            if dataset_file(Path(path), ".idx").is_file():
-                content = IndexedDataset.open(path).content_digest[:KEY_DIGITS]
+            if dataset_exists(Path(path)):
+                content = open_dataset(path).content_digest[:KEY_DIGITS]
                 pairs.append((f"the content of {path}", content, content if content in contents else "another"))
     return pairs
 

@@ -333,4 +333,13 @@ MUTANTS = [
         "behind does not suit the micro-batch of the next.",
         only_for="stages with larger batches and micro-batches than an earlier one",
     ),
+    Mutant(
+        name="damage_of_a_later_shard_is_not_seen",
+        file="lmtrain/data/store/joined_dataset.py",
+        function="JoinedDataset.check",
+        old="for k, shard in enumerate(self.shards):",
+        new="for k, shard in enumerate(self.shards[:1]):",
+        breaks="A run trains on damaged tokens of every shard but the first.",
+        only_for="data.path of shards that are read as one dataset, of which a later one is damaged",
+    ),
 ]

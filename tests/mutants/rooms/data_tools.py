@@ -249,4 +249,13 @@ MUTANTS = [
         breaks="Slices grow beyond their size, and a text of short paragraphs can be refused as one long document.",
         only_for="--split blank-line, where one blank line lies on the border of two reads of a MiB",
     ),
+    Mutant(
+        name="the_order_of_texts_does_not_count",
+        file="data_tools/preprocess/tokenizer_and_dataset_from_text.py",
+        function="_first_change",
+        old='return None if old.get("order") == new.get("order") else "its files were in another order then"',
+        new="return None",
+        breaks="A run of several texts goes on when they are given in another order, on a dataset in the old one.",
+        only_for="a resumed run of data.text=[b,a] that was begun with [a,b]",
+    ),
 ]

@@ -175,7 +175,7 @@ MUTANTS = [
     Mutant(
         name="last_page_of_a_dataset_is_not_compared",
         file="lmtrain/data/store/indexed_dataset.py",
-        function="IndexedDataset.content_digest",
+        function="content_digest_of_pages",
         old="for i in range(_NUM_PAGES + 1):",
         new="for i in range(_NUM_PAGES):",
         breaks="Ranks whose copies of a dataset differ at its end (a copy that was cut off and zero-filled) train "

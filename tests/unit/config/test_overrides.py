@@ -119,13 +119,23 @@ def test_a_word_that_is_no_override(words: list[str], said: str) -> None:
     assert said in _said(*words)
 
 
+def test_a_list_of_texts_outside_the_grammar() -> None:
+    texts = parse_overrides(["a=[~/a.txt,b/*.jsonl,c é.txt]"], GROUPS)[0].value()
+    assert list(map(str, texts)) == ["~/a.txt", "b/*.jsonl", "c é.txt"]
+
+
 def test_several_values() -> None:
     text, ways = _refused_sweep("a=1,2")
     assert text == 'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
     assert [way.new for way in ways] == [("-m",), ("a=[1,2]",), ("a='1,2'",)]
     assert _refused_sweep("data.path=a,b")[0].endswith(
-        'To mix them in one run, type data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]".'
+        'To mix them in one run, type data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]". '
+        "Add -m to run each of them."
     )
+    assert _refused_sweep("data.valid_path=x/a,y/a")[0].endswith(
+        'To validate on each of them, type "data.valid_paths={a: x/a, a-2: y/a}". Add -m to run each of them.'
+    )
+    assert _refused_sweep("data.text=a,b")[1][0].new == ("data.text=[a,b]",)
     assert _refused_sweep("a=range(3)")[0].endswith("Add -m to run each of them.")
 
 

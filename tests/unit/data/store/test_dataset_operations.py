@@ -13,6 +13,7 @@ from lmtrain.data.samples.causal_language_samples import CausalDataset
 from lmtrain.data.store import merge_split_verify_datasets
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
+from lmtrain.data.store.joined_dataset import UNKNOWN
 from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
 from tests.unit.data.writing import add_document
 
@@ -55,7 +56,7 @@ def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert [n for lengths in sequences[:3] for n in lengths] == sequences[3]
     divided = IndexedDataset.open(tmp_path / "x").info
     assert divided is not None
-    assert divided.num_bytes == merge_split_verify_datasets.UNKNOWN
+    assert divided.num_bytes == UNKNOWN
 
 
 def test_unknown_text_bytes_stay_unknown_after_merging(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_unknown_text_bytes_stay_unknown_after_merging(tmp_path: Path) -> None:
     merge_split_verify_datasets.merge([tmp_path / name for name in ("x", "a", "y")], tmp_path / "all")
     info = IndexedDataset.open(tmp_path / "all").info
     assert info is not None
-    assert info.num_bytes == merge_split_verify_datasets.UNKNOWN
+    assert info.num_bytes == UNKNOWN
 
 
 def test_datasets_with_different_dtypes_or_tokenizers_are_not_merged(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from data_tools.preprocess.tokenizer_and_dataset_from_text import (
     TextRequest,
     estimate_text_bytes,
 )
-from data_tools.read.find_input_files import find_sources
+from data_tools.read.find_input_files import TextSuffixes, find_sources
+from lmtrain.errors import MissingInputError
 from lmtrain.runtime.processes.fault_injection import Fault, arm
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
@@ -47,7 +48,7 @@ def disarmed() -> Iterator[None]:
 
 
 def test_the_vocabulary_grows_with_the_root_of_the_text(text: Path) -> None:
-    free, bound = TextRequest(text=text), TextRequest(text=text, max_vocab=300)
+    free, bound = TextRequest(texts=(str(text),)), TextRequest(texts=(str(text),), max_vocab=300)
     sizes = {0: 512, 10**6: 512, 2**22: 2048, 10**8: 8192, 10**12: 32768}
     assert {count: free.vocab_size(count) for count in sizes} == sizes
     assert bound.vocab_size(10**8) == 300
@@ -55,7 +56,7 @@ def test_the_vocabulary_grows_with_the_root_of_the_text(text: Path) -> None:
 
 @pytest.mark.parametrize("point", ["text.tokenizer", "text.dataset", "data.slice", "data.publish", "text.record"])
 def test_after_a_kill_the_finished_steps_are_kept(text: Path, tmp_path: Path, point: str) -> None:
-    request, folder = TextRequest(text=text), tmp_path / "made"
+    request, folder = TextRequest(texts=(str(text),)), tmp_path / "made"
     whole = make(request, tmp_path / "whole")
     arm(Fault("exc", point))
     with pytest.raises(RuntimeError, match=point):
@@ -72,7 +73,7 @@ def test_after_a_kill_the_finished_steps_are_kept(text: Path, tmp_path: Path, po
 
 
 def test_a_text_that_changes_before_all_is_made_starts_anew(text: Path, tmp_path: Path) -> None:
-    request, folder = TextRequest(text=text), tmp_path / "made"
+    request, folder = TextRequest(texts=(str(text),)), tmp_path / "made"
     arm(Fault("exc", "text.record"))
     with pytest.raises(RuntimeError):
         make(request, folder)
@@ -87,7 +88,7 @@ def test_what_has_changed_is_named(text: Path, tmp_path: Path) -> None:
     folder, root = tmp_path / "made", tmp_path / "texts"
     root.mkdir()
     (root / "a.txt").write_text(WORDS)
-    request = TextRequest(text=root)
+    request = TextRequest(texts=(str(root),))
     make(request, folder)
     (root / "notes.md").write_text("this suffix is not read")
     assert find(request, folder) is not None
@@ -104,14 +105,52 @@ def test_what_has_changed_is_named(text: Path, tmp_path: Path) -> None:
     (root / "c.txt").rename(root / "a.txt")
     (root / "a.txt").write_text(WORDS)
     with pytest.raises(TextChangedError, match=r"^text_split was file then and is line now$"):
-        find(TextRequest(text=root, split="line"), folder)
+        find(TextRequest(texts=(str(root),), split="line"), folder)
     for path in (*root.iterdir(), root):
         path.rmdir() if path.is_dir() else path.unlink()
     assert find(request, folder) is not None  # the text is needed no more
 
 
+def test_several_texts_are_one_whose_order_counts(tmp_path: Path) -> None:
+    folder, root = tmp_path / "made", tmp_path / "texts"
+    (root / "b").mkdir(parents=True)
+    for name, words in (("a.txt", "one"), ("b/b.txt", "two"), ("b/c.txt", "three"), ("code.py", "four")):
+        (root / name).write_text(f"{words} {WORDS}")
+    texts = str(root / "b"), str(root / "a.txt")
+    made = make(TextRequest(texts=texts), folder)
+    assert (made.num_files, made.num_documents) == (3, 3)
+    assert find(TextRequest(texts=(str(root / "b/*.txt"), texts[1])), folder) == made  # the same files, named otherwise
+    with pytest.raises(TextChangedError, match=r"^its files were in another order then$"):
+        find(TextRequest(texts=(texts[1], texts[0])), folder)
+    with pytest.raises(TextChangedError, match=r"^its files were in another order then$"):
+        find(TextRequest(texts=(str(root),)), folder)
+    with pytest.raises(TextChangedError, match=r"^code\.py was not there then$"):
+        find(TextRequest(texts=(*texts, str(root / "*.py")), suffixes=TextSuffixes((".py",))), folder)
+    (root / "a.txt").rename(tmp_path / "a.txt")
+    with pytest.raises(TextChangedError, match=r"^a\.txt is no longer there$"):
+        find(TextRequest(texts=texts), folder)
+
+
+def test_a_glob_counts_as_its_folder(tmp_path: Path) -> None:
+    for name in ("x/a.txt", "x/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(WORDS)
+    made = make(TextRequest(texts=(str(tmp_path / "x/*.txt"),)), tmp_path / "made")
+    assert find(TextRequest(texts=(str(tmp_path / "x"),)), tmp_path / "made") == made
+    single = make(TextRequest(texts=(str(tmp_path / "x/a.txt"),)), tmp_path / "one")
+    assert '"a.txt"' in (tmp_path / "one/record.json").read_text()
+    assert find(TextRequest(texts=(str(tmp_path / "x/a*"),)), tmp_path / "one") == single
+    with pytest.raises(MissingInputError, match=r"x/\*\.md matches no file"):
+        make(TextRequest(texts=(str(tmp_path / "x/*.md"),)), tmp_path / "none")
+    with pytest.raises(TextChangedError):
+        make(TextRequest(texts=(str(tmp_path / "x"),)), tmp_path / "one")
+    folder = TextFolder(tmp_path / "one/text", tmp_path / "one/record.json")
+    request = TextRequest(texts=(str(tmp_path / "x"),))
+    assert folder.make(request, lambda *step: None, lambda notice: None, replaces=True).num_files == 2
+
+
 def test_a_damaged_record_counts_as_none(text: Path, tmp_path: Path) -> None:
-    request, folder = TextRequest(text=text), tmp_path / "made"
+    request, folder = TextRequest(texts=(str(text),)), tmp_path / "made"
     make(request, folder)
     record = folder / "record.json"
     whole = record.read_text()
@@ -125,9 +164,9 @@ def test_a_damaged_record_counts_as_none(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_is_given_is_used(text: Path, tmp_path: Path) -> None:
-    make(TextRequest(text=text), tmp_path / "a")
+    make(TextRequest(texts=(str(text),)), tmp_path / "a")
     text.write_text(WORDS.upper())
-    made = make(TextRequest(text=text, tokenizer=tmp_path / "a"), tmp_path / "b")
+    made = make(TextRequest(texts=(str(text),), tokenizer=tmp_path / "a"), tmp_path / "b")
     assert made.tokenizer_source == str(tmp_path / "a")
     assert not (tmp_path / "b/tokenizer.json").exists()
     assert Tokenizer.load(tmp_path / "b/text.tokenizer.json").fingerprint == Tokenizer.load(tmp_path / "a").fingerprint

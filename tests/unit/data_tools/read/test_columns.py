@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from data_tools.preprocess.tokenizer_and_dataset_from_text import estimate_text_bytes
 from data_tools.read.compressed_and_parquet_readers import read_rows
+from data_tools.read.find_input_files import find_sources
 from lmtrain.errors import DataError
 
 BAD = b"caf\xe9"
@@ -50,3 +52,11 @@ def test_a_text_that_the_dictionary_does_not_have_is_damage(tmp_path: Path) -> N
         except DataError as error:
             messages += str(error)
     assert "refers to a text outside the dictionary of its column" in messages
+
+
+def test_a_missing_column_is_answered_with_the_option_of_the_command(tmp_path: Path) -> None:
+    path = _table(tmp_path / "t.parquet", [b"one"], name="content")
+    with pytest.raises(DataError, match=r"has no column 'text', only content\. Name one with --key\.$"):
+        list(read_rows(path, ["text"], 0, 1 << 20))
+    with pytest.raises(DataError, match=r"only content\. Name one with data\.text_key=KEY\.$"):
+        estimate_text_bytes(find_sources([path]), "text", "data.text_key=KEY")

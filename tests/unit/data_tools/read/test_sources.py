@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.read.find_input_files import find_sources, resolve_input, skipped_files
+from data_tools.read.find_input_files import TextSuffixes, find_sources, resolve_input
 from lmtrain.errors import DataError, MissingInputError, UsageError
 
 
@@ -44,7 +44,8 @@ def test_folders_files_and_globs(folder: Path, inputs: list[str], found: list[st
         (["a.txt", "*.txt"], UsageError, "more than once"),
         (["b/5.md"], UsageError, r"has no readable suffix: \.txt"),
         ([], UsageError, "No input"),
-        (["c*.txt"], MissingInputError, "does not exist"),
+        (["c*.txt"], MissingInputError, "matches no file"),
+        (["c.txt"], MissingInputError, "does not exist"),
         (["empty"], MissingInputError, "holds no file with a readable suffix"),
     ],
 )
@@ -106,10 +107,66 @@ def test_an_unknown_format_is_refused(name: str, said: str) -> None:
         resolve_input("-", name)
 
 
-def test_skipped_files_of_folders_and_globs_are_listed(folder: Path) -> None:
-    (folder / "b/notes.pdf").write_text("")
-    skipped = skipped_files([folder, folder / "b/*", folder / "a.txt", "-"])
-    assert [str(path.relative_to(folder)) for path in skipped] == ["b/5.md", "b/notes.pdf", "b/5.md", "b/notes.pdf"]
+def test_files_that_are_left_out_are_counted_with_what_to_type(folder: Path) -> None:
+    inputs: list[str | Path] = [folder, folder / "b/*", folder / "a.txt", "-"]
+    said = TextSuffixes().left_out(inputs)
+    assert said == "1 file left out (.md). Add --suffix .md to read it as text."
+    (folder / "b/notes.pdf").write_bytes(b"%PDF\0")
+    (folder / "b/6.md").write_text("six")
+    (folder / "b/LICENSE").write_text("free")
+    (folder / "c/code.py.gz").write_bytes(b"\x1f\x8b")
+    said = TextSuffixes().left_out(inputs)
+    assert said == (
+        "5 files left out (.md, without a suffix, .pdf, .py.gz). Add --suffix .md to read them as text."
+    )
+    assert TextSuffixes((".md",)).left_out(inputs).startswith("3 files left out (without a suffix, .pdf, .py.gz). Fold")
+    settings = TextSuffixes((".gz",), lambda each: f"[{','.join(each)}]", types_all=True)
+    assert "Add [.gz,.md] to read them as text." in settings.left_out(inputs)
+    assert TextSuffixes().left_out([folder / "c/x.parquet", "-"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "suffixes", "found"),
+    [
+        (["b"], [".md"], ["b/1.jsonl", "b/2.txt", "b/5.md"]),
+        (["b/*.md"], [".md"], ["b/5.md"]),
+        (["b/5.md", "a.txt"], [".md"], ["b/5.md", "a.txt"]),
+        (["e", "a.txt"], [".md", ".py.gz"], ["e/1.py.gz", "e/2.md", "a.txt"]),
+    ],
+)
+def test_files_with_further_suffixes_are_text(
+    folder: Path, inputs: list[str], suffixes: list[str], found: list[str]
+) -> None:
+    (folder / "e").mkdir()
+    for name in ("1.py.gz", "2.md", "3.py", "4.md.bak"):
+        (folder / "e" / name).write_text("")
+    sources = find_sources(TextSuffixes(tuple(suffixes)).resolve([folder / name for name in inputs]), "line")
+    assert [str(source.path.relative_to(folder)) for source in sources] == found
+    for source in sources:
+        if source.path.name.endswith(tuple(suffixes)):
+            assert (source.kind, source.codec) == ("lines", "gz" if source.path.suffix == ".gz" else "")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "suffixes", "error", "said"),
+    [
+        (["b"], ["md"], UsageError, r"--suffix md names no suffix, .* Write --suffix \.md\.$"),
+        (["b"], ["*.md"], UsageError, r"Write --suffix \.md\.$"),
+        (["b"], ["."], UsageError, r"Write --suffix \.py\.$"),
+        (["b"], [".jsonl.gz"], UsageError, "suffix .jsonl.gz are read anyway"),
+        (["b"], [".md", ".rs"], UsageError, r"--suffix \.rs has no effect: no input file has this suffix"),
+        (["e"], [], MissingInputError, r"holds no file with a readable .* 1 file left out \(\.rs\)\. Add --suff"),
+        (["e/*.rs"], [], MissingInputError, r"matches no file with a readable .* Add --suffix \.rs to read it as text"),
+        (["e/*.py"], [], MissingInputError, r"e/\*\.py matches no file\. Give a pattern"),
+    ],
+)
+def test_suffixes_that_are_refused(
+    folder: Path, inputs: list[str], suffixes: list[str], error: type[Exception], said: str
+) -> None:
+    (folder / "e").mkdir()
+    (folder / "e/1.rs").write_text("fn")
+    with pytest.raises(error, match=said):
+        TextSuffixes(tuple(suffixes)).resolve([folder / name for name in inputs])
 
 
 @pytest.mark.parametrize("given", ["b/link.jsonl", "b", "b/*.jsonl"])
@@ -126,7 +183,7 @@ def test_a_link_to_nowhere_is_named_wherever_it_is_met(folder: Path, given: str)
 def test_links_to_folders_are_listed_and_not_entered(folder: Path) -> None:
     (folder / "b/round").symlink_to(folder)
     assert names(folder, "b") == ["b/1.jsonl", "b/2.txt"]
-    assert folder / "b/round" in skipped_files([folder])
+    assert "2 files left out (.md, links to folders)" in TextSuffixes().left_out([folder / "b"])
     with pytest.raises(UsageError, match=r"more than once: it is .*/b/1\.jsonl"):
         names(folder, "**/*.jsonl")
 
