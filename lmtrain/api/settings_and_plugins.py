@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config import settings_base
+from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.train.run_config import RunConfig
 
 
@@ -19,11 +20,12 @@ def settings(
     """Return the settings of the run that `lmtrain pretrain OVERRIDES` would start, such as
     `settings("model=gpt_tiny", "data.path=data/train").model.width`. `to_dict()` of the result has all values.
 
+    One of the words may be a file of settings, as in `settings("my.yaml", "train.seed=2")`.
     `config_dir`, `config_name` and `from_run` mean what the options of these names mean. Raise an LmtrainError that
     lists all wrong settings. Files and devices that settings name are not looked for.
     """
     return compose_run(
-        overrides, from_run=None if from_run is None else Path(from_run), name=config_name,
+        expand_settings_file(overrides) or [], from_run=None if from_run is None else Path(from_run), name=config_name,
         config_dir=None if config_dir is None else Path(config_dir), report=None,
     )  # fmt: skip
 

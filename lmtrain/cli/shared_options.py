@@ -10,6 +10,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
+from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import OutputError, UsageError, join_few
 from lmtrain.units import parse_bytes, parse_count
 
@@ -39,8 +40,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", autocompletion=complete_override,
-        help="Settings: key=value, or group=choice as in model=gpt2_small. `lmtrain config list` shows the groups.",
+        metavar="KEY=VALUE", autocompletion=complete_override, callback=expand_settings_file,
+        help="Settings: key=value, or group=choice as in model=gpt2_small. `lmtrain config list` shows the groups. A "
+        "file of settings, my.yaml, can be one of the words.",
     ),
 ]  # fmt: skip
 ConfigDir = Annotated[

@@ -27,6 +27,7 @@ from lmtrain.config.parse_and_apply_overrides import (
     sweep_refusal,
 )
 from lmtrain.config.settings_base import Settings
+from lmtrain.config.settings_file import located_problems
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
 
 if TYPE_CHECKING:
@@ -59,6 +60,15 @@ def compose(
     `rewrite` may change the tree of settings before it is checked; it gets what the user typed, as key -> word, and
     returns the same under the keys that the changed tree has for it.
     """
+    with located_problems(overrides):
+        return _compose(cls, overrides, config_dir, name, report, defaults, rewrite)
+
+
+def _compose(
+    cls: type[S], overrides: Sequence[str], config_dir: Path | None, name: str, report: Callable[[str], None] | None,
+    defaults: Mapping[str, Any], rewrite: Rewrite | None,
+) -> S:  # fmt: skip
+    """Do what `compose` says; problems do not name the file of settings that they are in."""
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
     except RefusedOverrides as error:
@@ -90,7 +100,7 @@ def _remaining_problems(
     follow_ups = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
     starts = tuple(f"{key}=" for key in keys)
     try:
-        compose(cls, error.remaining, config_dir=config_dir, name=name, defaults=defaults)
+        _compose(cls, error.remaining, config_dir, name, None, defaults, None)
     except (SettingsError, LayoutError) as failure:
         for problem in failure.problems:
             if not problem.startswith(starts) and not any(part in problem for part in follow_ups):
@@ -246,10 +256,12 @@ def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) ->
 
     groups = group_choices(config_dir)
     options: list[list[str]] = []
-    for override in parse_overrides(overrides, groups):
+    with located_problems(overrides):
+        parsed = parse_overrides(overrides, groups)
+    for override in parsed:
         key, value = override.get_key_element(), override.value()
         if not override.is_sweep_override():
-            options.append([str(override.input_line)])
+            options.append([override.input_line])
         elif isinstance(value, Glob):
             options.append([f"{key}={name}" for name in value.filter(groups.get(override.key_or_group, []))])
         elif override.is_discrete_sweep():

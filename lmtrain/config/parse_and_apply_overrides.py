@@ -46,6 +46,29 @@ class RefusedOverrides(SettingsError):
         self.remaining = [override for override in overrides if override not in self.refused]
 
 
+class FileSetting(str):
+    """A setting of a settings file, as the word KEY=VALUE that sets the same on the command line. It is parsed as this
+    `value` and not as a text.
+    """
+
+    value: Any
+    file: Path
+    lines: Mapping[str, int]  # dotted key of each value within the setting, itself included -> its line, from 1
+
+    def __new__(cls, word: str, value: Any, file: Path, lines: Mapping[str, int]) -> FileSetting:
+        self = super().__new__(cls, word)
+        self.value, self.file, self.lines = value, file, lines
+        return self
+
+    def line(self, key: str) -> int:
+        """Return the line of the dotted key `key` within the setting; that of the setting if it has no such key."""
+        return self.lines.get(key) or self.lines[override_key(self)]
+
+    def location(self, key: str = "") -> str:
+        """Return the file and the line of the dotted key `key` within the setting, for messages."""
+        return f"{self.file} line {self.line(key)}"
+
+
 def override_key(override: str) -> str:
     """Return the key of an override: `+optim.lr=1` -> `optim.lr`."""
     return override.lstrip("~+").partition("=")[0]
@@ -63,18 +86,19 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     parser, parsed, text_by_key = OverridesParser.create(), list[Any](), dict[str, str]()
     refusals = list[tuple[str, str]]()
     for index, text in enumerate(words):
-        if (problem := _limit_problem(text) or _form_problem(words, index, groups)) is not None:
+        limit = None if isinstance(text, FileSetting) else _limit_problem(text)
+        if (problem := limit or _form_problem(words, index, groups)) is not None:
             refusals.append((text, problem))
             continue
         key, _, value = text.partition("=")
-        override = None
+        override = _override_of_file(text) if isinstance(text, FileSetting) else None
         # because: characters outside Hydra's grammar, such as non-ASCII letters, can only be part of a text
         as_text = (
             [f"{key}={hydra_quoted(value)}"]
             if not (value.startswith("=") or set(_SPECIAL_CHARACTERS) & set(value))
             else []
         )
-        for candidate in (text, *as_text):
+        for candidate in (text, *as_text) if override is None else ():
             with suppress(HydraException, RecursionError, ValueError):
                 override = override or parser.parse_override(candidate)
         if override is None:
@@ -94,6 +118,17 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     if refusals:
         raise RefusedOverrides(refusals, words)
     return parsed
+
+
+def _override_of_file(setting: FileSetting) -> Any:
+    """Return Hydra's Override object of a setting of a file."""
+    # because: hydra is slow to import
+    from hydra.core.override_parser.types import Override, OverrideType, ValueType
+
+    return Override(
+        type=OverrideType.CHANGE, key_or_group=override_key(setting), value_type=ValueType.ELEMENT,
+        _value=setting.value, input_line=setting,
+    )  # fmt: skip
 
 
 def sweep_refusal(override: Any) -> str:
@@ -187,7 +222,7 @@ def _limit_problem(text: str) -> str | None:
     key = text.partition("=")[0]
     depths = accumulate((sign in "[{(") - (sign in "]})") for sign in text)
     if len(text) > MAX_CHARACTERS or max(depths, default=0) > MAX_DEPTH:
-        return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
+        return f"{text[:40]}... is too long or nests too deeply. Put it into a file of settings, as in my.yaml."
     if number := _LONG_NUMBER.search(text, len(key)):
         return (
             f"{key} is given {number[0][:20]}..., which has {len(number[0])} digits; at most {MAX_DIGITS} are allowed. "
@@ -229,8 +264,6 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
         return None
     if matching_groups := [group for group, choices in groups.items() if text in choices]:
         return f"{text!r} is not an override, since it names no key. Did you mean {matching_groups[0]}={text}?"
-    if text.endswith((".yaml", ".yml")):
-        return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
     if text.endswith(".py"):
         return f"{text!r} is a Python file, but settings are plain data. Type them as key=value, or in a YAML file."
     if Path(f"{text}.idx").is_file():

@@ -22,7 +22,8 @@ from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_ru
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.config.compose_run_settings import expand_sweep
-from lmtrain.config.parse_and_apply_overrides import hydra_quoted
+from lmtrain.config.parse_and_apply_overrides import FileSetting, hydra_quoted
+from lmtrain.config.settings_file import words_for_command
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
 from lmtrain.runfolder.file_names import DATA, METRICS
@@ -82,9 +83,10 @@ def run_sweep(
 
 def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the options, such as --json, that each run of a sweep gets: the words of the sweep's command line `argv`
-    without `pretrain`, `-m` and the overrides.
+    without `pretrain`, `-m`, the overrides and the file of settings.
     """
-    rest = [word for word in argv if word not in ("-m", "--multirun", "--", *overrides)]
+    files = {str(word.file) for word in overrides if isinstance(word, FileSetting)}
+    rest = [word for word in argv if word not in ("-m", "--multirun", "--", *files, *overrides)]
     rest.remove("pretrain")
     return rest
 
@@ -153,7 +155,7 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
         varying = [text.lstrip("+") for text in combination if text not in fixed]
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _choose_folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
-        rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
+        rest = [text for text in words_for_command(combination) if not text.lstrip("+").startswith("run.dir=")]
         jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
     _place_text_datasets(jobs, partial(compose_run, from_run=from_run, config_dir=config_dir, name=config_name))
     if (

@@ -22,6 +22,7 @@ import typer
 from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
 from lmtrain.config.parse_and_apply_overrides import shell_quoted
+from lmtrain.config.settings_file import words_for_command
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
@@ -336,7 +337,7 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
         folder = Path(jobs[0].config.run.dir).absolute()
     else:
         config = compose_run(words, from_run=from_run, config_dir=config_dir, name=name)
-        runs, folder = [(config, words)], Path(config.run.dir).absolute()
+        runs, folder = [(config, words_for_command(words))], Path(config.run.dir).absolute()
     for path in (folder, Path.cwd()):
         if not str(path).isprintable():
             raise UsageError(
