@@ -57,6 +57,14 @@ FromRun = Annotated[
         "checkpoint, or from the checkpoint given here, which may be a merged one.",
     ),
 ]
+FromBeginning = Annotated[
+    bool,
+    typer.Option(
+        "--from-beginning",
+        help="With --from-run: begin that run again in another run.dir, from its first step, with the settings of its "
+        "first start.",
+    ),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 Precision = Annotated[PrecisionName, typer.Option(help="Number format to compute in.")]

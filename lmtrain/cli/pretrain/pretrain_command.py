@@ -13,7 +13,7 @@ import typer
 from lmtrain.cli.ranks import launch_ranks
 from lmtrain.cli.ranks.launch_ranks import ProcessOptions, choose_layout
 from lmtrain.cli.screen.print_messages_and_json import print_notice
-from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
+from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromBeginning, FromRun, Overrides, Plugins
 from lmtrain.runtime.processes.stop_signals import restore_default_handlers
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def pretrain(
     config_dir: ConfigDir = None,
     config_name: ConfigName = "pretrain",
     from_run: FromRun = None,
+    from_beginning: FromBeginning = False,
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
     ] = False,
@@ -51,7 +52,8 @@ def pretrain(
     if multirun:
         from lmtrain.cli.pretrain.sweep import run_sweep
 
-        return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
+        return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env,
+                         elastic=elastic, from_beginning=from_beginning)  # fmt: skip
 
     from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
@@ -59,7 +61,10 @@ def pretrain(
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
-    compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
+    compose = partial(
+        compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report,
+        from_beginning=from_beginning,
+    )  # fmt: skip
     if dry_run or print_config:
         show = print_settings if print_config else print_preview
         with preview_data_of_text(compose(), overrides, needed=not print_config) as (checked, text):
