@@ -212,13 +212,16 @@ def key_facts(
 
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) -> list[dict[str, Any]]:
-    """Return a list of dicts with key, value and origin, one for each setting of `run` whose dotted name begins with
-    `prefix`, such as "optim.". `known` maps the names of all settings to their Key entries. Training stages are listed
-    with only the keys that they set.
+    """Return a list of dicts with key, value, origin and meaning, one for each setting of `run` whose dotted name
+    begins with `prefix`, such as "optim.". `known` maps the names of all settings to their Key entries. Training stages
+    are listed with only the keys that they set.
     """
     picked = [key for name, keys in known.items() if name.startswith(prefix) and not name.startswith("stages.")
               and (key := run.key_of_chosen_kind(keys))]  # fmt: skip
-    rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has_section, picked)}
+    rows = {
+        key.name: {"key": key.name} | run.value(key) | {"meaning": key.meaning}
+        for key in filter(run.has_section, picked)
+    }
     # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
     # value
     empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
@@ -228,9 +231,18 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) 
         for name, row in rows.items()
         if not isinstance(row["value"], dict) and name.rpartition(".")[0] not in empty
     ] + [
-        {"key": name, "value": value, "from": run.origin(name)}
+        {"key": name, "value": value, "from": run.origin(name), "meaning": _stage_key_meaning(name, known)}
         for name, value in of_stages.items() if name.startswith(prefix) and name != "stages"
     ]  # fmt: skip
+
+
+def _stage_key_meaning(name: str, known: dict[str, list[Key]]) -> str:
+    """Return the meaning of a key of a training stage, such as stages.decay.optim.lr; "" if it is no single setting.
+    `known` maps the names of all settings to their Key entries.
+    """
+    _, inner = split_stage_key(name) or ("", name)
+    keys = known.get(f"stages.NAME.{inner}") or known.get(inner)
+    return keys[0].meaning if keys else ""
 
 
 def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
