@@ -10,6 +10,7 @@ rank = ((pp * dp_replicate + r) * dp_shard + s) * tp + t.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ def divisors(value: int, limit: int | None = None) -> list[int]:
     return sorted({*up_to_root, *(d for divisor in up_to_root if (d := value // divisor) <= largest)})
 
 
-def format_choices(values: list[int]) -> str:
+def format_choices(values: Sequence[object]) -> str:
     """Return the values as a phrase for messages: [1, 2, 4] -> "1, 2 or 4"."""
     texts = [str(v) for v in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"

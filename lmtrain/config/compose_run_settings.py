@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from itertools import islice, product
 from math import prod
@@ -26,7 +27,7 @@ from lmtrain.config.parse_and_apply_overrides import (
     parse_overrides,
     sweep_refusal,
 )
-from lmtrain.config.settings_base import Settings
+from lmtrain.config.settings_base import Settings, show
 from lmtrain.config.settings_file import located_problems
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
 
@@ -83,8 +84,25 @@ def _compose(
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:
-    """Return key -> value text for overrides as typed on the command line."""
-    return {override_key(word): word.partition("=")[2] for word in overrides}
+    """Return key -> value text for overrides as typed on the command line. The keys within braces are among them: those
+    of `train={steps: 20}` are train and train.steps.
+    """
+    typed: dict[str, str] = {}
+    for word in overrides:
+        key, text = override_key(word), word.partition("=")[2]
+        typed[key] = text
+        with suppress(SettingsError):  # because: malformed words are refused where they are composed
+            for override in parse_overrides([word], {}) if text.startswith("{") else ():
+                if not override.is_sweep_override():
+                    typed |= dict(_values_below(key, override.value()))
+    return typed
+
+
+def _values_below(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, value as text) for each key within the dict `value` of the setting `key`, at any depth."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield f"{key}.{name}", show(inner)
+        yield from _values_below(f"{key}.{name}", inner)
 
 
 def _remaining_problems(

@@ -20,6 +20,9 @@ MAX_CHARACTERS = 20_000
 MAX_DEPTH = 20
 MAX_DIGITS = 100
 _LONG_NUMBER = re.compile(rf"(?<![\w.'\"])[+-]?[0-9][0-9_]{{{MAX_DIGITS},}}(?![\w.'\"])")
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_NUMBER = r"[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?(?:[kmtKMT]|[kKMGTP]?i?[bB]|s|min|h|d)?"
+_PLUS_NUMBER = re.compile(rf"(?:(?<=[\[{{(,:])\s*|^)(\+)({_NUMBER})(?=\s*(?:[\]}}),]|$))")
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _SPECIAL_CHARACTERS = ",[]{}()'\""
@@ -88,6 +91,9 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     for index, text in enumerate(words):
         limit = None if isinstance(text, FileSetting) else _limit_problem(text)
         if (problem := limit or _form_problem(words, index, groups)) is not None:
+            refusals.append((text, problem))
+            continue
+        if problem := _plus_problem(text):
             refusals.append((text, problem))
             continue
         key, _, value = text.partition("=")
@@ -232,6 +238,23 @@ def _limit_problem(text: str) -> str | None:
         way_out = _HYDRA_WAYS_OUT.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
         return f"{text} sets options of Hydra itself, which lmtrain does not use. {way_out}"
     return None
+
+
+def _plus_problem(text: str) -> str | None:
+    """Return an error message if an override has a number with a leading +, which the grammar would read as the number
+    alone; None if it has none. `train.steps=+200` is more likely to mean 200 more.
+    """
+    key, _, value = text.partition("=")
+    unquoted = _QUOTED.sub(lambda match: "_" * len(match[0]), value)
+    if (match := _PLUS_NUMBER.search(unquoted)) is None:
+        return None
+    plain = shell_quoted(f"{key}={value[: match.start(1)]}{value[match.end(1) :]}")
+    if key in ("train.steps", "train.tokens"):
+        return (
+            f"{text} is not {match[2]} more, since {key} is the length of the whole run. Write {plain} for {match[2]} "
+            f"in all; for {match[2]} more, add the number that `lmtrain config explain {key} --run RUN` shows."
+        )
+    return f"{text} has {match[0].strip()}, but nothing can be added to a value. Write {plain}."
 
 
 def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:

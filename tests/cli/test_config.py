@@ -125,7 +125,8 @@ def test_explain_what_is_null_and_a_group_that_is_no_section_name_the_choices() 
     assert text.startswith("hardware  null\nchoices  hardware=a100_40gb, ")
     assert "stages.NAME=decay, stages.NAME=long_context" in lmtrain("config", "explain", "stages")
     assert lmtrain("config", "explain", "experiment") == lmtrain("config", "list", "experiment")
-    stage = json.loads(lmtrain("config", "explain", "stages", "stages.a.steps=5", "stages.a.optim.lr=1", "data.path=x", "--json"))
+    words = ("stages.a.steps=5", "stages.a.optim.lr=1", "data.path=x")
+    stage = json.loads(lmtrain("config", "explain", "stages", *words, "--json"))
     assert stage[-1]["meaning"].startswith("the peak learning rate")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config.compose_run_settings import compose
-from lmtrain.errors import UsageError
+from lmtrain.errors import SettingsError, UsageError
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import Toy, lmtrain
@@ -63,6 +64,12 @@ def test_from_another_folder_its_paths_lead_to_the_same_files(tmp_path: Path, mo
     (run / "config.json").write_text(json.dumps(compose(RunConfig, words).to_dict()))
     (run / "environment.json").write_text(json.dumps({"folder": str(tmp_path / "began")}))
     assert settled("--from-run", run)["data"]["valid_paths"] == {"x": f"{tmp_path}/began/v"}
+
+
+def test_more_steps_than_it_has_are_not_typed_with_a_plus(run: Path) -> None:
+    says = "train.steps=+2k is not 2k more, since .* Write train.steps=3000 for 2k more than the 1000 that it has."
+    with pytest.raises(SettingsError, match=re.escape(says).replace(re.escape(".*"), ".*")):
+        compose_run(["train.steps=+2k"], from_run=run, config_dir=None, name="pretrain")
 
 
 def begin_again(run: Path, *words: str) -> RunConfig:

@@ -35,6 +35,7 @@ from lmtrain.runfolder.settings_differences import compare_settings, first_start
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.train.rules_between_settings import text_dataset_prefix
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
+from lmtrain.units import parse_count
 
 _CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
 
@@ -347,6 +348,7 @@ def _compose_over_settings(
     """Return the `settings` of a run, nested dicts, changed by the overrides; `report` and `rewrite` are those of
     `compose`. Raise SettingsError, which names the run's config.json, if they are wrong.
     """
+    _refuse_added_length(settings, overrides)
     with _config_folder(settings, config_dir) as folder:
         try:
             return compose(
@@ -357,6 +359,23 @@ def _compose_over_settings(
             files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"
             own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}")
             raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.problems]) from error
+
+
+def _refuse_added_length(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise SettingsError if an override such as train.steps=+200 seems to mean more than a run has, whose `settings`
+    these are, and name the sum.
+    """
+    train = settings.get("train")
+    for word in overrides:
+        match = re.fullmatch(r"train\.(steps|tokens)=\+([0-9.]+[kmbtKMBT]?)", word)
+        length = train.get(match[1]) if match and isinstance(train, dict) else None
+        if match and isinstance(length, int):
+            with suppress(ValueError):  # because: the check of all words says what is wrong with the number
+                total = f"train.{match[1]}={length + parse_count(match[2])}"
+                raise SettingsError([
+                    f"{word} is not {match[2]} more, since train.{match[1]} is the length of the whole run. Write "
+                    f"{total} for {match[2]} more than the {length} that it has."
+                ])  # fmt: skip
 
 
 def _begin_again(

@@ -109,6 +109,7 @@ def test_the_origin_of_a_value_is_the_line_of_the_file(mine: Path) -> None:
         ("data:\n  datasets:\n  - path: 1\n    weigth: 2\n", "mine.yaml line 4: data.datasets[0].weigth=2 is not a"),
         ("# @package optim\nlr: 3\n", "mine.yaml has the line `# @package optim`, but the keys"),
         ("x: 1\ndefaults: [{override /optim: lamb}]\n", "mine.yaml line 2 has a `defaults` list, which a file of"),
+        ("train:\n  steps: +200\n", "mine.yaml line 2 has +200, but nothing can be added to a value. Write 200, or"),
         ("- 1\n", "mine.yaml line 1 begins with a list."),
     ],
 )  # fmt: skip
