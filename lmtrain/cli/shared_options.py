@@ -65,6 +65,9 @@ FromBeginning = Annotated[
         "first start.",
     ),
 ]
+Multirun = Annotated[
+    bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 Precision = Annotated[PrecisionName, typer.Option(help="Number format to compute in.")]

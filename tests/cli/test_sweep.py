@@ -195,7 +195,9 @@ def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_pat
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="The sweep was stopped by SIGUSR1"):
-        run_sweep(["pretrain"], Asks(words), None, "pretrain", None, ProcessEnv.detect())
+        run_sweep(
+            ["pretrain"], Asks(words), ProcessEnv.detect(), config_dir=None, name="pretrain", from_run=None
+        )
     install_stop_handlers()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "The sweep was stopped by SIGUSR1" in lmtrain("pretrain", "-m", *words, code=75)

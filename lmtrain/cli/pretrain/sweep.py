@@ -56,8 +56,8 @@ class SweepRun:
 
 
 def run_sweep(
-    argv: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
-    env: ProcessEnv, *, elastic: bool = False, from_beginning: bool = False,
+    argv: Sequence[str], overrides: list[str], env: ProcessEnv, *, config_dir: Path | None, name: str,
+    from_run: Path | None, from_beginning: bool = False, elastic: bool = False,
 ) -> None:  # fmt: skip
     """Run every combination of the settings with several values, one after another, each in its own `lmtrain pretrain`
     process and run folder. If a run fails, the next ones still run; raise an LmtrainError at the end.
@@ -68,7 +68,7 @@ def run_sweep(
     with stop_requests() as stop:
         try:
             stop.raise_at_once()
-            jobs = plan_runs(overrides, config_dir, config_name, from_run, from_beginning=from_beginning)
+            jobs = plan_runs(overrides, config_dir, name, from_run, from_beginning=from_beginning)
             stop.defer_to_step_end(lambda name: None)  # because: the run under way, or the next one, handles it
             flags = options_for_runs(argv, overrides)
             if not elastic and not _DRY_OPTIONS.intersection(flags):
