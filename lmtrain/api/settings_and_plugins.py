@@ -10,23 +10,25 @@ from pathlib import Path
 from lmtrain.api.check_arguments import checked
 from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config import settings_base
+from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.train.run_config import RunConfig
 
 
 @checked
 def settings(
     *overrides: str, config_dir: str | os.PathLike[str] | None = None, config_name: str = "pretrain",
-    from_run: str | os.PathLike[str] | None = None,
+    from_run: str | os.PathLike[str] | None = None, from_beginning: bool = False,
 ) -> RunConfig:  # fmt: skip
     """Return the settings of the run that `lmtrain pretrain OVERRIDES` would start, such as
     `settings("model=gpt_tiny", "data.path=data/train").model.width`. `to_dict()` of the result has all values.
 
-    `config_dir`, `config_name` and `from_run` mean what the options of these names mean. Raise an LmtrainError that
-    lists the wrong settings. Files and devices that settings name are not looked for.
+    One of the words may be a file of settings, as in `settings("my.yaml", "train.seed=2")`.
+    `config_dir`, `config_name`, `from_run` and `from_beginning` mean what the options of these names mean. Raise an
+    LmtrainError that lists the wrong settings. Files and devices that settings name are not looked for.
     """
     return compose_run(
-        overrides, from_run=None if from_run is None else Path(from_run), name=config_name,
-        config_dir=None if config_dir is None else Path(config_dir), report=None,
+        expand_settings_file(overrides) or [], from_run=None if from_run is None else Path(from_run), name=config_name,
+        config_dir=None if config_dir is None else Path(config_dir), report=None, from_beginning=from_beginning,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
@@ -18,7 +19,9 @@ DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked
 class CheckpointSettings(Settings):
     interval_steps: int | None = quantity("count", default=500)  # 0: by time and at the end; None: never
     interval_s: float | None = quantity("seconds", default=DEFAULT_INTERVAL_S)  # and whenever so much time went by
-    keep_last: int = 2
+    keep_last: int | Literal["all"] = field(
+        default=2, metadata={"example": "all to keep every one, or checkpoint.keep_last=2"}
+    )
     keep_every_steps: int | None = quantity("count", default=None)  # checkpoints at multiples of it are never removed
     keep_best: int = 0  # so many checkpoints with the best `best_by` are kept as well
     best_by: str = DEFAULT_MEASURE  # a measure by its name in TensorBoard
@@ -51,8 +54,9 @@ class CheckpointSettings(Settings):
         num_saves += sum(step % interval != 0 and step != total_steps for step in kept_steps)
         num_permanent = total_steps // keep_every if keep_every else 0
         num_permanent += sum(not keep_every or step % keep_every != 0 for step in kept_steps)
-        num_kept = self.keep_last + self.keep_best + num_permanent
-        return min(num_saves, self.keep_last + 1), min(total_steps if self.interval_s else num_saves, num_kept + 1)
+        keep_last = num_saves if self.keep_last == "all" else self.keep_last
+        num_kept = keep_last + self.keep_best + num_permanent
+        return min(num_saves, keep_last + 1), min(total_steps if self.interval_s else num_saves, num_kept + 1)
 
     def retention_keys(self) -> list[str]:
         """Return the setting keys that decide how many checkpoints are kept in this run."""
@@ -75,8 +79,10 @@ class CheckpointSettings(Settings):
             (self.interval_s not in (None, DEFAULT_INTERVAL_S) and steps is None, "interval_s",
              "would save checkpoints, but with interval_steps=null nothing is saved",
              "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out."),
-            (self.keep_last < 1, "keep_last",
-             "would keep no checkpoint", "Use 2, so that a damaged newest one has a predecessor."),
+            (self.keep_last != "all" and self.keep_last < 1, "keep_last", "would keep no checkpoint",
+             "Use 2, so that a damaged newest one has a predecessor, or all to keep every one."),
+            (keep_every is not None and self.keep_last == "all", "keep_every_steps",
+             "keeps nothing more, since keep_last=all keeps every checkpoint", "Leave one of them out."),
             (keep_every is not None and keep_every < 1, "keep_every_steps",
              "is not a number of steps", "Use 10000 to keep every 10,000th for good, or null for none."),
             (bool(keep_every and steps and keep_every % steps), "keep_every_steps",

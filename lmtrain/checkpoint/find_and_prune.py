@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from lmtrain.checkpoint.disk.checkpoint_format import (
     MANIFEST,
@@ -300,7 +301,7 @@ def clear_leftovers(folder: Path) -> list[str]:
 
 
 def prune_checkpoints(
-    folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None, *,
+    folder: Path, keep_last: int | Literal["all"], saved: Path | None = None, keep_every_steps: int | None = None, *,
     keep_best: int = 0, scores: Mapping[int, float] | None = None, keep_steps: Collection[int] = (),
 ) -> list[str]:  # fmt: skip
     """Remove old checkpoints from `folder`, and return the names of the removed. These stay: the `keep_last` newest (at
@@ -311,6 +312,8 @@ def prune_checkpoints(
     A checkpoint whose manifest cannot be read is neither counted nor removed: it may be needed to find the cause.
     `saved` need not be the newest: a run that went back to an earlier step saves below later ones.
     """
+    if keep_last == "all":
+        return []
     removed = []
     with storage_errors(folder, "Pruning"):
         checkpoints = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}

@@ -46,7 +46,11 @@ _OS_ERRORS: tuple[tuple[tuple[int, ...], type[LmtrainError], str], ...] = (
         "{file} cannot be written: {reason}. Choose another output.",
     ),
 )  # fmt: skip
-_CLICK_RULES = {"valid integer": "is not a whole number", "valid number": "is not a number"}
+# a pattern in pydantic's message -> the rule in our words
+_CLICK_RULES = {
+    "valid integer": "is not a whole number", "valid number": "is not a number",
+    r"greater than or equal to (\S+)": r"must be at least \1", r"less than or equal to (\S+)": r"must be at most \1",
+}  # fmt: skip
 
 
 def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
@@ -56,7 +60,7 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
     context = getattr(error, "ctx", None)
     command = command_name(context) if context is not None else " ".join(["lmtrain", *argv[:1]])
     help_hint = f"`{command} --help` shows how it is called."
-    message = error.format_message().strip()
+    message = error.format_message().strip().replace("Value error, ", "")  # because: pydantic puts it before texts
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
         if takes_settings:
@@ -70,12 +74,15 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
         verbs = getattr(getattr(context, "command", None), "commands", {})
         return UsageError(f"{command} {match[1]} is not a command. {spelling_hint(match[1], verbs)}")
     if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):
-        from lmtrain.config.name_suggestions import closest_value
+        from lmtrain.config.name_suggestions import suggest_value
 
-        suggestion = closest_value(match[1], re.findall(r"['\"](\S+?)['\"]", match[2]))
-        return UsageError(f"{_with_full_stop(message)} {f'Did you mean {suggestion}?' if suggestion else help_hint}")
+        option = re.match(r"Invalid value for ['\"](--?[\w-]+)", message)
+        choices = re.findall(r"['\"](\S+?)['\"]", match[2])
+        name = f"{option[1]} {match[1]}" if option else match[1]
+        return UsageError(f"{name} is not an allowed value. {suggest_value(match[1], choices)}")
     if match := re.match(r"Invalid value for ['\"](--?[\w-]+).*?['\"]: (.*)", message):
-        rule = next((rule for pattern, rule in _CLICK_RULES.items() if pattern in match[2]), f"is refused: {match[2]}")
+        found = ((re.search(pattern, match[2]), rule) for pattern, rule in _CLICK_RULES.items())
+        rule = next((part.expand(rule) for part, rule in found if part), f"is refused: {match[2]}")
         return UsageError(f"{_with_full_stop(f'{match[1]} {_option_value(match[1], argv)} {rule}')} {help_hint}")
     return UsageError(f"{_with_full_stop(message)} {help_hint}")
 

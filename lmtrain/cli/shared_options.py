@@ -11,6 +11,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
+from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import parse_bytes, parse_count
 
@@ -40,8 +41,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", autocompletion=complete_override,
-        help="Settings: key=value, or group=choice as in model=gpt2_small. `lmtrain config list` shows the groups.",
+        metavar="KEY=VALUE", autocompletion=complete_override, callback=expand_settings_file,
+        help="Settings: key=value, or group=choice as in model=gpt2_small. `lmtrain config list` shows the groups. A "
+        "file of settings, my.yaml, can be one of the words.",
     ),
 ]  # fmt: skip
 ConfigDir = Annotated[
@@ -55,6 +57,17 @@ FromRun = Annotated[
         help="Take the settings of this run: to go on with it, or with another run.dir to branch off from its newest "
         "checkpoint, or from the checkpoint given here, which may be a merged one.",
     ),
+]
+FromBeginning = Annotated[
+    bool,
+    typer.Option(
+        "--from-beginning",
+        help="With --from-run: begin that run again in another run.dir, from its first step, with the settings of its "
+        "first start.",
+    ),
+]
+Multirun = Annotated[
+    bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
 PrecisionName = Literal["fp32", "bf16", "fp16"]

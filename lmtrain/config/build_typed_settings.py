@@ -162,7 +162,8 @@ class _Builder:
                 return self._record(f"{path}={error}. {self._advise(hint, value, path, _SIZE_EXAMPLES[unit])}")
         default = field.default
         has_example = default not in (dataclasses.MISSING, None) and not isinstance(default, Settings)
-        return self._build_value(hint, value, path, show(default) if has_example else "")
+        example = field.metadata.get("example") or (show(default) if has_example else "")
+        return self._build_value(hint, value, path, example)
 
     def _build_value(self, hint: Any, value: Any, path: str, example: str = "") -> Any:
         """Convert `value` to the type `hint` and return it. If it does not fit, append a message to `self.problems` and

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from itertools import islice, product
@@ -27,7 +28,8 @@ from lmtrain.config.parse_and_apply_overrides import (
     parse_overrides,
     sweep_refusal,
 )
-from lmtrain.config.settings_base import Settings
+from lmtrain.config.settings_base import Settings, show
+from lmtrain.config.settings_file import located_problems
 from lmtrain.errors import (
     LayoutError,
     MissingInputError,
@@ -69,6 +71,15 @@ def compose(
     `rewrite` may change the tree of settings before it is checked; it gets what the user typed, as key -> word, and
     returns the same under the keys that the changed tree has for it.
     """
+    with located_problems(overrides):
+        return _compose(cls, overrides, config_dir, name, report, defaults, rewrite)
+
+
+def _compose(
+    cls: type[S], overrides: Sequence[str], config_dir: Path | None, name: str, report: Callable[[str], None] | None,
+    defaults: Mapping[str, Any], rewrite: Rewrite | None,
+) -> S:  # fmt: skip
+    """Do what `compose` says; problems do not name the file of settings that they are in."""
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
     except RefusedOverrides as error:
@@ -84,8 +95,25 @@ def compose(
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:
-    """Return key -> value text for overrides as typed on the command line."""
-    return {override_key(word): word.partition("=")[2] for word in overrides}
+    """Return key -> value text for overrides as typed on the command line. The keys within braces are among them: those
+    of `train={steps: 20}` are train and train.steps.
+    """
+    typed: dict[str, str] = {}
+    for word in overrides:
+        key, text = override_key(word), word.partition("=")[2]
+        typed[key] = text
+        with suppress(SettingsError):  # because: malformed words are refused where they are composed
+            for override in parse_overrides([word], {}) if text.startswith("{") else ():
+                if not override.is_sweep_override():
+                    typed |= dict(_values_below(key, override.value()))
+    return typed
+
+
+def _values_below(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, value as text) for each key within the dict `value` of the setting `key`, at any depth."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield f"{key}.{name}", show(inner)
+        yield from _values_below(f"{key}.{name}", inner)
 
 
 def _remaining_problems(
@@ -101,7 +129,7 @@ def _remaining_problems(
     follow_ups = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
     starts = tuple(f"{key}=" for key in keys)
     try:
-        compose(cls, error.remaining, config_dir=config_dir, name=name, defaults=defaults)
+        _compose(cls, error.remaining, config_dir, name, None, defaults, None)
     except (SettingsError, LayoutError) as failure:
         for problem in failure.marked_problems:
             is_alternative = " is not set. " in problem and any(f" {start}" in problem for start in starts)
@@ -264,10 +292,12 @@ def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) ->
 
     groups = group_choices(config_dir)
     options: list[list[str]] = []
-    for override in parse_overrides(overrides, groups):
+    with located_problems(overrides):
+        parsed = parse_overrides(overrides, groups)
+    for override in parsed:
         key, value = override.get_key_element(), override.value()
         if not override.is_sweep_override():
-            options.append([str(override.input_line)])
+            options.append([override.input_line])
         elif isinstance(value, Glob):
             options.append([f"{key}={name}" for name in value.filter(groups.get(override.key_or_group, []))])
         elif override.is_discrete_sweep():

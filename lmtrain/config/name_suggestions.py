@@ -169,6 +169,7 @@ _VALUE_BY_FOREIGN_VALUE = {
     "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
+    "transformers": "hf", "huggingface": "hf",
 }  # fmt: skip
 
 

@@ -21,6 +21,9 @@ MAX_CHARACTERS = 20_000
 MAX_DEPTH = 20
 MAX_DIGITS = 100
 _LONG_NUMBER = re.compile(rf"(?<![\w.'\"])[+-]?[0-9][0-9_]{{{MAX_DIGITS},}}(?![\w.'\"])")
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_NUMBER = r"[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?(?:[kmtKMT]|[kKMGTP]?i?[bB]|s|min|h|d)?"
+_PLUS_NUMBER = re.compile(rf"(?:(?<=[\[{{(,:])\s*|^)(\+)({_NUMBER})(?=\s*(?:[\]}}),]|$))")
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _PLAIN_TEXT = re.compile(r"[A-Za-z_./~][\w./~@%+-]*")
@@ -48,6 +51,29 @@ class RefusedOverrides(SettingsError):
         self.remaining = [override for override in overrides if override not in self.refused]
 
 
+class FileSetting(str):
+    """A setting of a settings file, as the word KEY=VALUE that sets the same on the command line. It is parsed as this
+    `value` and not as a text.
+    """
+
+    value: Any
+    file: Path
+    lines: Mapping[str, int]  # dotted key of each value within the setting, itself included -> its line, from 1
+
+    def __new__(cls, word: str, value: Any, file: Path, lines: Mapping[str, int]) -> FileSetting:
+        self = super().__new__(cls, word)
+        self.value, self.file, self.lines = value, file, lines
+        return self
+
+    def line(self, key: str) -> int:
+        """Return the line of the dotted key `key` within the setting; that of the setting if it has no such key."""
+        return self.lines.get(key) or self.lines[override_key(self)]
+
+    def location(self, key: str = "") -> str:
+        """Return the file and the line of the dotted key `key` within the setting, for messages."""
+        return f"{self.file} line {self.line(key)}"
+
+
 def override_key(override: str) -> str:
     """Return the key of an override: `+optim.lr=1` -> `optim.lr`."""
     return override.lstrip("~+").partition("=")[0]
@@ -65,12 +91,16 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     parser, parsed, text_by_key = OverridesParser.create(), list[Any](), dict[str, str]()
     refusals = list[tuple[str, str]]()
     for index, text in enumerate(words):
-        if (problem := _limit_problem(text) or _form_problem(words, index, groups)) is not None:
+        limit = None if isinstance(text, FileSetting) else _limit_problem(text)
+        if (problem := limit or _form_problem(words, index, groups)) is not None:
+            refusals.append((text, problem))
+            continue
+        if problem := _plus_problem(text):
             refusals.append((text, problem))
             continue
         key, _, value = text.partition("=")
-        override = None
-        for candidate in (text, *_as_texts(key, value)):
+        override = _override_of_file(text) if isinstance(text, FileSetting) else None
+        for candidate in (text, *_as_texts(key, value)) if override is None else ():
             with suppress(HydraException, RecursionError, ValueError):
                 override = override or parser.parse_override(candidate)
         if override is None:
@@ -106,6 +136,17 @@ def _as_texts(key: str, value: str) -> list[str]:
         return []
     quoted = (item if _PLAIN_ITEM.fullmatch(item) else hydra_quoted(item) for item in items)
     return [f"{key}=[{','.join(quoted)}]"]
+
+
+def _override_of_file(setting: FileSetting) -> Any:
+    """Return Hydra's Override object of a setting of a file."""
+    # because: hydra is slow to import
+    from hydra.core.override_parser.types import Override, OverrideType, ValueType
+
+    return Override(
+        type=OverrideType.CHANGE, key_or_group=override_key(setting), value_type=ValueType.ELEMENT,
+        _value=setting.value, input_line=setting,
+    )  # fmt: skip
 
 
 def sweep_refusal(override: Any) -> str:
@@ -234,7 +275,7 @@ def _limit_problem(text: str) -> str | None:
     key = text.partition("=")[0]
     depths = accumulate((sign in "[{(") - (sign in "]})") for sign in text)
     if len(text) > MAX_CHARACTERS or max(depths, default=0) > MAX_DEPTH:
-        return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
+        return f"{text[:40]}... is too long or nests too deeply. Put it into a file of settings, as in my.yaml."
     if number := _LONG_NUMBER.search(text, len(key)):
         return (
             f"{key} is given {number[0][:20]}..., which has {len(number[0])} digits; at most {MAX_DIGITS} are allowed. "
@@ -248,6 +289,23 @@ def _limit_problem(text: str) -> str | None:
         way_out = f"Use {way(*words, instead_of=text)}." if words else f"{leave_out(text)}."
         return f"{text} sets options of Hydra itself, which lmtrain does not use. {way_out}"
     return None
+
+
+def _plus_problem(text: str) -> str | None:
+    """Return an error message if an override has a number with a leading +, which the grammar would read as the number
+    alone; None if it has none. `train.steps=+200` is more likely to mean 200 more.
+    """
+    key, _, value = text.partition("=")
+    unquoted = _QUOTED.sub(lambda match: "_" * len(match[0]), value)
+    if (match := _PLUS_NUMBER.search(unquoted)) is None:
+        return None
+    if key in ("train.steps", "train.tokens"):
+        return (
+            f"{text} is not {match[2]} more, since {key} is the length of the whole run. Give {match[2]} for so many "
+            f"in all; for {match[2]} more, add the number that `lmtrain config explain {key} --run RUN` shows."
+        )
+    plain = way(f"{key}={value[: match.start(1)]}{value[match.end(1) :]}", instead_of=text)
+    return f"{text} has {match[0].strip()}, but nothing can be added to a value. Write {plain}."
 
 
 def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
@@ -291,8 +349,6 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if matching_groups := [group for group, choices in groups.items() if text in choices]:
         choice = way(f"{matching_groups[0]}={text}", instead_of=text)
         return f"{text!r} is not an override, since it names no key. Did you mean {choice}?"
-    if text.endswith((".yaml", ".yml")):
-        return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
     if text.endswith(".py"):
         return (
             f"{text!r} is a Python file, but settings are plain data. {leave_out(text)}; give settings as key=value, "

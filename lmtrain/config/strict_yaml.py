@@ -117,6 +117,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no 
                 f"{where} has a number of {len(node.value)} digits; at most {MAX_DIGITS} are allowed. "
                 "Put it in quotes if it is a text."
             ])  # fmt: skip
+        if node.tag != _STRING_TAG and node.value.startswith("+"):
+            raise SettingsError([
+                f"{where} has {node.value}, but nothing can be added to a value. Write {node.value[1:]}, or put it in "
+                "quotes if it is a text."
+            ])  # fmt: skip
         if surrogate := _SURROGATE.search(node.value):
             raise SettingsError([
                 f"{where} has the escape \\u{ord(surrogate[0]):04x}, which is half a character. "

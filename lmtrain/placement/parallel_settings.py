@@ -123,25 +123,46 @@ def _problems_of(
     yield from problem_if(
         stages > shape.num_layers, "parallel.pp", parallel.pp,
         f"x vp={parallel.vp} makes {stages} stages, more than model.num_layers={shape.num_layers}",
-        f"Use parallel.pp={max(shape.num_layers // parallel.vp, 1)} or less.",
+        _fewer_stages(shape.num_layers, parallel),
     )
     if compiles and (why_not := why_not_compiled(parallel, uses_dropout=uses_dropout)):
         yield why_not
-    if tp <= 1:
-        return
-    way_out = f"Use {format_choices(tp_sizes(shape), own)}."
-    for key in ("num_heads", "ffn_width"):
-        size = getattr(shape, key)
-        yield from problem_if(size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", way_out)
+    if tp > 1:
+        yield from _tp_problem(shape, tp, parallel.sequence_parallel)
+
+
+def _fewer_stages(num_layers: int, parallel: ParallelSettings) -> str:
+    """Return the sentence with the settings of a pipeline that has no more stages than the model has layers."""
+    most = num_layers // parallel.vp
+    if most > 1:
+        return f"Use {way(f'parallel.pp={most}')}{' or less' if parallel.vp == 1 else ''}."
+    words = [f"parallel.pp={min(parallel.pp, num_layers)}", *["parallel.vp=1"] * (parallel.vp > 1)]
+    is_pipeline = num_layers > 1
+    words += ["parallel.schedule=1f1b"] * (parallel.schedule != "1f1b" and not (
+        is_pipeline and parallel.pipeline.allows(1)
+    ))  # fmt: skip
+    words += ["parallel.balance=layers"] * (parallel.balance != "layers" and not is_pipeline)
+    return f"Use {way(*words)}."
+
+
+def _tp_problem(shape: ModelShape, tp: int, sequence_parallel: bool) -> Iterator[Problem]:
+    """Yield one Problem if a model of this shape cannot be split over `tp` tensor-parallel ranks; it lists all sizes
+    that do not fit, and the degrees that fit all of them.
+    """
+    uneven = [f"model.{key}={size}" for key in ("num_heads", "ffn_width") if (size := getattr(shape, key)) % tp]
+    if sequence_parallel and shape.seq_len % tp:
+        uneven.append(f"model.seq_len={shape.seq_len}, which parallel.sequence_parallel splits")
+    rules = [f"does not divide {format_choices(uneven)}"] if uneven else []
     keys = shape.num_kv_heads
+    if keys != shape.num_heads and keys % tp and tp % keys:
+        rules.append(f"neither divides model.num_kv_heads={keys} nor is a multiple of it")
+    fitting = tp_sizes(shape)
+    even = [size for size in fitting if not sequence_parallel or shape.seq_len % size == 0]
+    others = [size for size in fitting if size not in even]
+    unsplit = [way(f"parallel.tp={size}", "parallel.sequence_parallel=false") for size in others]
+    or_others = f", or {format_choices(unsplit)}" if others else ""
     yield from problem_if(
-        keys % tp != 0 and tp % keys != 0, "parallel.tp", tp,
-        f"neither divides model.num_kv_heads={keys} nor is a multiple of it", way_out,
-    )  # fmt: skip
-    yield from problem_if(
-        parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
-        f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel splits",
-        f"Use {way('parallel.sequence_parallel=false')}, or a model.seq_len that is a multiple of {tp}.",
+        bool(rules), "parallel.tp", tp, " and ".join(rules), f"Use {format_choices(even, own)}{or_others}."
     )
 
 

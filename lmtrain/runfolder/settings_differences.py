@@ -57,19 +57,31 @@ def settings_history(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
     value, value), steps counted from 1. `starts` are the rows of the event "start" in the metrics, in the order of
     writing.
     """
-    valid_starts: list[tuple[int, dict[str, Any]]] = []
-    for row in starts:
-        if isinstance(settings := row.get("settings"), dict):
-            # because: a later start that resumes from an earlier step discards the steps beyond it, and their settings
-            earlier = [start for start in valid_starts if start[0] < row["step"]]
-            valid_starts = [*earlier, (row["step"], dict(flatten(settings)))]
     history: dict[str, History] = {}
     before: dict[str, Any] = {}
-    for step, settings in valid_starts:
+    for step, tree in _valid_starts(starts):
+        settings = dict(flatten(tree))
         for key in {**{key: 0 for key in settings if key not in history}, **compare_settings(before, settings)}:
             history.setdefault(key, []).append((step + 1, settings[key]))
         before = settings
     return history
+
+
+def first_start(starts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the settings, as nested dicts, of the start from which a run's first step is; None if none is recorded.
+    `starts` are those of `settings_history`.
+    """
+    return next((settings for _, settings in _valid_starts(starts)), None)
+
+
+def _valid_starts(starts: Iterable[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return (step, settings) of each start from which steps of the run are, in the order of their steps."""
+    valid: list[tuple[int, Mapping[str, Any]]] = []
+    for row in starts:
+        if isinstance(settings := row.get("settings"), dict):
+            # because: a later start that resumes from an earlier step discards the steps beyond it, and their settings
+            valid = [*(start for start in valid if start[0] < row["step"]), (row["step"], settings)]
+    return valid
 
 
 def read_settings_history(run: Path) -> dict[str, History]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.settings_base import AdjustedDefault, show
+from lmtrain.config.settings_base import AdjustedDefault
 from lmtrain.errors import LmtrainError
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import ModelSettings
@@ -29,10 +29,9 @@ def adjust_defaults(tree: dict[str, Any], typed_values: Mapping[str, str]) -> It
     if not isinstance(train, dict):
         return
     for key, rival in (("steps", "tokens"), ("tokens", "steps")):
-        is_chosen = _is_typed(f"train.{key}", typed_values) and not _is_typed(f"train.{rival}", typed_values)
+        is_chosen = f"train.{key}" in typed_values and f"train.{rival}" not in typed_values
         if is_chosen and train.get(key) is not None:
-            value = typed_values.get(f"train.{key}", show(train[key]))
-            yield from _adjust(train, f"train.{rival}", None, f"train.{key}={value}")
+            yield from _adjust(train, f"train.{rival}", None, f"train.{key}={typed_values[f'train.{key}']}")
     yield from _adjust_samples(tree, typed_values)
     yield from _adjust_micro_batch(tree, train, typed_values)
     if not tree.get("stages"):
@@ -60,7 +59,7 @@ def _adjust_micro_batch(
     """
     settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
     parallel: ParallelSettings | None = _build_section(ParallelSettings, tree, "parallel")
-    if settings is None or parallel is None or _is_typed("train.micro_batch", typed_values):
+    if settings is None or parallel is None or "train.micro_batch" in typed_values:
         return
     rampup, replicas = settings.rampup, parallel.layout.dp
     batches = {f"train.global_batch={settings.global_batch}": (
@@ -109,7 +108,7 @@ def shorten_warm_up(
     in words why there are so few steps.
     """
     schedule: ScheduleSettings | None = _build_section(ScheduleSettings, tree, "schedule")
-    if schedule is None or _is_typed("schedule.warmup_steps", typed_values):
+    if schedule is None or "schedule.warmup_steps" in typed_values:
         return
     if any(problem.key == "warmup_steps" for problem in schedule.problems_in_run(steps)):
         yield from _adjust(tree["schedule"], "schedule.warmup_steps", steps // 10, cause)
@@ -134,11 +133,3 @@ def _build_section(cls: Any, tree: dict[str, Any], name: str) -> Any:
         return build_settings(cls, tree.get(name), name)
     except LmtrainError:
         return None
-
-
-def _is_typed(key: str, typed_values: Mapping[str, str]) -> bool:
-    """Return whether the user typed this dotted key, by itself or within its group as in `train={steps: 20}`.
-    `typed_values` maps each key typed on the command line to its text.
-    """
-    group, _, name = key.partition(".")
-    return key in typed_values or f"{name}:" in typed_values.get(group, "")

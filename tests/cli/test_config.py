@@ -70,6 +70,7 @@ def test_show_prints_yaml_and_where_it_lies(tmp_path: Path) -> None:
         (("list", "optimizer"), "optimizer is not a group of settings. Did you mean optim?"),
         (("show", "optim", "adam"), "optim has no choice adam. Did you mean adamw?"),
         (("show", "experiment"), "The group experiment has no choice by default. Known: demo, "),
+        (("explain", "nothing"), "nothing is not a setting. `lmtrain config explain all` lists the settings."),
         (("explain", "lr"), "lr is not a setting. Did you mean optim.lr?"),
         *wide(
             (("explain", "optim.learning_rate"), "optim.learning_rate is not a setting."),
@@ -102,6 +103,31 @@ def test_explain_a_key_of_another_kind_and_one_that_is_missing() -> None:
     text = lmtrain("config", "explain", "optim.lr", "optim.lr=1e-3")
     assert "0.001, from the command line: optim.lr=1e-3" in text
     assert re.search(r"^presets +0\.004: experiment=demo, experiment=stages_demo *$", text, re.MULTILINE)
+
+
+def test_explain_a_section() -> None:
+    text = lmtrain("config", "explain", "optim", "optim.eps=1e-7", env={"COLUMNS": "80"})
+    assert re.search(r"^optim.lr  0.0003, from conf/optim/adamw.yaml, line 3\n    the peak learning rate", text, re.M)
+    assert "optim.eps  1e-07, from the command line: optim.eps=1e-7\n" in text
+    assert "choices  optim=adamw *, optim=lamb, optim=muon; * the choice of a run that names no other" in (
+        " ".join(text.split("\n")[-3:])
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    rows = {row["key"]: row for row in json.loads(lmtrain("config", "explain", "checkpoint", "--json"))}
+    assert rows["checkpoint.keep_last"] == {
+        "key": "checkpoint.keep_last", "value": 2, "from": "conf/pretrain.yaml, line 40",
+        "meaning": "how many of the newest checkpoints stay, or all; older ones go after the next is whole",
+    }  # fmt: skip
+
+
+def test_explain_what_is_null_and_a_group_that_is_no_section_name_the_choices() -> None:
+    text = lmtrain("config", "explain", "hardware")
+    assert text.startswith("hardware  null\nchoices  hardware=a100_40gb, ")
+    assert "stages.NAME=decay, stages.NAME=long_context" in lmtrain("config", "explain", "stages")
+    assert lmtrain("config", "explain", "experiment") == lmtrain("config", "list", "experiment")
+    words = ("stages.a.steps=5", "stages.a.optim.lr=1", "data.path=x")
+    stage = json.loads(lmtrain("config", "explain", "stages", *words, "--json"))
+    assert stage[-1]["meaning"].startswith("the peak learning rate")
 
 
 @pytest.mark.wide

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config.compose_run_settings import compose
+from lmtrain.errors import SettingsError, UsageError
+from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import Toy, lmtrain
 
@@ -60,6 +64,90 @@ def test_from_another_folder_its_paths_lead_to_the_same_files(tmp_path: Path, mo
     (run / "config.json").write_text(json.dumps(compose(RunConfig, words).to_dict()))
     (run / "environment.json").write_text(json.dumps({"folder": str(tmp_path / "began")}))
     assert settled("--from-run", run)["data"]["valid_paths"] == {"x": f"{tmp_path}/began/v"}
+
+
+def test_more_steps_than_it_has_are_not_typed_with_a_plus(run: Path) -> None:
+    says = "train.steps=+2k is not 2k more, since .* Write train.steps=3000 for 2k more than the 1000 that it has."
+    with pytest.raises(SettingsError, match=re.escape(says).replace(re.escape(".*"), ".*")):
+        compose_run(["train.steps=+2k"], from_run=run, config_dir=None, name="pretrain")
+
+
+def begin_again(run: Path, *words: str) -> RunConfig:
+    return compose_run(words, from_run=run, config_dir=None, name="pretrain", from_beginning=True)
+
+
+def write_starts(run: Path, *starts: tuple[int, dict[str, Any]]) -> None:
+    rows = [{"event": "start", "step": step, "settings": settings} for step, settings in starts]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_from_the_beginning_are_the_settings_of_its_first_start(run: Path, tmp_path: Path) -> None:
+    now = json.loads((run / "config.json").read_text())
+    first = now | {"checkpoint": now["checkpoint"] | {"resume": "none", "init_from": "/b/step_00000002"}}
+    lost, later = (first | {"train": first["train"] | {"steps": steps}} for steps in (7, 2000))
+    write_starts(run, (0, lost), (0, first), (500, later))
+    config = begin_again(run, f"run.dir={tmp_path / 'new'}", "data.path=moved")
+    assert (config.train.steps, config.checkpoint.resume, config.checkpoint.init_from) == (
+        1000, "auto", "/b/step_00000002"
+    )  # fmt: skip
+    wanted = first | {"checkpoint": first["checkpoint"] | {"resume": "auto"}, "data": first["data"] | {"path": "moved"}}
+    assert config.to_dict() | {"run": {}} == wanted | {"run": {}}
+    (run / "metrics.jsonl").unlink()
+    assert begin_again(run, f"run.dir={tmp_path / 'new'}").train.steps == now["train"]["steps"]
+
+
+def test_from_the_beginning_of_a_run_on_text_is_its_dataset(run: Path, tmp_path: Path) -> None:
+    now = json.loads((run / "config.json").read_text())
+    now["data"] |= {"path": "where/it/was/data/text", "text": "notes.txt"}
+    write_starts(run, (0, now))
+    words = (run, f"run.dir={tmp_path / 'new'}")
+    data: Any = begin_again(*words).data
+    # it has ended before the dataset was made
+    assert (data.text, data.path) == ("notes.txt", str(tmp_path / "new/data/text"))
+    data = begin_again(*words, "data.path=there").data
+    assert (data.text, data.path) == (None, "there")
+    (run / "data").mkdir()
+    (run / "data/text.idx").touch()
+    data = begin_again(*words).data
+    assert (data.text, data.path) == (None, str(run / "data/text"))
+
+
+def test_from_the_beginning_in_a_folder_of_its_own(run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    for words, says in (
+        ([], f"run.dir={run} is that run's own folder, which is kept. Add run.dir=DIR, a new folder."),
+        ([f"run.dir={run}/../run"], "is that run's own folder"),
+        ([f"run.dir={new}", "checkpoint.resume=a"], "checkpoint.resume=a goes on from a checkpoint"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            begin_again(run, *words)
+        assert says in str(caught.value)
+    begun = begin_again(run, f"run.dir={new}", "train.seed=3").to_dict()
+    new.mkdir()
+    # its layout and the size of its vocabulary were chosen when it began
+    chosen = {"parallel": begun["parallel"] | {"dp_shard": 2}, "model": begun["model"] | {"vocab_size": 500}}
+    (new / "config.json").write_text(json.dumps(begun | chosen))
+    assert begin_again(run, f"run.dir={new}", "train.seed=3").train.seed == 3
+    with pytest.raises(UsageError, match=r"began with train.seed=3, and this one begins with train.seed=1234. Choose"):
+        begin_again(run, f"run.dir={new}")
+
+
+def test_from_the_beginning_of_what_is_no_run_folder(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"is a checkpoint, and --from-beginning .* Give the run's folder, {trained}"):
+        begin_again(trained / "checkpoints/step_00000006", f"run.dir={tmp_path}")
+    assert "no run was given. Add --from-run RUN" in lmtrain("pretrain", "--from-beginning", "run.dir=x", code=2)
+
+
+def test_from_the_beginning_it_learns_the_same_again(trained: Path, tmp_path: Path) -> None:
+    new, branch = tmp_path / "again", tmp_path / "branch"
+    lmtrain("pretrain", "--from-run", trained, f"run.dir={branch}", "train.steps=7", "optim.lr=1e-4")
+    for run in (trained, branch):
+        lmtrain("pretrain", "--from-run", run, "--from-beginning", f"run.dir={new / run.name}")
+        losses = [
+            {row["step"]: row["loss"] for row in rows if row["event"] == "step"}
+            for rows in (read_metrics(folder / "metrics.jsonl") for folder in (run, new / run.name))
+        ]
+        assert losses[0] == losses[1] != {}
 
 
 @pytest.mark.wide
@@ -122,7 +210,7 @@ def test_a_run_of_an_earlier_version(run: Path, tmp_path: Path) -> None:
     assert made["recompute"] == {"kind": "none"}
     assert made["checkpoint"]["resume"] == "auto"
     assert settled("--from-run", tmp_path / "old", "recompute=full")["recompute"]["kind"] == "full"
-    assert "Add checkpoint.resume=none" in lmtrain("pretrain", "--from-run", tmp_path / "old", "run.dir=x", code=66)
+    assert "Add --from-beginning" in lmtrain("pretrain", "--from-run", tmp_path / "old", "run.dir=x", code=66)
 
 
 def test_refusals(run: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.pretrain.sweep import SweepRun, is_finished, plan_runs, run_folder_name, run_sweep
+from lmtrain.cli.pretrain.sweep import SweepRun, is_finished, options_for_runs, plan_runs, run_folder_name, run_sweep
 from lmtrain.config.compose_run_settings import compose_plain
+from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import StoppedEarly
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, install_stop_handlers
@@ -55,6 +56,18 @@ def test_each_combination_once_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert [job.folder.name for job in made] == [
         f"model.width_{width}__train.seed_{seed}" for width in (128, 256) for seed in (1, 2)
     ]
+
+
+def test_runs_get_the_settings_of_a_file_and_not_the_file(tmp_path: Path) -> None:
+    """It may be changed before the last of them starts."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("train.seed: 3\noptim: {lr: 1}\n")
+    typed = [str(file), "optim.lr=2,3", "data.path=x", f"run.dir={tmp_path}/runs"]
+    words = expand_settings_file(typed) or []
+    assert options_for_runs(["pretrain", "-m", *typed, "--json"], words) == ["--json"]
+    made = plan_runs(words, None, "pretrain", None)
+    assert [job.folder.name for job in made] == ["optim.lr_2", "optim.lr_3"]
+    assert [job.overrides[:2] for job in made] == [["train.seed=3", f"optim.lr={lr}"] for lr in (2, 3)]
 
 
 def test_names_that_would_be_one_are_numbered(tmp_path: Path) -> None:
@@ -182,7 +195,9 @@ def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_pat
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="The sweep was stopped by SIGUSR1"):
-        run_sweep(["pretrain"], Asks(words), None, "pretrain", None, ProcessEnv.detect())
+        run_sweep(
+            ["pretrain"], Asks(words), ProcessEnv.detect(), config_dir=None, name="pretrain", from_run=None
+        )
     install_stop_handlers()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "The sweep was stopped by SIGUSR1" in lmtrain("pretrain", "-m", *words, code=75)

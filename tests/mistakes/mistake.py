@@ -15,6 +15,7 @@ RAW = (
     "while scanning", "while parsing", "ScannerError", "ParserError", "defaults list_", "full_key", "object_type",
     "LexerNoViable", "ConfigComposition", "Could not override", "Could not append", "MissingConfig", "hydra.errors",
     "Unsupported interpolation", "GrammarParseError", "InterpolationKey", "codec can't", "Errno", "search path:",
+    "Value error,", "Input should",
 )  # fmt: skip
 _FRAGMENT = re.compile(r""""[^"\s=]+=[^"]*"|'[^'\s=]+=[^ ]*'|[\w.+~/-]+=(?:\[[^\]]*\]|[^\s,]*[^\s,.?])""")
 _PLACES = {"VALUE": "1", "TEXT": "some", "NAME": "some", "FOLDER": "some", "PATH": "some"}

@@ -153,7 +153,7 @@ def words() -> Iterator[Mistake]:
     yield show("several", "optim.lr=1,2", "optim.lr=1,2", "-m", code_after=None)
     yield show("no value", "optim.lr", "optim.lr", code_after=None)
     yield show("choice alone", "gpt2_small", "gpt2_small", "model=gpt2_small")
-    yield show("a file", "mine.yaml", "mine.yaml", "--config-dir", instead=SHOW)
+    yield Mistake("a file", (*SHOW, "mine.yaml"), ("mine.yaml",), code=66, instead=SHOW)
     yield show("no key", "=3", "=3", instead=SHOW)
     yield show("twice =", "optim.lr==3", "optim.lr==3", "optim.lr=3")
     yield show("below a value", "optim.lr.x=1", "optim.lr.x=1", "optim.lr", code_after=None)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -112,7 +112,7 @@ class CheckpointWriter:
         self,
         folder: Path,
         *,
-        keep_last: int,
+        keep_last: int | Literal["all"],
         asynchronous: bool,
         keep_every_steps: int | None = None,
         keep_best: int = 0,

@@ -243,7 +243,7 @@ def _notes(run: Path, steps: Sequence[int]) -> Iterator[str]:
     keep, ends = config.checkpoint, {stage.end_step for stage in config.stage_configs if config.stages}
     every = keep.keep_every_steps
     removed = [step for step in steps if step not in ends and not (every and step % every == 0)]
-    if state != "finished" and removed:
+    if state != "finished" and removed and keep.keep_last != "all":
         yield (
             f"warning: {run} is not finished and keeps its last {keep.keep_last} checkpoints, so it will remove "
             f"{'those of steps' if len(removed) > 1 else 'that of step'} {join_few([str(step) for step in removed])}, "

@@ -21,6 +21,7 @@ from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix
+from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import DataError, UsageError, join_few, spelling_hint
 from lmtrain.units import format_count, plural
 
@@ -40,7 +41,7 @@ TokenizerPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", autocompletion=complete_override,
+        metavar="KEY=VALUE", autocompletion=complete_override, callback=expand_settings_file,
         help="The settings of the run, as `lmtrain pretrain` takes them."),
 ]
 
@@ -146,7 +147,7 @@ def show(
 
     A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
     """
-    words = [*([prefix] if prefix else []), *(overrides or [])]
+    words = expand_settings_file([*([prefix] if prefix else []), *(overrides or [])]) or []
     given = [word for word in words if "=" not in word]
     settings = [word for word in words if "=" in word]
     chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]

@@ -24,6 +24,7 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import group_choices, typed_words
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
+from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
 from lmtrain.layout import divisors
@@ -97,7 +98,8 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     """
     plan_words, rest = _split_plan_words(overrides)
     # because: the code below looks for single words, so repeated keys are refused first
-    parse_overrides(rest, group_choices(config_dir))
+    with located_problems(rest):
+        parse_overrides(rest, group_choices(config_dir))
     gpus, typed = _parse_gpus(plan_words.get("gpus")), typed_words(rest)
     experiment = typed.get("experiment") or None
     machine = plan_words.get("hardware") or _experiment_choice(experiment, "hardware", config_dir)

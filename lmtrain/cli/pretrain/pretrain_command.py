@@ -6,14 +6,14 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lmtrain.cli.ranks import launch_ranks
 from lmtrain.cli.ranks.launch_ranks import ProcessOptions, choose_layout
 from lmtrain.cli.screen.print_messages_and_json import print_notice
-from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
+from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromBeginning, FromRun, Multirun, Overrides, Plugins
 from lmtrain.runtime.processes.stop_signals import restore_default_handlers
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ def pretrain(
     config_dir: ConfigDir = None,
     config_name: ConfigName = "pretrain",
     from_run: FromRun = None,
-    multirun: Annotated[
-        bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
-    ] = False,
+    from_beginning: FromBeginning = False,
+    multirun: Multirun = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings as YAML and stop.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -46,12 +45,13 @@ def pretrain(
     """Pretrain a model, or continue a stopped run: the same command does both."""
     processes = ProcessOptions(nproc, nproc_per_node, max_restarts)
     env, overrides = launch_ranks.detect_process(processes), list(overrides or [])
+    source: Any = {"from_run": from_run, "from_beginning": from_beginning, "name": config_name}
     if dry_run or print_config:
         restore_default_handlers()
     if multirun:
         from lmtrain.cli.pretrain.sweep import run_sweep
 
-        return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
+        return run_sweep(context.obj, overrides, env, config_dir=config_dir, elastic=elastic, **source)
 
     from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
@@ -59,7 +59,7 @@ def pretrain(
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
-    compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
+    compose = partial(compose_run, overrides, report=report, config_dir=config_dir, **source)
     if dry_run or print_config:
         show = print_settings if print_config else print_preview
         with preview_data_of_text(compose(), overrides, needed=not print_config) as (checked, text):

@@ -21,16 +21,21 @@ from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import compose, group_choices, typed_words
+from lmtrain.config.compose_run_settings import Rewrite, compose, group_choices, typed_words
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted
+from lmtrain.config.settings_base import show
 from lmtrain.config.strict_yaml import MAX_BYTES
+from lmtrain.data.store.indexed_dataset import dataset_file
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError
 from lmtrain.exchange.detect_model_folder_format import identify_source, lmtrain_kind
-from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, METRICS
 from lmtrain.runfolder.lineage import RESUMED, read_lineage
+from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runfolder.settings_differences import compare_settings, first_start, flatten
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.train.rules_between_settings import text_dataset_prefix
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
+from lmtrain.units import parse_count
 
 _CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
 
@@ -70,11 +75,7 @@ class SourceRun:
                 "Give the run.dir of a run, or a checkpoint in it."
             )
         settings = parse_json(read_bytes(run / CONFIG, MAX_BYTES), run / CONFIG)
-        if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
-            raise DataError(f"{run / CONFIG} does not hold the settings of a run. Give another run to --from-run.")
-        if settings_problem := next(_settings_problems(settings), None):
-            raise DataError(f"{run / CONFIG} is damaged: {settings_problem}. Give another run to --from-run.")
-        return cls(path, run, with_resolved_paths(settings, run))
+        return cls(path, run, _checked_settings(settings, run / CONFIG, run))
 
     @property
     def is_merge(self) -> bool:
@@ -101,7 +102,7 @@ class SourceRun:
         # because: a run started with `none` had no checkpoint then, and has some now
         elif is_branch or checkpoint.get("resume") == "none":
             checkpoint |= {"resume": "auto"}
-        data = self._data_settings(is_branch=is_branch)
+        data = self._data_settings(self.settings, drops_text=is_branch or _names(overrides, "data.path"))
         return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint, "data": data}
 
     def branch_step(self, settings: Mapping[str, Any]) -> int | None:
@@ -123,15 +124,38 @@ class SourceRun:
         except LmtrainError:  # because: the check of the checkpoint says better what is missing
             return None
 
-    def _data_settings(self, *, is_branch: bool) -> Any:
-        """Return this run's `data` settings for a new start. If the run made its dataset from data.text, set data.path
-        to that dataset; for a branch, also drop data.text so that no new dataset is made.
+    def first_settings(self) -> dict[str, Any]:
+        """Return the settings, as nested dicts, of the start from which this run's first step is. A checkpoint or model
+        that it began from is among them.
         """
-        data = self.settings.get("data")
+        metrics = read_metrics(self.run / METRICS) if (self.run / METRICS).is_file() else []
+        first = first_start(row for row in metrics if row["event"] == "start")
+        return self.settings if first is None else _checked_settings(first, self.run / METRICS, self.run)
+
+    def settings_to_begin_again(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the settings, as nested dicts, to which the overrides are applied for a run that begins as this one
+        did. Text of which this run has not made its dataset is given again.
+        """
+        settings = self.first_settings()
+        checkpoint = settings.get("checkpoint")
+        if isinstance(checkpoint, dict) and checkpoint.get("resume") == "none":
+            # because: the same command, typed again, has to go on from what the new run has saved
+            settings = settings | {"checkpoint": checkpoint | {"resume": "auto"}}
+        data = self._data_settings(settings, drops_text=True)
+        of_text = isinstance(data, dict) and data != settings["data"] and not _names(overrides, "data.path")
+        if of_text and not dataset_file(Path(data["path"]), ".idx").is_file():
+            data = settings["data"] | {"path": None}
+        return settings | {"run": {"dir": str(self.run)}, "data": data}
+
+    def _data_settings(self, settings: Mapping[str, Any], *, drops_text: bool) -> Any:
+        """Return the `data` of this run's `settings` for a new start. If the run has made its dataset from data.text,
+        set data.path to that dataset; with `drops_text`, also drop data.text so that no new dataset is made.
+        """
+        data = settings.get("data")
         if not isinstance(data, dict) or not data.get("text"):
             return data
         prefix = text_dataset_prefix(str(self.run), data.get("text_dir"))
-        if not is_branch:
+        if not drops_text:
             return data | {"path": prefix}
         return {key: value for key, value in data.items() if not key.startswith("text")} | {"path": prefix}
 
@@ -168,6 +192,17 @@ def _run_of_merge(path: Path) -> Path | None:
 def _names(overrides: Sequence[str], key: str) -> bool:
     """Return True if one of the overrides sets `key`."""
     return any(text.lstrip("+").startswith(f"{key}=") for text in overrides)
+
+
+def _checked_settings(settings: Any, file: Path, run: Path) -> dict[str, Any]:
+    """Return the settings of the run in the folder `run`, read from `file`, with paths that can be opened from the
+    current folder. Raise DataError if no run can have written them.
+    """
+    if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
+        raise DataError(f"{file} does not hold the settings of a run. Give another run to --from-run.")
+    if settings_problem := next(_settings_problems(settings), None):
+        raise DataError(f"{file} is damaged: {settings_problem}. Give another run to --from-run.")
+    return with_resolved_paths(settings, run)
 
 
 def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
@@ -223,15 +258,21 @@ def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
 
 def compose_run(
     overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None, from_beginning: bool = False,
 ) -> RunConfig:  # fmt: skip
     """Return a run's settings, composed from conf/NAME.yaml (NAME is `name`) and the overrides. With `from_run`, the
     path of an earlier run or of its checkpoint, the overrides change that run's complete settings instead; if it is the
     path of an imported model, the run begins with that model.
 
-    If the overrides lead to a run.dir other than the earlier run's, the new run is a branch of it. `report` receives
-    messages about settings that were changed to fit others.
+    If the overrides lead to a run.dir other than the earlier run's, the new run is a branch of it, or with
+    `from_beginning` the same run again from its first step. `report` receives messages about settings that were changed
+    to fit others.
     """
+    if from_beginning and from_run is None:
+        raise UsageError(
+            "--from-beginning begins an earlier run again, and no run was given. Add --from-run RUN, or leave it out: "
+            "a run without --from-run begins in any new run.dir."
+        )
     if from_run is None:
         return _launcher_config or compose_settings(overrides, config_dir=config_dir, name=name, report=report)
     if name != "pretrain":
@@ -239,6 +280,8 @@ def compose_run(
             f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "
             "cannot choose one. Leave one of the two options out."
         )
+    if from_beginning:
+        return _begin_again(SourceRun.find(from_run), overrides, config_dir, report)
     if (path := imported_checkpoint(from_run)) is not None:
         if any(text.lstrip("+").startswith(("checkpoint.init_from=", "checkpoint.resume=")) for text in overrides):
             raise UsageError(
@@ -268,7 +311,7 @@ def compose_run(
     if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
-            "Add checkpoint.resume=none to begin a new run with the same settings."
+            "Add --from-beginning to begin it again there."
         )
     if report is not None:
         for line in messages:
@@ -281,8 +324,7 @@ def _compose_over(
     is_branch: bool,
 ) -> RunConfig:  # fmt: skip
     """Return the settings of the run `source`, changed by the overrides, to continue it or, with `is_branch`, to begin
-    a branch in a new folder. `report` receives messages about adjusted settings. Raise SettingsError, which names the
-    run's config.json, if they are wrong.
+    a branch in a new folder. `report` receives messages about adjusted settings.
     """
     settings = source.base_settings(overrides, is_branch=is_branch)
 
@@ -296,6 +338,17 @@ def _compose_over(
         step = source.branch_step(tree)
         return dict(typed) if step is None else BranchPoint(settings, step).rewrite(tree, typed)
 
+    return _compose_over_settings(settings, overrides, config_dir, report, rewrite)
+
+
+def _compose_over_settings(
+    settings: dict[str, Any], overrides: Sequence[str], config_dir: Path | None,
+    report: Callable[[str], None] | None, rewrite: Rewrite | None = None,
+) -> RunConfig:  # fmt: skip
+    """Return the `settings` of a run, nested dicts, changed by the overrides; `report` and `rewrite` are those of
+    `compose`. Raise SettingsError, which names the run's config.json, if they are wrong.
+    """
+    _refuse_added_length(settings, overrides)
     with _config_folder(settings, config_dir) as folder:
         try:
             return compose(
@@ -306,6 +359,69 @@ def _compose_over(
             files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"
             own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}")
             raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.marked_problems]) from error
+
+
+def _refuse_added_length(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise SettingsError if an override such as train.steps=+200 seems to mean more than a run has, whose `settings`
+    these are, and name the sum.
+    """
+    train = settings.get("train")
+    for word in overrides:
+        match = re.fullmatch(r"train\.(steps|tokens)=\+([0-9.]+[kmbtKMBT]?)", word)
+        length = train.get(match[1]) if match and isinstance(train, dict) else None
+        if match and isinstance(length, int):
+            with suppress(ValueError):  # because: the check of all words says what is wrong with the number
+                total = f"train.{match[1]}={length + parse_count(match[2])}"
+                raise SettingsError([
+                    f"{word} is not {match[2]} more, since train.{match[1]} is the length of the whole run. Write "
+                    f"{total} for {match[2]} more than the {length} that it has."
+                ])  # fmt: skip
+
+
+def _begin_again(
+    source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None] | None
+) -> RunConfig:
+    """Return the settings with which the run `source` began, changed by the overrides, for a run in another folder that
+    begins as it did. Raise UsageError if no folder is given, or one that holds a run that began with other settings.
+    """
+    if source.path != source.run:
+        raise UsageError(
+            f"--from-run={source.path} is a checkpoint, and --from-beginning begins a run again without one. Give the "
+            f"run's folder, {source.run}, or leave --from-beginning out."
+        )
+    resume = typed_words(overrides).get("checkpoint.resume", "auto")
+    if resume not in ("auto", "none"):
+        raise UsageError(
+            f"checkpoint.resume={resume} goes on from a checkpoint, and --from-beginning begins at the run's first "
+            "step. Leave one of them out."
+        )
+    config = _compose_over_settings(source.settings_to_begin_again(overrides), overrides, config_dir, report)
+    folder = Path(config.run.dir)
+    if folder.resolve() == source.run.resolve():
+        raise UsageError(
+            f"--from-beginning begins the run of --from-run={source.path} again, and run.dir={folder} is that run's "
+            "own folder, which is kept. Add run.dir=DIR, a new folder."
+        )
+    if (folder / CONFIG).is_file():
+        _refuse_other_run(config, SourceRun.find(folder))
+    return config
+
+
+def _refuse_other_run(config: RunConfig, there: SourceRun) -> None:
+    """Raise UsageError if the run `there`, in the folder of a run that is to begin with the settings `config`, began
+    with other settings. Those that a start may choose itself do not count.
+    """
+    wanted, began = (dict(flatten(tree)) for tree in (config.to_dict(), there.first_settings()))
+    chosen_at_start = ("parallel.", "recompute.", "train.micro_batch", "model.vocab_size")
+    differing = {
+        key: values for key, values in compare_settings(began, wanted).items() if not key.startswith(chosen_at_start)
+    }
+    for key, (before, after) in differing.items():
+        raise UsageError(
+            f"run.dir={there.path} holds a run that began with {key}={show(before)}, and this one begins with "
+            f"{key}={show(after)}. Choose another run.dir, or go on with that run: lmtrain pretrain --from-run "
+            f"{there.path}"
+        )
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_ru
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.config.compose_run_settings import expand_sweep
-from lmtrain.config.parse_and_apply_overrides import hydra_quoted
+from lmtrain.config.parse_and_apply_overrides import FileSetting, hydra_quoted
+from lmtrain.config.settings_file import words_for_command
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
 from lmtrain.runfolder.file_names import DATA, METRICS
@@ -55,8 +56,8 @@ class SweepRun:
 
 
 def run_sweep(
-    argv: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
-    env: ProcessEnv, *, elastic: bool = False,
+    argv: Sequence[str], overrides: list[str], env: ProcessEnv, *, config_dir: Path | None, name: str,
+    from_run: Path | None, from_beginning: bool = False, elastic: bool = False,
 ) -> None:  # fmt: skip
     """Run every combination of the settings with several values, one after another, each in its own `lmtrain pretrain`
     process and run folder. If a run fails, the next ones still run; raise an LmtrainError at the end.
@@ -67,7 +68,7 @@ def run_sweep(
     with stop_requests() as stop:
         try:
             stop.raise_at_once()
-            jobs = plan_runs(overrides, config_dir, config_name, from_run)
+            jobs = plan_runs(overrides, config_dir, name, from_run, from_beginning=from_beginning)
             stop.defer_to_step_end(lambda name: None)  # because: the run under way, or the next one, handles it
             flags = options_for_runs(argv, overrides)
             if not elastic and not _DRY_OPTIONS.intersection(flags):
@@ -82,9 +83,10 @@ def run_sweep(
 
 def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the options, such as --json, that each run of a sweep gets: the words of the sweep's command line `argv`
-    without `pretrain`, `-m` and the overrides.
+    without `pretrain`, `-m`, the overrides and the file of settings.
     """
-    rest = [word for word in argv if word not in ("-m", "--multirun", "--", *overrides)]
+    files = {str(word.file) for word in overrides if isinstance(word, FileSetting)}
+    rest = [word for word in argv if word not in ("-m", "--multirun", "--", *files, *overrides)]
     rest.remove("pretrain")
     return rest
 
@@ -140,22 +142,28 @@ def _check_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
         raise LayoutError("\n".join(dict.fromkeys(problems)))
 
 
-def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
+def plan_runs(
+    overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None, *,
+    from_beginning: bool = False,
+) -> list[SweepRun]:  # fmt: skip
     """Return the sweep's runs, one for each combination of the overrides with several values, each with its composed
     settings and its own folder below run.dir. Raise an LmtrainError, such as SettingsError, if any combination is
     wrong.
     """
+    compose = partial(
+        compose_run, from_run=from_run, config_dir=config_dir, name=config_name, from_beginning=from_beginning
+    )
     combinations = [list(words) for words in dict.fromkeys(map(tuple, expand_sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[SweepRun] = []
     for combination in combinations:
-        config = compose_run(combination, from_run=from_run, config_dir=config_dir, name=config_name)
+        config = compose(combination)
         varying = [text.lstrip("+") for text in combination if text not in fixed]
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _choose_folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
-        rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
+        rest = [text for text in words_for_command(combination) if not text.lstrip("+").startswith("run.dir=")]
         jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
-    _place_text_datasets(jobs, partial(compose_run, from_run=from_run, config_dir=config_dir, name=config_name))
+    _place_text_datasets(jobs, compose)
     if (
         from_run is not None
         and imported_checkpoint(from_run) is None

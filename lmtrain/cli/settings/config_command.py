@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.text import Text
 
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs, print_table
@@ -23,7 +24,7 @@ from lmtrain.cli.settings_keys.describe_all_settings import (
 from lmtrain.cli.settings_keys.shell_completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, Json, Overrides, Plugins
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import compose_plain, group_choices
+from lmtrain.config.compose_run_settings import STAGE_GROUP, compose_plain, group_choices
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, spelling_hint
@@ -98,7 +99,9 @@ def show(
 def explain(
     key: Annotated[
         str,
-        typer.Argument(metavar="KEY", help="A key (optim.lr), a section (optim), or all.", autocompletion=complete_key),
+        typer.Argument(
+            metavar="KEY", help="A key (optim.lr), a section or group (optim), or all.", autocompletion=complete_key
+        ),
     ],
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
@@ -112,7 +115,8 @@ def explain(
     """Explain a setting: its type and meaning, the choices that set it, its value in a run, and the file or override
     that set that value.
 
-    For a section, such as `optim`, print the value of each of its keys, and the line or the override that has set it.
+    For a section, such as `optim`, print the value and the meaning of each of its keys, the line or the override that
+    has set it, and the choices of the section.
     """
     from lmtrain.cli.settings.explain_setting import (
         ComposedSettings,
@@ -131,11 +135,15 @@ def explain(
         )
     keys = all_keys()
     parts = {name[:end] for name in keys for end, character in enumerate(name) if character == "."} | {"all"}
-    in_stage = split_stage_key(key)
+    in_stage, groups = split_stage_key(key), group_choices(config_dir)
+    if key in groups and key not in parts:
+        return list_choices(key, config_dir, plugin, as_json)
     if in_stage is None and key not in keys and key not in parts and not key.startswith("stages."):
         same_last_part = sorted(name for name in keys if name.endswith(f".{key.rpartition('.')[2]}"))
         # because: `lr` is more likely to mean optim.lr than a key with a similar spelling
         hint = f"Did you mean {' or '.join(same_last_part)}?" if same_last_part else spelling_hint(key, [*keys, *parts])
+        if hint.startswith("Known"):  # because: these are more than two hundred
+            hint = "`lmtrain config explain all` lists the settings."
         raise UsageError(f"{key} is not a setting. {hint}")
     composed = ComposedSettings.compose(list(overrides or []), config_dir, config_name)
     if key in keys or (in_stage is not None and in_stage[1] not in GROUPS):
@@ -152,16 +160,38 @@ def explain(
         by_stage = held_by_stage(key, run)
         in_stages = {row["key"] for row in by_stage}
         rows = [*(row for row in history_rows(key, run) if row["key"] not in in_stages), *by_stage]
-    if not rows:
+    choices = groups.get(STAGE_GROUP if key == "stages" else key, []) if run is None else []
+    if not rows and not choices:
         raise UsageError(
             f"{key} is not set by any stage. Give the settings of a run with stages, as in stages.NAME.steps=1000, or "
             "its folder with --run."
         )
     if as_json:
         return print_json(rows)
+    if run is None and key != "all":
+        if not rows:
+            echo(f"{key}  {as_typed(composed.lookup([key]))}", bold=True)
+        return print_section(key, rows, choices)
     return print_table([
         {"<key": row["key"], "<value": as_typed(row["value"]), "<from": row["from"] or "nobody"} for row in rows
     ])  # fmt: skip
+
+
+def print_section(name: str, rows: Sequence[dict[str, Any]], choices: Sequence[str]) -> None:
+    """Print the keys of a section of settings, each with its value, origin and meaning, then the section's `choices`.
+    Each row is a dict as from `value_rows`.
+    """
+    console = PlainConsole(highlight=False)
+    for row in rows:
+        value = _describe_value(row) if row["from"] else f"no value: {row['why']}"
+        console.print(Text.assemble((row["key"], "bold"), f"  {value}"))
+        if row["meaning"]:
+            console.print(Padding(Text(row["meaning"], style="dim"), (0, 0, 0, 4), expand=False))
+    if choices:
+        label, default = ("stages.NAME" if name == "stages" else name), default_choices().get(name)
+        words = ", ".join(f"{label}={choice}{' *' if choice == default else ''}" for choice in choices)
+        note = f"; {_DEFAULT_NOTE}" if default in choices else ""
+        console.print(Text.assemble(("choices", "bold"), f"  {words}{note}"))
 
 
 def _check_group(group: str, groups: dict[str, list[str]]) -> None:

@@ -20,7 +20,9 @@ from lmtrain.config.compose_run_settings import (
     prepare_composition,
     typed_words,
 )
+from lmtrain.config.parse_and_apply_overrides import FileSetting
 from lmtrain.config.settings_base import show
+from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
@@ -58,8 +60,10 @@ def find_origins(
         if override.is_delete():
             _remove_origins(found, override.key_or_group)
         else:
-            for path, _ in _leaves(override.value(), (override.key_or_group,)):
-                _set_origin(found, ".".join(path), Origin(override.input_line))
+            for path, value in _leaves(override.value(), (override.key_or_group,)):
+                key, word = ".".join(path), override.input_line
+                is_of_file = isinstance(word, FileSetting)
+                _set_origin(found, key, Origin(show(value), word.file, word.line(key)) if is_of_file else Origin(word))
     return found
 
 
@@ -118,6 +122,12 @@ class ComposedSettings:
         """Compose a run's settings from config files and overrides, and record for each value which of them set it.
         Raise SettingsError on wrong values, but not on required settings without a value.
         """
+        with located_problems(overrides):
+            return cls._compose(overrides, config_dir, name)
+
+    @classmethod
+    def _compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
+        """Do what `compose` says; problems do not name the file of settings that they are in."""
         defaults = defaults_of_init_from(overrides, config_dir, name)
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
         gave_way = RunConfig.adjust_defaults(tree, typed_words(overrides))
@@ -127,9 +137,10 @@ class ComposedSettings:
             if wrong := [problem for problem in error.marked_problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error
         found = find_origins(overrides, config_dir=config_dir, name=name)
+        own_files = {word.file for word in overrides if isinstance(word, FileSetting)}
         for path, _ in _leaves(defaults, ()):
             origin = found.get(".".join(path))
-            if origin is None or origin.file is not None:  # else an override has set it
+            if origin is None or origin.file not in (None, *own_files):  # else a word or the user's file has set it
                 source = typed_words(overrides)["checkpoint.init_from"]
                 _set_origin(found, ".".join(path), Origin(f"the model of checkpoint.init_from={source}"))
         for change in gave_way:
@@ -201,13 +212,16 @@ def key_facts(
 
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) -> list[dict[str, Any]]:
-    """Return a list of dicts with key, value and origin, one for each setting of `run` whose dotted name begins with
-    `prefix`, such as "optim.". `known` maps the names of all settings to their Key entries. Training stages are listed
-    with only the keys that they set.
+    """Return a list of dicts with key, value, origin and meaning, one for each setting of `run` whose dotted name
+    begins with `prefix`, such as "optim.". `known` maps the names of all settings to their Key entries. Training stages
+    are listed with only the keys that they set.
     """
     picked = [key for name, keys in known.items() if name.startswith(prefix) and not name.startswith("stages.")
               and (key := run.key_of_chosen_kind(keys))]  # fmt: skip
-    rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has_section, picked)}
+    rows = {
+        key.name: {"key": key.name} | run.value(key) | {"meaning": key.meaning}
+        for key in filter(run.has_section, picked)
+    }
     # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
     # value
     empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
@@ -217,9 +231,18 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) 
         for name, row in rows.items()
         if not isinstance(row["value"], dict) and name.rpartition(".")[0] not in empty
     ] + [
-        {"key": name, "value": value, "from": run.origin(name)}
+        {"key": name, "value": value, "from": run.origin(name), "meaning": _stage_key_meaning(name, known)}
         for name, value in of_stages.items() if name.startswith(prefix) and name != "stages"
     ]  # fmt: skip
+
+
+def _stage_key_meaning(name: str, known: dict[str, list[Key]]) -> str:
+    """Return the meaning of a key of a training stage, such as stages.decay.optim.lr; "" if it is no single setting.
+    `known` maps the names of all settings to their Key entries.
+    """
+    _, inner = split_stage_key(name) or ("", name)
+    keys = known.get(f"stages.NAME.{inner}") or known.get(inner)
+    return keys[0].meaning if keys else ""
 
 
 def history_rows(key: str, run: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
-from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
+from lmtrain.cli.shared_options import (
+    ConfigDir,
+    ConfigName,
+    FromBeginning,
+    FromRun,
+    Overrides,
+    Plugins,
+    parse_output_file,
+)
+from lmtrain.config.settings_file import words_for_command
 from lmtrain.errors import LayoutError, MissingInputError, UsageError, shell_quoted
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
@@ -62,6 +71,7 @@ class SlurmOptions:
     config_dir: ConfigDir = None
     config_name: ConfigName = "pretrain"
     from_run: FromRun = None
+    from_beginning: FromBeginning = False
     plugin: Plugins = None
     gpus_per_node: Annotated[
         int | None, typer.Option(min=1, help="GPUs to use on each node, with one process for each.")
@@ -149,6 +159,7 @@ class SlurmOptions:
             *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
             *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
             *[f"--from-run={self.from_run}"] * (self.from_run is not None),
+            *["--from-beginning"] * self.from_beginning,
             *(f"--plugin={name}" for name in self.plugin or ()),
         ]
 
@@ -290,7 +301,8 @@ def branches_script(
     verb = build_verb("slurm").commands["render"]
     with verb.make_context("lmtrain branch --slurm", list(words)) as context:
         values = {name: value for name, value in context.params.items() if name != "output"}
-        unused = [name for name in ("overrides", "from_run", "array", "output") if context.params[name]]
+        refused = ("overrides", "from_run", "from_beginning", "array", "output")
+        unused = [name for name in refused if context.params[name]]
     if unused:
         raise UsageError(
             f"--slurm takes no {unused[0].replace('_', '-')} of `lmtrain slurm render`, since `lmtrain branch` sets "
@@ -350,16 +362,18 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
     from lmtrain.cli.pretrain.sweep import plan_runs
 
     words, from_run = list(options.overrides or ()), options.from_run
-    config_dir, name = options.config_dir, options.config_name
+    config_dir, name, from_beginning = options.config_dir, options.config_name, options.from_beginning
     if options.array:
-        jobs = plan_runs(words, config_dir, name, from_run)
+        jobs = plan_runs(words, config_dir, name, from_run, from_beginning=from_beginning)
         runs = [
             (replace(job.config, run=replace(job.config.run, dir=str(job.folder))), job.overrides) for job in jobs
         ]
         folder = Path(jobs[0].config.run.dir).absolute()
     else:
-        config = compose_run(words, from_run=from_run, config_dir=config_dir, name=name)
-        runs, folder = [(config, words)], Path(config.run.dir).absolute()
+        config = compose_run(
+            words, from_run=from_run, config_dir=config_dir, name=name, from_beginning=from_beginning
+        )
+        runs, folder = [(config, words_for_command(words))], Path(config.run.dir).absolute()
     for path in (folder, Path.cwd()):
         if not str(path).isprintable():
             raise UsageError(

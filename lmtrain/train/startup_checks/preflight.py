@@ -507,7 +507,8 @@ def _fewer_checkpoints_hint(config: RunConfig, num_fitting: int, num_existing: i
     """Return a clause for the message on a full disk that suggests settings which keep fewer checkpoints, or "" if no
     setting helps. `num_fitting` checkpoints fit on the disk in total; `num_existing` of them are already written.
     """
-    if 1 < num_fitting <= config.checkpoint.keep_last:
+    keep_last = config.checkpoint.keep_last
+    if num_fitting > 1 and (keep_last == "all" or num_fitting <= keep_last):
         return f"set checkpoint.keep_last={num_fitting - 1}, "
     hint = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
     return hint if num_fitting == 1 and not num_existing else ""

@@ -298,13 +298,19 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
     # because: with another tokenizer or model the weights do not fit
     if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
         return (
-            "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own
+            f"or begin a new run: run.dir=FOLDER checkpoint.resume=none{_again(config)}" if is_own
             else f"or give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
         )  # fmt: skip
     folder = "run.dir=FOLDER " if is_own else ""
     weights = f"from its weights alone: {folder}checkpoint.init_from={path}"
     instead = "" if is_own else ", without checkpoint.resume"
-    return f"begin a new run: {folder}checkpoint.resume=none, or one {weights}{instead}"
+    again = _again(config) if is_own else ""
+    return f"begin a new run: {folder}checkpoint.resume=none{again}, or one {weights}{instead}"
+
+
+def _again(config: RunConfig) -> str:
+    """Return the end of a clause: how to begin this run again in another folder."""
+    return f", or --from-run {config.run.dir} --from-beginning run.dir=FOLDER for all other settings of its first start"
 
 
 def _type_problems(manifest: Manifest) -> Iterator[str]:

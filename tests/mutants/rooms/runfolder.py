@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant(
         name="settings_of_a_start_that_was_done_again_stay",
         file="lmtrain/runfolder/settings_differences.py",
-        function="settings_history",
+        function="_valid_starts",
         old='if start[0] < row["step"]',
         new='if start[0] <= row["step"]',
         breaks="A value is shown to have held for steps that were trained again with another one.",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
+from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.errors import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -29,3 +33,25 @@ def test_checkpoints_that_stay_count_once(interval: int, every: int | None, kept
         largest = max(largest, len(on_disk))
         on_disk = [s for s in on_disk if s in kept or s in on_disk[-2:] or (every and s % every == 0)]
     assert largest <= most
+
+
+def test_all_keeps_every_checkpoint() -> None:
+    settings = build_settings(CheckpointSettings, {"keep_last": "all", "interval_steps": 10, "interval_s": None})
+    assert settings.num_on_disk(100) == (10, 10)
+    assert settings.num_on_disk(100, (35,)) == (11, 11)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"keep_last": None}, "keep_last=null is not a whole number or all. Write checkpoint.keep_last=all to keep"),
+        ({"keep_last": "every"}, "keep_last=every is not a whole number or all. Write checkpoint.keep_last=all to"),
+        ({"keep_last": 0}, "keep_last=0 would keep no checkpoint. Use 2, so that a damaged newest one has"),
+        ({"keep_last": "all", "keep_every_steps": 500}, "keep_every_steps=500 keeps nothing more, since keep_last=all"),
+    ],
+)  # fmt: skip
+def test_who_may_mean_all_is_not_answered_with_two(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build_settings(CheckpointSettings, wrong, "checkpoint")
+    assert says in str(caught.value)
+    assert "all" in str(caught.value)

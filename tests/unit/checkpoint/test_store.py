@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,8 +146,10 @@ def test_resolve_says_what_it_missed(tmp_path: Path) -> None:
         resolve_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4]), (0, [4]), (-5, [4])])
-def test_prune_keeps_the_newest(tmp_path: Path, keep: int, left: list[int]) -> None:
+@pytest.mark.parametrize(("keep", "left"), [
+    (1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4]), ("all", [1, 2, 3, 4]), (0, [4]), (-5, [4])
+])  # fmt: skip
+def test_prune_keeps_the_newest(tmp_path: Path, keep: Any, left: list[int]) -> None:
     save(tmp_path, 1, 2, 3, 4)
     (tmp_path / "step_00000009").mkdir()
     removed = prune_checkpoints(tmp_path, keep)

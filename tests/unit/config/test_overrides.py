@@ -154,3 +154,26 @@ def test_several_datasets_or_texts_get_one_way_out(tmp_path: Path, monkeypatch: 
         "'a.txt', 'b.txt' are no settings. To train on the texts in them, write \"data.text=[a.txt,b.txt]\"."
     )
     assert "To mix them in one run, type data=blend" in _said("data.path=a", "data.path=b")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("train.steps=+200", "train.steps=+200 is not 200 more, since train.steps is the length of the whole run. "
+         "Give 200 for so many in all; for 200 more, add the number that `lmtrain config explain train.steps"),
+        ("train.tokens=+2k", "train.tokens=+2k is not 2k more"),
+        ("eval.interval_steps=+5", "has +5, but nothing can be added to a value. Write eval.interval_steps=5."),
+        ("train={steps: +20}", 'has +20, but nothing can be added to a value. Write "train={steps: 20}".'),
+        ("data.split=[9, +1]", 'Write "data.split=[9, 1]".'),
+        ("optim.lr=+1e-3,+2e-3", "Write optim.lr=1e-3,+2e-3."),
+    ],
+)  # fmt: skip
+def test_a_number_with_a_plus_is_not_read_as_the_number(word: str, says: str) -> None:
+    assert says in _said(word)
+
+
+@pytest.mark.parametrize(
+    "word", ["run.dir=a+20", "run.dir='+20'", "run.dir='it\\'s, +2]'", "optim.eps=1e+3", "+optim.lr=1", "a=[b+1]"]
+)
+def test_a_plus_elsewhere_is_not_refused(word: str) -> None:
+    assert parse_overrides([word], GROUPS)

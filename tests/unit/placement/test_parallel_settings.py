@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,9 +47,11 @@ def test_all_problems_come_at_once() -> None:
     assert all(key in str(refused.value) for key in ("vp=3", "tp=-1", "zero=7"))
 
 
-def problems(*, uses_dropout: bool = False, compiles: bool = False, **parallel: Any) -> list[str]:
+def problems(
+    shape: ModelShape = SHAPE, *, uses_dropout: bool = False, compiles: bool = False, **parallel: Any
+) -> list[str]:
     settings = ParallelSettings(**parallel)
-    found = layout_problems(SHAPE, settings, uses_dropout=uses_dropout, compiles=compiles)
+    found = layout_problems(shape, settings, uses_dropout=uses_dropout, compiles=compiles)
     return [split_ways(problem.text())[0] for problem in found]
 
 
@@ -58,10 +62,32 @@ def test_tp_divides_heads_and_columns() -> None:
 
 
 def test_sequence_parallel_cuts_the_sequence_evenly() -> None:
-    found = problems(tp=3)
-    assert len(found) == 2  # the columns and the sequence
-    assert "parallel.sequence_parallel=false" in found[1]
-    assert len(problems(tp=3, sequence_parallel=False)) == 1
+    """Everything that a degree does not divide is one problem, whose way out fits all of it."""
+    assert problems(tp=3) == [
+        "parallel.tp=3 does not divide model.ffn_width=64 or model.seq_len=10, which parallel.sequence_parallel "
+        "splits. Use 1 or 2."
+    ]
+    assert problems(tp=3, sequence_parallel=False) == ["parallel.tp=3 does not divide model.ffn_width=64. Use 1 or 2."]
+    found = problems(replace(SHAPE, num_heads=4, num_kv_heads=4), tp=4)
+    assert "model.seq_len=10, which parallel.sequence_parallel splits. Use 1 or 2, or parallel.tp=4 parallel.sequence_parallel=" in found[0]
+    assert problems(replace(SHAPE, num_heads=4, num_kv_heads=4), tp=4, sequence_parallel=False) == []
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "parallel"),
+    [
+        (3, {"pp": 2, "vp": 2, "schedule": "interleaved"}), (5, {"pp": 4, "vp": 2, "schedule": "zb_v"}),
+        (1, {"pp": 4, "vp": 2, "schedule": "zb_v", "balance": "cost"}), (1, {"pp": 2, "schedule": "zb_h1"}),
+        (2, {"pp": 3}), (7, {"pp": 4, "vp": 3, "schedule": "interleaved"}),
+    ],
+)  # fmt: skip
+def test_the_advice_on_too_many_stages_is_accepted(num_layers: int, parallel: dict[str, Any]) -> None:
+    shape = replace(SHAPE, num_layers=num_layers)
+    [problem] = problems(shape, **parallel)
+    assert f"stages, more than model.num_layers={num_layers}. Use parallel.pp=" in problem
+    advice = dict(re.findall(r"parallel\.(\w+)=(\w+)", problem.partition("Use ")[2]))
+    changed = parallel | {key: int(value) if value.isdecimal() else value for key, value in advice.items()}
+    assert problems(shape, **changed) == []
 
 
 def test_dropout_that_a_compiler_cannot_trace() -> None:
