@@ -19,19 +19,48 @@
 
 A message has four parts in two sentences: what is wrong with which value, what is allowed, the key or file, and a way
 out. The command line prints the message without a traceback unless `--debug` is given.
+
+Ways out are marked within the message. A message is built as text, often in several rooms: a check knows the rule, its
+caller the group's name. So a way stands in the text itself, between two control characters, until the error is made:
+then the marks are taken out, and `ways` holds what can be typed. The command line applies these to what was typed
+(lmtrain/cli/settings_keys/apply_advice.py).
+
+    way("parallel.schedule=1f1b")         type this setting, in place of any other value of its key
+    way(".zero=1")                        the same; the key is relative to the group that is checked
+    way("--nproc", "2")                   type this option with its value
+    way("optim.lr=1", instead_of="lr=1")  in place of this word, key or option
+    own(2)                                give the key that the message begins with this value; shown as "2"
+    leave_out()                           "Leave it out": remove the key that the message begins with
+    example(0.1)                          a value of that key which is allowed, shown but not meant: it is not applied
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+_START, _END = "\x02", "\x03"
+_MARK = re.compile(f"{_START}(.*?){_END}", re.DOTALL)
+_OWN_KEY = "="  # a word that begins so sets the key that the message begins with
 
 
 class LmtrainError(Exception):
-    """The base of every error that a user can see."""
+    """The base of every error that a user can see. Ways out that are marked in its message are in `ways`: for each
+    problem that it reports, the alternatives to type.
+    """
 
     exit_code = 70
     is_from_peer = False  # True if another process raised this error first and reported it
+
+    def __init__(self, message: object = "") -> None:
+        self.marked = str(message)  # with the marks, for a caller that puts the message into another
+        text, ways = split_ways(self.marked)
+        self.ways: tuple[tuple[Way, ...], ...] = (tuple(ways),)
+        super().__init__(text)
 
 
 class UsageError(LmtrainError):
@@ -41,13 +70,24 @@ class UsageError(LmtrainError):
 class SettingsError(UsageError):
     """Wrong settings: the error holds every problem found, so that one run of the command shows them all."""
 
+    problems: tuple[str, ...]
+    marked_problems: tuple[str, ...]
+
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(_numbered_list(self.problems))
+        _hold_problems(self, problems)
 
 
 class RanksDifferError(UsageError):
     """An error raised on every rank before the first step; rank 0's message names the difference."""
+
+
+def _hold_problems(error: SettingsError | LayoutError, problems: Sequence[str]) -> None:
+    """Make `error` report these problems: `marked_problems` as given, `problems` without the marks of their ways."""
+    split = [split_ways(problem) for problem in problems]
+    error.marked_problems = tuple(problems)
+    error.problems = tuple(type(problem)(text) for problem, (text, _) in zip(problems, split, strict=True))
+    LmtrainError.__init__(error, _numbered_list(error.problems))
+    error.ways = tuple(tuple(ways) for _, ways in split)
 
 
 _MAX_PROBLEM_CHARS = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot
@@ -110,11 +150,13 @@ class PeerLostError(LmtrainError):
 class LayoutError(LmtrainError):
     """A layout that cannot work; if settings cause it, `problems` holds all of them, as in a SettingsError."""
 
+    problems: tuple[str, ...]
+    marked_problems: tuple[str, ...]
+
     exit_code = 78
 
     def __init__(self, *problems: str) -> None:
-        self.problems = problems
-        super().__init__(_numbered_list(problems))
+        _hold_problems(self, problems)
 
 
 class NonFiniteLossError(LmtrainError):
@@ -163,12 +205,116 @@ def shorten(value: object, max_chars: int = 200) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}..."
 
 
-def spelling_hint(name: str, known_names: Iterable[str]) -> str:
+def spelling_hint(name: str, known_names: Iterable[str], mark: Callable[[str], str] = str) -> str:
     """Return a sentence to append to an error about an unknown name: "Did you mean X?", or the list of known names if
-    none is similar.
+    none is similar. `mark` marks the similar name as a way out, such as `own` for the value of the message's key.
     """
     known_names = sorted(known_names)
     matches = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
     if matches:
-        return f"Did you mean {matches[0]}?"
+        return f"Did you mean {mark(matches[0])}?"
     return f"Known: {', '.join(known_names)}." if known_names else "There is nothing to choose from."
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way out of a problem: `old` words, keys or options are removed from the command, and `new` words added."""
+
+    new: tuple[str, ...]
+    old: tuple[str, ...] = ()
+    is_example: bool = False  # an allowed value to show, which nobody asked for
+
+
+def way(*words: str, instead_of: str | Iterable[str] = (), shown: str | None = None) -> str:
+    """Return the text of `words` to type, marked as a way out. `instead_of` are the words, keys or options that they
+    replace; a key's or option's own other values need not be named. `shown` replaces the text that a person reads.
+    """
+    return _marked(words, (instead_of,) if isinstance(instead_of, str) else instead_of, shown)
+
+
+def own(value: object) -> str:
+    """Return a value to give to the key that the message begins with, marked as a way out."""
+    return _marked([f"{_OWN_KEY}{value}"], (), str(value))
+
+
+def example(value: object) -> str:
+    """Return an allowed value of the key that the message begins with, marked as one that is shown but not applied."""
+    return _marked([f"{_OWN_KEY}{value}"], (), str(value), is_example=True)
+
+
+def leave_out(*keys: str, shown: str = "Leave it out") -> str:
+    """Return `shown`, marked as the advice to remove the words of these keys, options or arguments: by default those
+    of the key that the message begins with.
+    """
+    return _marked((), keys or (_OWN_KEY,), shown)
+
+
+def _marked(new: Iterable[str], old: Iterable[str], shown: str | None, *, is_example: bool = False) -> str:
+    return f"{_START}{json.dumps([[*new], [*old], shown, is_example])}{_END}"
+
+
+def within_group(group: str, message: str, *, applies: Callable[[str], bool] = lambda key: True) -> str:
+    """Return the message "KEY=VALUE ..." on a setting of `group` as one on GROUP.KEY, the relative words of its ways
+    included. `applies` says of a relative key whether it belongs to the group.
+    """
+    if not group:
+        return message
+
+    def moved(word: str) -> str:
+        return f".{group}{word}" if word.startswith(".") and applies(_key(word[1:])) else word
+
+    return f"{group}.{_rewritten(message, moved)}"
+
+
+def with_own_key(key: str, message: str) -> str:
+    """Return a message in whose ways the own key is `key`, which may begin with "." if it is relative."""
+    return _rewritten(message, lambda word: f"{key}{word.rstrip(_OWN_KEY) if word == _OWN_KEY else word}"
+                      if word.startswith(_OWN_KEY) else word)  # fmt: skip
+
+
+def _rewritten(message: str, change: Callable[[str], str]) -> str:
+    """Return the message with `change` applied to every word of its ways."""
+
+    def replace(match: re.Match[str]) -> str:
+        if (parts := _parse(match[1])) is None:
+            return match[0]
+        new, old, shown, is_example = parts
+        return _marked(map(change, new), map(change, old), shown, is_example=is_example)
+
+    return _MARK.sub(replace, message)
+
+
+def split_ways(message: str) -> tuple[str, list[Way]]:
+    """Return the text of a message that a person reads, and the ways that were marked in it, in their order."""
+    key = _MARK.sub("", message).partition("=")[0].split(" ")[-1]
+    ways: list[Way] = []
+
+    def read(match: re.Match[str]) -> str:
+        if (parts := _parse(match[1])) is None:
+            return match[0]  # because: the characters came from what a user typed
+        new, old, shown, is_example = parts
+        new, old = ([word.removeprefix(".") for word in words] for words in (new, old))
+        ways.append(Way(tuple(new), tuple(old), is_example))
+        return " ".join(map(shell_quoted, new)) if shown is None else shown
+
+    return _MARK.sub(read, with_own_key(key, message)), ways
+
+
+def _parse(text: str) -> tuple[list[str], list[str], str | None, bool] | None:
+    """Return (new words, old words, text to show, whether it is an example) of a mark; None if `text` is none."""
+    try:
+        new, old, shown, is_example = json.loads(text)
+    except ValueError:
+        return None
+    return new, old, shown, is_example
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def shell_quoted(word: str) -> str:
+    """Return `word` in quotes as a POSIX shell needs it; unchanged if it needs none."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", word):
+        return word
+    return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'

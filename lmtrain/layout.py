@@ -10,6 +10,7 @@ rank = ((pp * dp_replicate + r) * dp_shard + s) * tp + t.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +83,9 @@ def divisors(value: int, limit: int | None = None) -> list[int]:
     return sorted({*up_to_root, *(d for divisor in up_to_root if (d := value // divisor) <= largest)})
 
 
-def format_choices(values: list[int]) -> str:
-    """Return the values as a phrase for messages: [1, 2, 4] -> "1, 2 or 4"."""
-    texts = [str(v) for v in values]
+def format_choices(values: list[int], mark: Callable[[int], str] = str) -> str:
+    """Return the values as a phrase for messages: [1, 2, 4] -> "1, 2 or 4". `mark` marks each as a way out."""
+    texts = [mark(value) for value in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 

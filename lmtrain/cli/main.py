@@ -248,7 +248,9 @@ def _main(arguments: list[str] | None) -> None:
             raise
         reported = error_from_os(error) if isinstance(error, OSError) else error
         reported = reported if isinstance(reported, LmtrainError) else usage_error_from_click(reported, arguments)
-        print_error(reported)
+        from lmtrain.cli.settings_keys.apply_advice import advice_lines
+
+        print_error(reported, advice_lines(reported, arguments))
         sys.exit(reported.exit_code)
     if isinstance(code, int):
         sys.exit(code)

@@ -13,21 +13,25 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
-from lmtrain.config.name_suggestions import SettingNames, number_meant, suggest_value
-from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, shell_quoted
+from lmtrain.config.name_suggestions import SettingNames, number_meant, suggest_value, union_members
+from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, override_text
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
-from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error, spelling_hint
+from lmtrain.errors import LayoutError, SettingsError, join_few, own, settings_error, spelling_hint, way, within_group
+from lmtrain.errors import example as show_example
 
 _PARSERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
 _SIZE_EXAMPLES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
 _TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _PLURAL_WORDS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
 _EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
+_BOOLEANS = {"yes": True, "on": True, "1": True, "1.0": True, "no": False, "off": False, "0": False, "0.0": False}
+_NO_EXAMPLES = ("", "[]", "{}")
 _INVALID = object()  # placeholder for a value whose problem is already recorded
 # because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
 _BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
@@ -112,9 +116,9 @@ class _Builder:
             try:
                 return cls(**values)
             except (SettingsError, LayoutError) as error:
-                messages = list(error.problems)
+                messages = list(error.marked_problems)
         # the class of each problem (a str subclass) is kept, and its key becomes the full path
-        self.problems.extend(type(problem)(_join_key(path, problem)) for problem in messages)
+        self.problems.extend(type(problem)(within_group(path, problem)) for problem in messages)
         return _INVALID
 
     def _report_unknown_key(self, path: str, value: Any, known_keys: Mapping[str, Any]) -> None:
@@ -140,7 +144,8 @@ class _Builder:
         else:
             classes = dict(kinds(base))
         if not isinstance(kind, str) or kind not in classes:
-            way_out = suggest_value(str(kind), classes) + ("" if base.kind or kind is None else f" {PLUGIN_WAY_OUT}")
+            plugin = "" if base.kind or kind is None else f" {PLUGIN_WAY_OUT}"
+            way_out = f"{suggest_value(str(kind), classes, own)}{plugin}"
             self.problems.append(f"{_join_key(path, 'kind')}={show(kind)} is not a kind of {path}. {way_out}")
             return None
         return classes[kind]
@@ -154,7 +159,7 @@ class _Builder:
             try:
                 value = _PARSERS[unit](value)
             except ValueError as error:
-                return self._record(f"{path}={error}. Write {path}={_SIZE_EXAMPLES[unit]}.")
+                return self._record(f"{path}={error}. {self._advise(hint, value, path, _SIZE_EXAMPLES[unit])}")
         default = field.default
         has_example = default not in (dataclasses.MISSING, None) and not isinstance(default, Settings)
         return self._build_value(hint, value, path, show(default) if has_example else "")
@@ -177,13 +182,13 @@ class _Builder:
                 result = attempt._build_value(option, value, path, example)
                 if not attempt.problems:
                     return result
-            return self._refuse_type(" or ".join(_type_words(option) for option in options), value, path, example)
+            return self._refuse_type(hint, value, path, example)
         if origin is Literal:
             choices = get_args(hint)
             if any(value == choice and type(value) is type(choice) for choice in choices):
                 return value
             return self._record(
-                f"{path}={show(value)} is not an allowed value. {suggest_value(str(value), map(str, choices))}"
+                f"{path}={show(value)} is not an allowed value. {suggest_value(show(value), map(str, choices), own)}"
             )
         if isinstance(hint, type) and issubclass(hint, Settings):
             return self.build_group(hint, value, path)
@@ -191,7 +196,7 @@ class _Builder:
             return self._build_tuple(hint, value, path, example)
         if origin is dict:
             if not isinstance(value, dict):
-                return self._refuse_type(_type_words(hint), value, path, example or "{}")
+                return self._refuse_type(hint, value, path, example)
             inner = get_args(hint)[1]
             for key in value if isinstance(inner, type) and issubclass(inner, Settings) else ():
                 if not isinstance(value[key], dict) and key in typing.get_type_hints(inner):
@@ -200,19 +205,19 @@ class _Builder:
             return {str(key): self._build_value(inner, item, f"{path}.{key}") for key, item in value.items()}
         scalar = _to_scalar(hint, value)
         if scalar is None and hint is str and self.names and (typed := self.names.typed.get(path)):
-            as_text = f" To give it as a text, type {shell_quoted(f'{path}={hydra_quoted(typed)}')}."
+            as_text = f" To give it as a text, type {way(f'{path}={hydra_quoted(typed)}')}."
             return self._record(f"{path}={typed} is not a text.{blend_hint(path, typed) or as_text}")
         if scalar is None:
-            meant = number_meant(value) if hint is float else None
-            return self._refuse_type(_type_words(hint), value, path, meant or example or _EXAMPLES.get(hint, "VALUE"))
+            return self._refuse_type(hint, value, path, example or _EXAMPLES.get(hint, ""))
         if isinstance(scalar, str) and (bad := _BAD_CHARACTER.search(scalar)):
             zero = "a zero byte, which a text cannot contain. Remove it."
             half = f"half a character (U+{ord(bad[0]):04X}), which UTF-8 cannot encode. Give another value."
             return self._record(f"{path} holds {zero if bad[0] == chr(0) else half}")
+        number = f"Give a number, such as {show_example(example or 1)}."
         if isinstance(scalar, float) and not math.isfinite(scalar):
-            return self._record(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")
+            return self._record(f"{path}={show(value)} is not a finite number. {number}")
         if isinstance(scalar, int) and abs(scalar) > _MAX_INT:
-            return self._record(f"{path}={show(value)} must be at most 1e18. Write {path}={example or 1}.")
+            return self._record(f"{path}={show(value)} must be at most 1e18. {number}")
         return scalar
 
     def _build_tuple(self, hint: Any, value: Any, path: str, example: str) -> Any:
@@ -222,20 +227,31 @@ class _Builder:
         """
         inner = get_args(hint)[0]
         if not isinstance(value, (list, tuple)):
-            return self._refuse_type(_type_words(hint), value, path, example or "[]")
+            return self._refuse_type(hint, value, path, example)
         if isinstance(inner, type) and issubclass(inner, Settings):
             return tuple(self.build_group(inner, item, f"{path}[{i}]") for i, item in enumerate(value))
         attempt = _Builder(None)
         items = tuple(attempt._build_value(inner, item, f"{path}[{i}]") for i, item in enumerate(value))
         if attempt.problems:
-            return self._refuse_type(_type_words(hint), value, path, example or "[]")
+            return self._refuse_type(hint, value, path, example)
         return items
 
-    def _refuse_type(self, type_words: str, value: Any, path: str, example: str) -> Any:
-        """Record that the value at `path` has the wrong type, and return _INVALID. `type_words` describes the expected
-        type, `example` is a valid value.
+    def _refuse_type(self, hint: Any, value: Any, path: str, example: str) -> Any:
+        """Record that the value at `path` is not of the type `hint`, and return _INVALID. `example` is a valid value,
+        or "".
         """
-        return self._record(f"{path}={show(value)} is not {type_words}. Write {path}={example}.")
+        rule = f"is not {_type_words(hint)}"
+        return self._record(f"{path}={show(value)} {rule}. {self._advise(hint, value, path, example)}")
+
+    def _advise(self, hint: Any, value: Any, path: str, example: str) -> str:
+        """Return the advice for a value of the wrong type: the value of the type `hint` that says the same, such as
+        [0.1] for 0.1, or else to give another, with `example` shown.
+        """
+        for meant, text in _values_meant(hint, value):
+            attempt = _Builder(None)
+            if attempt._build_value(hint, meant, path) is not _INVALID and not attempt.problems:
+                return f"Write {way(f'{path}={text}')}."
+        return f"Give {_type_words(hint)}{f', such as {show_example(example)}' if example not in _NO_EXAMPLES else ''}."
 
     def _record(self, problem: str) -> Any:
         """Record a problem and return _INVALID."""
@@ -245,7 +261,7 @@ class _Builder:
     def _choices_sentence(self, path: str) -> str:
         """Return the sentence that lists the choices of a group; "" if `path` is not a group."""
         choices = self.names.groups.get(path) if self.names else None
-        return f"Choose one: {join_few([f'{path}={choice}' for choice in choices])}." if choices else ""
+        return f"Choose one: {join_few([way(f'{path}={choice}') for choice in choices])}." if choices else ""
 
 
 def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
@@ -264,8 +280,30 @@ def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
     return None
 
 
+def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
+    """Yield values that may say in the type `hint` what `value`, of another type, was to say; each with its text."""
+    options = {option for option in union_members(hint) if option is not type(None)}
+    word = str(value).strip().lower()
+    if type(None) in union_members(hint) and word in ("none", "off", ""):
+        yield None, "null"
+    if bool in options and word in _BOOLEANS:
+        yield _BOOLEANS[word], show(_BOOLEANS[word])
+    if isinstance(value, str) and {int, float} & options:
+        with suppress(ValueError):
+            yield (count := units.parse_count(value)), str(count)
+        if float in options and (number := number_meant(value)):
+            yield float(number), number
+    if isinstance(value, list) and len(value) == 1:
+        yield value[0], override_text(value[0])
+    if any(get_origin(option) is tuple for option in options) and not isinstance(value, (list, dict)):
+        entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        yield entries, override_text(entries)
+
+
 def _type_words(hint: Any) -> str:
     """Describe a type hint in words for an error message, such as "a list of whole numbers"."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_type_words(option) for option in get_args(hint) if option is not type(None))
     if get_origin(hint) is tuple:
         return f"a list of {_PLURAL_WORDS.get(get_args(hint)[0], 'groups of settings')}"
     if get_origin(hint) is dict:

@@ -27,7 +27,7 @@ from lmtrain.config.parse_and_apply_overrides import (
     sweep_refusal,
 )
 from lmtrain.config.settings_base import Settings
-from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
+from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, own, spelling_hint
 
 if TYPE_CHECKING:
     from lmtrain.config.compose_files_with_hydra import CompositionRequest
@@ -62,7 +62,8 @@ def compose(
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
     except RefusedOverrides as error:
-        raise SettingsError([*error.problems, *_remaining_problems(cls, error, config_dir, name, defaults)]) from error
+        others = _remaining_problems(cls, error, config_dir, name, defaults)
+        raise SettingsError([*error.marked_problems, *others]) from error
     typed = typed_words(overrides) if rewrite is None else rewrite(tree, typed_words(overrides))
     adjusted_defaults = list(cls.adjust_defaults(tree, typed))
     settings = build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))
@@ -92,7 +93,7 @@ def _remaining_problems(
     try:
         compose(cls, error.remaining, config_dir=config_dir, name=name, defaults=defaults)
     except (SettingsError, LayoutError) as failure:
-        for problem in failure.problems:
+        for problem in failure.marked_problems:
             if not problem.startswith(starts) and not any(part in problem for part in follow_ups):
                 yield problem
 
@@ -148,7 +149,7 @@ def _read_named_files(node: Any, folders: Sequence[Path], path: str = "") -> Ite
             file = next((file for folder in folders if (file := folder / group / f"{value}.yaml").is_file()), None)
             if file is None:
                 names = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
-                yield f"{key}={value} is not in conf/{group}/. {suggest_value(value, names)}"
+                yield f"{key}={value} is not in conf/{group}/. {suggest_value(value, names, own)}"
                 continue
             node[name] = _read_group_file(file, folders)
             if group == "schedule":
@@ -318,4 +319,4 @@ def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """
     if len(choices) > MAX_LISTED and closest_value(name, choices) is None:
         return f"`lmtrain config list {group}` lists its {len(choices)} choices."
-    return suggest_value(name, choices)
+    return suggest_value(name, choices, own)

@@ -10,12 +10,12 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
 from lmtrain.config.settings_base import Choice, Settings, kinds
-from lmtrain.errors import spelling_hint
+from lmtrain.errors import leave_out, spelling_hint, way
 
 # our key -> its names in Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT; a key without a dot is a group
 FOREIGN_NAMES = {
@@ -216,11 +216,14 @@ class SettingNames:
         prefix, key = stage
         group, names = key.partition(".")[0], list(known_keys)
         if group not in names and (key in types_by_key(self.root) or key in self.groups):
-            return f"{path}={value} cannot differ between the stages of a run. Set {key}={value} for the whole run."
+            whole = way(f"{key}={value}", instead_of=path)
+            return f"{path}={value} cannot differ between the stages of a run. Set {whole} for the whole run."
         if "." not in key and (closest := _closest_names(key, names, 0.6)):
-            return f"{path}={value} is not a setting. Did you mean {prefix}.{closest[0]}={value}?"
+            near = way(f"{prefix}.{closest[0]}={value}", instead_of=path)
+            return f"{path}={value} is not a setting. Did you mean {near}?"
         words = [word for word in self.suggest_overrides(key, value) if word.partition(".")[0] in names]
-        way_out = f"Did you mean {' or '.join(f'{prefix}.{word}' for word in words)}?" if words else ""
+        ways = [way(f"{prefix}.{word}", instead_of=path) for word in words]
+        way_out = f"Did you mean {' or '.join(ways)}?" if ways else ""
         return f"{path}={value} is not a setting. {way_out or spelling_hint(key, names)}"
 
     def _split_stage_key(self, path: str) -> tuple[str, str] | None:
@@ -240,9 +243,11 @@ class SettingNames:
             return sentence
         if path in types_by_key(self.root):  # the key belongs to another kind of its group
             group = path.partition(".")[0]
-            return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` lists those that have it."
+            others = f"`lmtrain config explain {path}` lists those that have it."
+            return f"{leave_out(path)}, or choose another {group}; {others}"
         words = self.suggest_overrides(path, value)
-        return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], known_keys)
+        ways = [way(word, instead_of=path) for word in words]
+        return f"Did you mean {' or '.join(ways)}?" if ways else spelling_hint(path.rpartition(".")[2], known_keys)
 
     def _suggested_override(self, key: str, value: str) -> str:
         """Return the override `key=value` to suggest to the user. If the key accepts only certain values, an invalid
@@ -297,13 +302,13 @@ def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
     return next(iter([*extensions, *similar, *prefixes]), None)
 
 
-def suggest_value(value: str, known_values: typing.Iterable[str]) -> str:
+def suggest_value(value: str, known_values: typing.Iterable[str], mark: Callable[[str], str] = str) -> str:
     """Return a sentence that tells the user what to type in place of an unknown `value`: "Did you mean X?" if
-    `closest_value` finds an X in `known_values`, else a list of all known values.
+    `closest_value` finds an X in `known_values`, else a list of all known values. `mark` marks X as a way out.
     """
     known_values = list(known_values)
     closest = closest_value(value, known_values)
-    return f"Did you mean {closest}?" if closest else spelling_hint(value, known_values)
+    return f"Did you mean {mark(closest)}?" if closest else spelling_hint(value, known_values, mark)
 
 
 def _closest_names(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:

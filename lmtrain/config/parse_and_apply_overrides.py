@@ -6,7 +6,6 @@ Called by compose. This module handles syntax alone; callers check what a key me
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.config.setting_references import iter_values, reference_problem
-from lmtrain.errors import SettingsError
+from lmtrain.config.settings_base import show
+from lmtrain.errors import SettingsError, shell_quoted
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 20
@@ -22,6 +22,7 @@ MAX_DIGITS = 100
 _LONG_NUMBER = re.compile(rf"(?<![\w.'\"])[+-]?[0-9][0-9_]{{{MAX_DIGITS},}}(?![\w.'\"])")
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
+_PLAIN_TEXT = re.compile(r"[A-Za-z_./~][\w./~@%+-]*")
 _SPECIAL_CHARACTERS = ",[]{}()'\""
 _BLEND_KEYS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset -> several
 _CLOSING_BRACKETS = {"[": "]", "{": "}", "(": ")"}
@@ -154,6 +155,31 @@ def apply_override(tree: dict[str, Any], override: Any) -> str | None:
     return None
 
 
+def changed_list_entry(override: str, change: str) -> str:
+    """Return an override that gives a whole list, such as data.datasets=[{path: x, weight: 0}], with the change of one
+    entry, data.datasets[0].weight=1, made in it; unchanged if the entry does not exist.
+    """
+    parsed, changed = parse_overrides([override], {})[0], parse_overrides([f"value={change.partition('=')[2]}"], {})[0]
+    steps = re.findall(r"[^.\[\]]+", change.partition("=")[0].removeprefix(parsed.key_or_group))
+    node = value = parsed.value()
+    try:
+        for step in steps[:-1]:
+            node = node[int(step) if isinstance(node, list) else step]
+        node[int(steps[-1]) if isinstance(node, list) else steps[-1]] = changed.value()
+    except (LookupError, TypeError, ValueError):
+        return override
+    return f"{parsed.key_or_group}={override_text(value)}"
+
+
+def override_text(value: Any) -> str:
+    """Return a value as the text of an override: texts in it get the quotes that Hydra's grammar needs."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(override_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {override_text(item)}' for key, item in value.items())}}}"
+    return hydra_quoted(value) if isinstance(value, str) and not _PLAIN_TEXT.fullmatch(value) else show(value)
+
+
 def hydra_quoted(text: str) -> str:
     """Return `text` in quotes, with quotes inside it escaped, so that Hydra's override grammar reads it as a single
     string.
@@ -162,13 +188,6 @@ def hydra_quoted(text: str) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text, Quote.double if "'" in text and '"' not in text else Quote.single).with_quotes()
-
-
-def shell_quoted(word: str) -> str:
-    """Return `word` in quotes as a POSIX shell needs it; unchanged if it needs none."""
-    if re.fullmatch(r"[\w@%+=:,./-]+", word):
-        return word
-    return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def _merged(old: Any, new: Any) -> Any:

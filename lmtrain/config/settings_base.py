@@ -18,7 +18,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
 
-from lmtrain.errors import LayoutProblem, SettingsError, UsageError, settings_error
+from lmtrain.errors import LayoutProblem, SettingsError, UsageError, own, settings_error, with_own_key
 
 PLUGIN_FILES = ("_settings", "_schedule", "_task")  # endings of torch-free plugin files to import at start-up
 
@@ -39,7 +39,8 @@ class Problem:
 
     def text(self) -> str:
         """Return the error message "KEY=VALUE RULE. WAY_OUT"."""
-        message = f"{self.key}={show(self.value)} {self.rule}. {self.way_out}"
+        way_out = with_own_key(f".{self.key}", self.way_out)
+        message = f"{self.key}={show(self.value)} {self.rule}. {way_out}"
         return LayoutProblem(message) if self.of_layout else message
 
 
@@ -99,11 +100,12 @@ class Settings:
         for wrong, key, rule, way_out in checks:
             yield from self.problem_if(wrong, key, rule, way_out)
 
-    def at_least(self, minimum: int, key: str, way_out: str) -> Check:
+    def at_least(self, minimum: int, key: str, way_out: str = "") -> Check:
         """Return a check, to pass to `checked`, that the field `key` is `minimum` or more; None passes. `way_out` says
         how to correct the value.
         """
         value = getattr(self, key)
+        way_out = way_out or f"Use {own(minimum)} or more."
         return value is not None and value < minimum, key, f"must be at least {minimum}", way_out
 
     def at_most(self, maximum: int, key: str, way_out: str = "") -> Check:
@@ -115,7 +117,7 @@ class Settings:
             value is not None and value > maximum,
             key,
             f"must be at most {maximum}",
-            way_out or f"Use {maximum} or less.",
+            way_out or f"Use {own(maximum)} or less.",
         )
 
     def above_0(self, key: str, way_out: str) -> Check:

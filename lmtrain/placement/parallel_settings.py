@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Problem, Settings, kinds, problem_if
-from lmtrain.errors import SettingsError, settings_error, spelling_hint
+from lmtrain.errors import SettingsError, leave_out, own, settings_error, spelling_hint, way
 from lmtrain.layout import Layout, divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
@@ -41,41 +41,45 @@ class ParallelSettings(Settings):
     timeout_s: float = 600.0
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.checked(*(self.at_least(1, axis, "Use 1.") for axis in AXES))
+        yield from self.checked(*(self.at_least(1, axis) for axis in AXES))
         known = kinds(PipelineSchedule)
         unknown = self.schedule not in known
         if unknown:
-            way_out = f"{spelling_hint(self.schedule, known)} {PLUGIN_WAY_OUT}"
+            way_out = f"{spelling_hint(self.schedule, known, own)} {PLUGIN_WAY_OUT}"
             yield Problem("schedule", self.schedule, "is not a pipeline schedule", way_out)
         if not self.auto:  # because: with `auto` each setting is a separate condition for the planner
             yield from () if unknown else self._schedule_problems()
             zero, shard = self.zero, self.dp_shard
+            replicas = way(".dp_shard=1", f".dp_replicate={self.dp_replicate * max(shard, 1)}")
             yield from self.checked(
                 (zero == 0 and shard > 1, "zero", f"shards nothing, but dp_shard={shard} asks for {shard} shards",
-                 f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}."),
+                 f"Use {way('.zero=1')}, or {replicas}."),
                 (zero in (2, 3) and shard == 1, "zero",
-                 "has nothing to shard over, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
+                 "has nothing to shard over, since dp_shard=1", f"Use {own(1)}, or {way('.dp_shard=2')} or more."),
             )  # fmt: skip
         sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
         yield from self.checked(
-            (not 0 <= self.zero <= 3, "zero", "is not a ZeRO level", "Use 0, 1, 2 or 3."),
-            self.above_0("timeout_s", "Use 600."),
-            self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600."),
+            (not 0 <= self.zero <= 3, "zero", "is not a ZeRO level", f"Use {format_choices([0, 1, 2, 3], own)}."),
+            self.above_0("timeout_s", f"Use {own(600)}."),
+            self.at_most(MAX_TIMEOUT_S, "timeout_s", f"Use {own(600)}."),
             (math.prod(sizes.values()) > MAX_PROCESSES, max(sizes, key=lambda axis: sizes[axis], default="dp_shard"),
-             f"makes {math.prod(sizes.values())} processes; at most {MAX_PROCESSES} are allowed", "Use a smaller one."),
+             f"makes {math.prod(sizes.values())} processes; at most {MAX_PROCESSES} are allowed",
+             "Give a smaller one."),
         )  # fmt: skip
 
     def _schedule_problems(self) -> Iterator[Problem]:
         if self.pp == 1:
-            yield from self.problem_if(self.vp > 1, "vp", "needs a pipeline, and pp=1 has none", "Use vp=1 or pp=2.")
+            way_out = f"Use {own(1)}, or {way('.pp=2')}."
+            yield from self.problem_if(self.vp > 1, "vp", "needs a pipeline, and pp=1 has none", way_out)
             return
         schedule = self.pipeline
         yield from self.checked(
             (not schedule.allows(self.vp), "vp",
              f"does not fit parallel.schedule={self.schedule}, which {schedule.rule}",
-             f"Use vp={schedule.chunks}, or parallel.schedule=interleaved for more stages a rank."),
+             f"Use {way(f'.vp={schedule.chunks}')}, or {way('.schedule=interleaved')} for more stages a rank."),
             (schedule.splits_backward and self.zero == 3, "zero",
-             f"releases the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1."),
+             f"releases the weights that the second half of schedule={self.schedule}'s backward needs",
+             f"Use {own(2)} or {own(1)}."),
         )  # fmt: skip
 
     @property
@@ -113,7 +117,8 @@ def _problems_of(
     for key, given, usual in (("schedule", parallel.schedule, "1f1b"), ("balance", parallel.balance, "layers")):
         yield from problem_if(
             parallel.pp == 1 and given != usual, f"parallel.{key}", given,
-            "only applies to a pipeline, and parallel.pp=1 has none", "Use parallel.pp=2 or leave it out.",
+            "only applies to a pipeline, and parallel.pp=1 has none",
+            f"Use {way('parallel.pp=2')} or {leave_out(shown='leave it out')}.",
         )
     yield from problem_if(
         stages > shape.num_layers, "parallel.pp", parallel.pp,
@@ -124,7 +129,7 @@ def _problems_of(
         yield why_not
     if tp <= 1:
         return
-    way_out = f"Use {format_choices(tp_sizes(shape))}."
+    way_out = f"Use {format_choices(tp_sizes(shape), own)}."
     for key in ("num_heads", "ffn_width"):
         size = getattr(shape, key)
         yield from problem_if(size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", way_out)
@@ -136,7 +141,7 @@ def _problems_of(
     yield from problem_if(
         parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
         f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel splits",
-        f"Use a model.seq_len that is a multiple of {tp}, or parallel.sequence_parallel=false.",
+        f"Use {way('parallel.sequence_parallel=false')}, or a model.seq_len that is a multiple of {tp}.",
     )
 
 
@@ -156,13 +161,13 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
         return Problem(
             "parallel.schedule", parallel.schedule,
             "runs a block's backward in two halves, which a compiled block cannot do",
-            "Use parallel.schedule=1f1b or compute.compile=false.",
+            f"Use {own('1f1b')}, or {way('compute.compile=false')}.",
         )
     if parallel.tp > 1 and uses_dropout and not parallel.sequence_parallel:
         return Problem(
             "parallel.sequence_parallel", False,
             "leaves attention's dropout to random numbers that compute.compile cannot trace",
-            "Use parallel.sequence_parallel=true, compute.compile=false or no dropout.",
+            f"Use {own('true')}, {way('compute.compile=false')} or no dropout.",
         )
     return None
 
@@ -175,17 +180,17 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
     dp, stages = layout.dp, layout.pp * layout.vp
     if global_batch % dp != 0:
         rule, way_out = f"cannot be shared by dp={dp} copies of the model", "or as many copies as divide it."
-        yield Problem("train.global_batch", global_batch, rule, f"Use {-(-global_batch // dp) * dp}, {way_out}")
+        yield Problem("train.global_batch", global_batch, rule, f"Use {own(-(-global_batch // dp) * dp)}, {way_out}")
         return
     if global_batch % (micro_batch * dp) != 0:
         rule = f"x {dp} data-parallel copies does not divide train.global_batch={global_batch}"
-        way_out = f"Use {format_choices(divisors(max(global_batch // dp, 1)))}."
+        way_out = f"Use {format_choices(divisors(max(global_batch // dp, 1)), own)}."
         yield Problem("train.micro_batch", micro_batch, rule, way_out)
         return
     microbatches = global_batch // (micro_batch * dp)
     if layout.pp > 1 and stages * microbatches > MAX_STAGE_MICROBATCHES:
         rule = f"makes {microbatches} microbatches x {stages} stages in a step; the product must be at most "
-        way_out = "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard)."
+        way_out = "Give a larger train.micro_batch, or more copies of the model (parallel.dp_shard)."
         yield Problem("parallel.pp", layout.pp, f"{rule}{MAX_STAGE_MICROBATCHES}", way_out)
 
 

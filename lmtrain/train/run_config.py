@@ -266,7 +266,7 @@ def plan_stages(config: RunConfig) -> tuple[StageConfig, ...]:
             )  # fmt: skip
             problems += [_in_stage(name, given, problem.text()) for problem in _problems_of_stage(stage)]
         except (SettingsError, LayoutError) as error:
-            problems += [type(text)(_in_stage(name, given, text)) for text in error.problems]
+            problems += [type(text)(_in_stage(name, given, text)) for text in error.marked_problems]
             continue
         stages.append(stage)
         first_step += steps

@@ -12,9 +12,9 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import Overrides, Plugins, parse_count_option
-from lmtrain.config.parse_and_apply_overrides import hydra_quoted, override_key, shell_quoted
+from lmtrain.config.parse_and_apply_overrides import hydra_quoted, override_key
 from lmtrain.config.settings_base import show
-from lmtrain.errors import MissingInputError, UsageError, join_few
+from lmtrain.errors import MissingInputError, UsageError, join_few, shell_quoted
 from lmtrain.units import parse_count
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import typer
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
-from lmtrain.config.parse_and_apply_overrides import shell_quoted
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, shell_quoted
 from lmtrain.placement.parallel_settings import check_layout, parse_layout
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus

@@ -305,7 +305,7 @@ def _compose_over(
             run = str(Path(settings["run"]["dir"]) / CONFIG)
             files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"
             own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}")
-            raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.problems]) from error
+            raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.marked_problems]) from error
 
 
 @contextmanager

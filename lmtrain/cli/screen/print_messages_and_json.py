@@ -88,9 +88,10 @@ def warn_if_any(problem: str | None) -> None:
         warn(problem)
 
 
-def print_error(error: LmtrainError) -> None:
-    """Print an error and its notes on stderr. The message begins with the name of this rank unless it is rank 0, and
-    with the node's name in a launcher. Print nothing if the error came from another rank and rank 0 reports it for all.
+def print_error(error: LmtrainError, advice: str = "") -> None:
+    """Print an error, its notes and the lines `advice` on stderr. The message begins with the name of this rank unless
+    it is rank 0, and with the node's name in a launcher. Print nothing if the error came from another rank and rank 0
+    reports it for all.
     """
     from lmtrain.runtime.processes.process_environment import ProcessEnv
 
@@ -100,7 +101,7 @@ def print_error(error: LmtrainError) -> None:
     if error.is_from_peer and env is not None and env.is_child and env.rank > 0:
         return  # because: of the ranks that one launcher shows, rank 0 reports for all
     title = "" if isinstance(error, StoppedEarly) else _TITLE  # because: a stop on request is no error
-    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())]) + advice
     print_notice(f"{title}{_process_prefix(str(error), env)}{text}")
 
 

@@ -124,7 +124,7 @@ class ComposedSettings:
         try:
             build_settings(RunConfig, tree)
         except SettingsError as error:
-            if wrong := [problem for problem in error.problems if " is not set. " not in problem]:
+            if wrong := [problem for problem in error.marked_problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error
         found = find_origins(overrides, config_dir=config_dir, name=name)
         for path, _ in _leaves(defaults, ()):

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmtrain.cli.settings_keys.apply_advice import shell_lines
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
-from lmtrain.config.parse_and_apply_overrides import shell_quoted
 from lmtrain.errors import shorten
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.run_config import RunConfig
@@ -43,7 +43,6 @@ _CONVERSIONS = {
     "eval_iters": ("train.valid_samples", "*", "train.global_batch"),
     "gradient_accumulation_steps": ("train.global_batch", "*", "train.micro_batch"),
 }  # fmt: skip
-_WIDTH = 70
 _BETAS = {"adam_beta1": 0, "adam_beta2": 1, "beta1": 0, "beta2": 1}
 _OFF_SWITCHES = {"decay_lr": "schedule=constant"}  # overrides for options that are off; on is the default here
 _FALSE, _TRUE = ("false", "0", "no", "none"), ("true", "1", "yes")
@@ -148,7 +147,7 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
     processes = ["--nproc", count] if count and "--nproc" in own_options and "--nproc" not in kept_words else []
     if translation.processes and "--nproc" not in own_options:
         translation.notes.append(f"{count} processes follow from the layout: parallel.dp_shard={count}.")
-    line = _shell_lines([*command.split(), *kept_words, *settings, *processes])
+    line = shell_lines([*command.split()[1:], *kept_words, *settings, *processes])
     unknown = [f"{option} has no counterpart that lmtrain knows." for option in translation.unknown]
     notes = "".join(f"\n  {note}" for note in [*translation.notes, *unknown])
     return (
@@ -165,18 +164,6 @@ def _layout_process_count(settings: Mapping[str, str]) -> str:
     sizes = [settings.get(f"parallel.{axis}", "1") for axis in ("tp", "pp", "dp_replicate", "dp_shard")]
     count = math.prod(int(size) if size.isdecimal() else 0 for size in sizes)
     return str(count) if count > 1 else ""
-
-
-def _shell_lines(words: Sequence[str]) -> str:
-    """Return the words of a command as text to paste into a shell: words are quoted where needed, and lines over 70
-    characters are broken with backslashes.
-    """
-    lines = [""]
-    for word in map(shell_quoted, words):
-        if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return " \\\n    ".join(lines)
 
 
 def _begins_option_or_setting(word: str) -> bool:

@@ -21,8 +21,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
-from lmtrain.config.parse_and_apply_overrides import shell_quoted
-from lmtrain.errors import LayoutError, MissingInputError, UsageError
+from lmtrain.errors import LayoutError, MissingInputError, UsageError, shell_quoted
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.runtime.processes.process_environment import ProcessEnv

@@ -6,6 +6,7 @@ import pytest
 
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
+from lmtrain.errors import split_ways
 from lmtrain.train.run_config import RunConfig
 
 NAMES = SettingNames(RunConfig, group_choices())
@@ -35,7 +36,9 @@ def test_nothing_near_gives_the_names_of_the_level() -> None:
 
 
 def test_a_key_of_another_kind_is_not_offered_again() -> None:
-    assert NAMES.way_out("schedule.min_ratio", "0.1", []).startswith("Leave it out, or choose another schedule;")
+    text, ways = split_ways(NAMES.way_out("schedule.min_ratio", "0.1", []))
+    assert text.startswith("Leave it out, or choose another schedule;")
+    assert [way.old for way in ways] == [("schedule.min_ratio",)]
 
 
 def test_names_of_other_tools_lead_to_keys_and_groups_that_there_are() -> None:

@@ -1,0 +1,177 @@
+"""Apply the ways out that an error holds to the command that was typed: the line to type next, and what it leaves out.
+
+Called by main for every error. Messages hold the words to type (lmtrain/errors.py marks them); only the command line
+knows which words were typed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmtrain.cli.subcommands import HELP, build_verb
+from lmtrain.config.parse_and_apply_overrides import changed_list_entry, override_key
+from lmtrain.errors import LmtrainError, Way, shell_quoted
+
+_WIDTH = 70
+_LIST_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
+
+
+@dataclass(frozen=True)
+class Command:
+    """A typed command line in units: `verb` such as ("data", "show"), then one tuple for each option with its value,
+    setting or argument.
+    """
+
+    verb: tuple[str, ...]
+    units: tuple[tuple[str, ...], ...]
+    takes_settings: bool
+    options: frozenset[str]
+
+    @property
+    def words(self) -> list[str]:
+        return [*self.verb, *(word for unit in self.units for word in unit)]
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> Command:
+        """Split a command line without the program's name into units, by the options that its verb has."""
+        command, verb = _command_of(argv)
+        params = command.params if command is not None else []
+        names = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
+        units, words = list[tuple[str, ...]](), list(argv[len(verb) :])
+        while words:
+            word = words.pop(0)
+            param = names.get(word) if word.startswith("-") else None
+            takes_value = param is not None and not getattr(param, "is_flag", False)
+            units.append((word, words.pop(0)) if takes_value and words else (word,))
+        takes_settings = any(param.name == "overrides" for param in params)
+        return cls(tuple(verb), tuple(units), takes_settings, frozenset(n for n in names if n.startswith("-")))
+
+    def apply(self, way: Way) -> Command:
+        """Return the command after this way: what it replaces is removed, and its words stand in the first one's place,
+        or at the end.
+        """
+        groups = self._as_units([self._whole_list(word) for word in way.new])
+        doomed = [*way.old, *(_name(unit) for unit in groups)]
+        places = [index for index, unit in enumerate(self.units) if any(_is_named(unit, name) for name in doomed)]
+        kept = [unit for index, unit in enumerate(self.units) if index not in places]
+        place = places[0] if places else len(kept)
+        return replace(self, units=(*kept[:place], *groups, *kept[place:]))
+
+    def _as_units(self, words: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return words to type in units: an option together with the value that follows it."""
+        units: list[tuple[str, ...]] = []
+        for word in words:
+            if units and units[-1][0].startswith("--") and len(units[-1]) == 1 and not _is_setting(word):
+                units[-1] += (word,)
+            else:
+                units.append((word,))
+        return units
+
+    def _whole_list(self, word: str) -> str:
+        """Return a word that sets an entry of a list, such as data.datasets[0].weight=1, as one that sets the list."""
+        key = word.partition("[")[0]
+        typed = [unit[0] for unit in self.units if _is_setting(unit[0]) and override_key(unit[0]) == key]
+        return changed_list_entry(typed[0], word) if "[" in word.partition("=")[0] and typed else word
+
+    def lost(self, before: Command) -> list[str]:
+        """Return what was typed in `before` and is not in this command any more, neither as a word nor as a value."""
+        text = "\0".join(self.words)
+        gone = [unit for unit in before.units if unit not in self.units]
+        return [
+            " ".join(map(shell_quoted, unit)) for unit in gone
+            if not all(part in text for part in _LIST_SIGNS.split(_value(unit)))
+        ]  # fmt: skip
+
+
+def advised(error: LmtrainError, argv: Sequence[str]) -> tuple[Command, list[str]] | None:
+    """Return the command after the first way out of each problem that `error` reports, and what that leaves out of the
+    typed command line `argv`. Return None if a problem has none that can be typed.
+    """
+    before = command = Command.parse(argv)
+    for ways in error.ways:
+        possible = [way for way in ways if not way.is_example and fits(command, way)]
+        if not possible:
+            return None
+        command = command.apply(min(possible, key=lambda way: _distance(before, way)))
+    return None if command.units == before.units else (command, command.lost(before))
+
+
+def _distance(command: Command, way: Way) -> float:
+    """Return how far the number that a way sets is from the one that was typed, as a ratio; 0 for what is no number, so
+    that the first way is taken.
+    """
+    for unit in command.units:
+        if len(way.new) == 1 and _is_setting(way.new[0]) and _is_named(unit, override_key(way.new[0])):
+            with suppress(ValueError, ZeroDivisionError):
+                typed, new = (abs(float(_value(each))) + 1 for each in (unit, (way.new[0],)))
+                return max(typed / new, new / typed)
+    return 0.0
+
+
+def fits(command: Command, way: Way) -> bool:
+    """Return whether the verb of `command` takes the words of `way`, and has what it removes."""
+    units = command._as_units(way.new)
+    names = [name for unit in command.units for name in way.old if _is_named(unit, name)]
+    is_taken = all(
+        command.takes_settings if _is_setting(unit[0]) else unit[0] in command.options or not unit[0].startswith("-")
+        for unit in units
+    )
+    return is_taken and bool(units or names) and not any("[" in unit[0].partition("=")[0] for unit in units)
+
+
+def advice_lines(error: LmtrainError, argv: Sequence[str]) -> str:
+    """Return the lines to print below an error: the command to type next, and what it leaves out and the error does not
+    name; "" if the error holds no words to type.
+    """
+    if not any(error.ways) or (found := advised(error, argv)) is None:
+        return ""
+    command, lost = found
+    left_out = [text for text in lost if text not in str(error)]
+    return (f"\nLeft out: {', '.join(left_out)}." if left_out else "") + f"\nType:\n  {shell_lines(command.words)}"
+
+
+def shell_lines(words: Iterable[str]) -> str:
+    """Return the words of an lmtrain command as text to paste into a shell: words are quoted where needed, and lines
+    over 70 characters are broken with backslashes.
+    """
+    lines = ["lmtrain"]
+    for word in map(shell_quoted, words):
+        if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n    ".join(lines)
+
+
+def _command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the click command that a command line calls, None if there is none, and the words that name it."""
+    if not argv or argv[0] not in HELP:
+        return None, []
+    command, verb = build_verb(argv[0]), [argv[0]]
+    while (commands := getattr(command, "commands", None)) and argv[len(verb) :] and argv[len(verb)] in commands:
+        verb.append(argv[len(verb)])
+        command = commands[verb[-1]]
+    return command, verb
+
+
+def _is_setting(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
+
+
+def _name(unit: Sequence[str]) -> str:
+    """Return the key of a setting or the name of an option; "" for an argument, which replaces nothing by itself."""
+    word = unit[0]
+    return override_key(word) if _is_setting(word) else word.partition("=")[0] if word.startswith("-") else "\0"
+
+
+def _is_named(unit: Sequence[str], name: str) -> bool:
+    """Return whether `name` is the key, the option or the whole word of a unit."""
+    return name in (_name(unit), unit[0], " ".join(unit))
+
+
+def _value(unit: Sequence[str]) -> str:
+    """Return the value that a unit gives; for a word without one, the word."""
+    return unit[-1] if len(unit) > 1 else unit[0].partition("=")[2] or unit[0]
