@@ -24,7 +24,7 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose, group_choices, typed_words
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted
 from lmtrain.config.strict_yaml import MAX_BYTES
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError, leave_out, way
 from lmtrain.exchange.detect_model_folder_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.lineage import RESUMED, read_lineage
@@ -193,9 +193,10 @@ def imported_checkpoint(path: Path) -> Path | None:
         with suppress(LmtrainError):  # because: the search for a run says better what is missing
             found = identify_source(path)
         if found is not None:
+            init_from = way(f"checkpoint.init_from={hydra_quoted(str(path))}", instead_of="--from-run")
             raise UsageError(
-                f"--from-run={path} is {found}, and not a run. Begin a run from its weights with "
-                f"checkpoint.init_from={path} in place of it."
+                f"--from-run={path} is {found}, and not a run. Begin a run from its weights with {init_from} in place "
+                "of it."
             )
     return None
 
@@ -237,13 +238,15 @@ def compose_run(
     if name != "pretrain":
         raise UsageError(
             f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "
-            "cannot choose one. Leave one of the two options out."
+            f"cannot choose one. {leave_out('--config-name', shown='Leave --config-name out')}, or "
+            f"{leave_out('--from-run', shown='--from-run')}."
         )
     if (path := imported_checkpoint(from_run)) is not None:
         if any(text.lstrip("+").startswith(("checkpoint.init_from=", "checkpoint.resume=")) for text in overrides):
             raise UsageError(
                 f"--from-run={from_run} is an imported model, whose weights the run begins with, and the overrides "
-                "name another checkpoint. Leave one of them out."
+                f"name another checkpoint. {leave_out('--from-run', shown='Leave --from-run out')}, or "
+                f"{leave_out('checkpoint.init_from', 'checkpoint.resume', shown='the other checkpoint')}."
             )
         init_from = f"checkpoint.init_from={hydra_quoted(str(path))}"
         return compose_settings([*overrides, init_from], config_dir=config_dir, report=report)
@@ -262,13 +265,13 @@ def compose_run(
     if source.is_merge and not is_branch:
         raise UsageError(
             f"--from-run={from_run} is a merged checkpoint, and a run that begins from it needs a folder of its own, "
-            f"but run.dir={config.run.dir} is that of its newest parent. Add run.dir=DIR."
+            f"but run.dir={config.run.dir} is that of its newest parent. Give run.dir=DIR."
         )
     begins_from = config.checkpoint.init_from or config.checkpoint.resume
     if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
-            "Add checkpoint.resume=none to begin a new run with the same settings."
+            f"Add {way('checkpoint.resume=none')} to begin a new run with the same settings."
         )
     if report is not None:
         for line in messages:
