@@ -10,7 +10,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, progress
 from lmtrain.cli.shared_options import InputFormat, SplitText, TextInputs, parse_count_option, resolve_text_inputs
-from lmtrain.errors import OutputError, UsageError
+from lmtrain.errors import OutputError, UsageError, leave_out
 from lmtrain.units import plural
 
 app = typer.Typer(no_args_is_help=True)
@@ -46,10 +46,12 @@ def train(
 
     if lowercase and kind == "bpe":
         raise UsageError(
-            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. Leave it out."
+            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
+            f"{leave_out('--lowercase')}."
         )
     if pattern is not None and kind != "bpe":
-        raise UsageError("--pattern works only with --kind bpe: WordPiece splits text as BERT does. Leave it out.")
+        way_out = f"{leave_out('--pattern')}."
+        raise UsageError(f"--pattern works only with --kind bpe: WordPiece splits text as BERT does. {way_out}")
     sources = find_sources(resolve_text_inputs(inputs, format_), split)
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
     with progress("read", "bytes", interrupted="nothing is written.") as shown:

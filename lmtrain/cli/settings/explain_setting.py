@@ -22,7 +22,7 @@ from lmtrain.config.compose_run_settings import (
 )
 from lmtrain.config.settings_base import show
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
-from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few
+from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few, way
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.run_stage_settings import GROUPS, stage_may_set
@@ -288,7 +288,8 @@ def stage_key_facts(
     key, own = f"stages.{name}.{inner}", keys.get(f"stages.NAME.{inner}")
     if own is None and inner not in keys and inner not in STAGE_CHOICES:
         known = [word for word in keys if stage_may_set(word) and word.endswith(f".{inner.rpartition('.')[2]}")]
-        hint = f"Did you mean {join_few([f'stages.{name}.{word}' for word in known])}?" if known else (
+        ways = [way(f"stages.{name}.{word}", instead_of=key) for word in known]
+        hint = f"Did you mean {join_few(ways, ' or ')}?" if ways else (
             "`lmtrain config explain stages` lists those of a run."
         )  # fmt: skip
         raise UsageError(f"{key} is not a setting. {hint}")
