@@ -45,6 +45,7 @@ from lmtrain.placement.parallel_settings import (
     MAX_PROCESSES,
     ParallelSettings,
     batch_problems,
+    check_layout,
     layout_problems,
 )
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
@@ -356,6 +357,7 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
     sizes.setdefault("dp_shard", max(question.gpus // num_parts, 1))
     with ways_in_layout_option("--layout", layout, takes_settings=True):
         parallel = build_settings(ParallelSettings, sizes, "parallel")
+        check_layout(question.run.model, parallel)  # because: GPUs that fit a wrong layout would be refused next
     if (size := parallel.layout.world_size) != question.gpus:
         raise UsageError(
             f"--layout {layout} needs {size} GPUs, but gpus={question.gpus} was given. "
@@ -418,7 +420,10 @@ def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
     given_sizes = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
     parallel = ParallelSettings(**given_sizes, sequence_parallel=fixed.get("sequence_parallel", False))
     layout, micro = parallel.layout, fixed.get("micro_batch", 1)
-    yield from layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)
+    wrong = [*layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)]
+    yield from wrong
+    if wrong:
+        return  # because: GPUs and a batch that fit a wrong layout would be refused next
     if question.gpus % layout.world_size:
         sizes = " x ".join(f"{key}={size}" for key, size in given_sizes.items())
         rule = f"is no multiple of {sizes}{f' = {layout.world_size}' * (len(given_sizes) > 1)}"
