@@ -286,18 +286,32 @@ def _rewritten(message: str, change: Callable[[str], str]) -> str:
 
 def split_ways(message: str) -> tuple[str, list[Way]]:
     """Return the text of a message that a person reads, and the ways that were marked in it, in their order."""
-    key = _MARK.sub("", message).partition("=")[0].split(" ")[-1]
     ways: list[Way] = []
 
-    def read(match: re.Match[str]) -> str:
+    def drop_mark(way: Way) -> None:
+        ways.append(way)
+
+    return with_other_ways(message, drop_mark), ways
+
+
+def with_other_ways(message: str, change: Callable[[Way], Way | None]) -> str:
+    """Return a message with each of its ways replaced by `change` of it, for a verb that takes other words than those
+    in which the message was written. Where the result is None, the text of the way stays, without a mark.
+    """
+    option = re.match(r"--?[A-Za-z][\w-]*", message)
+    key = option[0] if option else _MARK.sub("", message).partition("=")[0].split(" ")[-1]
+
+    def replace(match: re.Match[str]) -> str:
         if (parts := _parse(match[1])) is None:
             return match[0]  # because: the characters came from what a user typed
         new, old, shown, is_example = parts
         new, old = ([word.removeprefix(".") for word in words] for words in (new, old))
-        ways.append(Way(tuple(new), tuple(old), is_example))
-        return " ".join(map(shell_quoted, new)) if shown is None else shown
+        changed = change(Way(tuple(new), tuple(old), is_example))
+        if changed is None:
+            return " ".join(map(shell_quoted, new)) if shown is None else shown
+        return _marked(changed.new, changed.old, shown, is_example=is_example)
 
-    return _MARK.sub(read, with_own_key(key, message)), ways
+    return _MARK.sub(replace, with_own_key(key, message))
 
 
 def _parse(text: str) -> tuple[list[str], list[str], str | None, bool] | None:

@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import OutputError, UsageError
+from lmtrain.errors import OutputError, UsageError, leave_out
 from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ SplitText = Annotated[
 def parse_output_file(text: str) -> Path:
     """Return a text as the path of an output file. Raise typer.BadParameter if it names a folder."""
     if text.endswith("/") or Path(text).is_dir():
-        raise typer.BadParameter(f"{text} is a folder. Add the name of a file in it, as in {Path(text) / 'NAME'}.")
+        raise typer.BadParameter(f"{text} is a folder. Give the name of a file in it, as in {Path(text) / 'NAME'}.")
     return Path(text)
 
 
@@ -137,7 +137,7 @@ def parse_count_option(text: str) -> int:
     try:
         return parse_count(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text} is not a count ({error}). Use a whole number such as 4000 or 4k.") from error
+        raise typer.BadParameter(f"{text} is not a count ({error}). Give a whole number such as 4000 or 4k.") from error
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:
@@ -167,8 +167,11 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
     for param in context.command.params:
         source = context.get_parameter_source(str(param.name))
         if param.name in unused and source is not None and source.name == "COMMANDLINE":
-            option = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
-            raise UsageError(f"{option} has no effect with {subject}. Leave {option} out.")
+            is_option, value = param.opts[0].startswith("-"), context.params[str(param.name)]
+            option = param.opts[0] if is_option else str(param.name).upper()
+            typed = param.opts if is_option else map(str, value) if isinstance(value, list) else [str(value)]
+            way_out = leave_out(*typed, shown=f"Leave {option} out")
+            raise UsageError(f"{option} has no effect with {subject}. {way_out}.")
 
 
 def refuse_file_as_text(option: str, text: str, way_out: str) -> None:
@@ -208,7 +211,7 @@ def resolve_text_inputs(inputs: list[str], format_: str | None, suffixes: Sequen
                                    for given, source in zip(sources, resolved, strict=True)):  # fmt: skip
         raise UsageError(
             f"--format={format_} applies only to standard input (-) and to files with an unknown suffix that are named "
-            f"one by one, and the inputs have neither. Leave it out. {notice}".strip()
+            f"one by one, and the inputs have neither. {leave_out()}. {notice}".strip()
         )
     if notice:
         print_notice(notice)
@@ -219,6 +222,6 @@ def refuse_unused_key(sources: Sequence[Source], key: str) -> None:
     """Raise UsageError if none of the input files has keys or columns, of which --key names one."""
     if all(source.is_text for source in sources):
         raise UsageError(
-            f"--key={key} has no effect: all inputs are plain text, which has no keys. Leave --key out; it names the "
+            f"--key={key} has no effect: all inputs are plain text, which has no keys. {leave_out()}; --key names the "
             "key of the text in .jsonl files, or the column in .parquet files."
         )

@@ -30,16 +30,7 @@ from lmtrain.config.parse_and_apply_overrides import (
 )
 from lmtrain.config.settings_base import Settings, show
 from lmtrain.config.settings_file import located_problems
-from lmtrain.errors import (
-    LayoutError,
-    MissingInputError,
-    SettingsError,
-    join_few,
-    leave_out,
-    own,
-    spelling_hint,
-    way,
-)
+from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, leave_out, own, spelling_hint, way
 
 if TYPE_CHECKING:
     from lmtrain.config.compose_files_with_hydra import CompositionRequest

@@ -228,12 +228,22 @@ def parse_layout(text: str, previous: ParallelSettings | None = None) -> Paralle
         key, equals, value = (part.strip() for part in word.partition("="))
         key = {"dp": "dp_shard"}.get(key, key)
         if not equals or key in values or key not in KEYS:
-            rule = "repeats an axis." if key in values else f"is not an axis and size. {spelling_hint(key, KEYS)}"
-            raise SettingsError([f"{word!r} in --to={text} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
+            raise SettingsError([f"{word!r} in --to={text} {_rule_of_word(word, text, repeats=key in values)}"])
         values[key] = int(value) if value.isdecimal() else value
     if values.get("vp", 1) != 1:
         values.setdefault("schedule", "interleaved")  # because: other schedules with vp > 1 must be named explicitly
     return build_settings(ParallelSettings, values, "parallel")
+
+
+def _rule_of_word(word: str, text: str, *, repeats: bool) -> str:
+    """Return what is wrong with a word of the layout `text` that repeats an axis or is no axis with its size."""
+    key, equals, _ = word.partition("=")
+
+    def mark(name: str) -> str:
+        return way(f"--to={text.replace(word, word.replace(key, name))}", shown=name) if equals else name
+
+    rule = "repeats an axis." if repeats else f"is not an axis and size. {spelling_hint(key.strip(), KEYS, mark)}"
+    return f"{rule} Give axes and sizes, as in tp=N,pp=N,dp_shard=N."
 
 
 def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:

@@ -73,7 +73,7 @@ def test_inspect_and_report_say_what_was_merged(family: Path, tmp_path: Path) ->
 def test_what_a_merge_cannot_give_is_refused(family: Path, tmp_path: Path) -> None:
     told = lmtrain("pretrain", *child(family), code=2)
     assert "a run that begins from it needs a folder of its own" in told
-    assert f"run.dir={family / 'branch'} is that of its newest parent. Add run.dir=DIR." in told
+    assert f"run.dir={family / 'branch'} is that of its newest parent. Give run.dir=DIR." in told
     shutil.copytree(family / "trunk", tmp_path / "trunk")
     lmtrain("merge", "--last", 2, "--of", tmp_path / "trunk", "--output", tmp_path / "mean")
     shutil.rmtree(tmp_path / "trunk")

@@ -171,8 +171,8 @@ def test_a_run_that_goes_on_has_typed_stages_behind_its_end() -> None:
         ({"model.seq_len": 128, "train.steps": 40}, 40, (), "train.steps=40 is the length of the whole run, of which"),
         ({"model.seq_len": 128}, 100, (), "no step is left for the branch. Give the length of the whole run"),
         ({"model.seq_len": 128}, 70, STAGES, "a schedule of its own, which would begin anew in the branch"),
-        ({"data.datasets": OTHER, "stages.d.steps": 5}, 40, (), "as in stages.d.data.datasets="),
-        ({"optim.lr": 1e-5, "stages.d.steps": 5}, 40, (), "as in stages.d.optim.lr="),
+        ({"data.datasets": OTHER, "stages.d.steps": 5}, 40, (), "stages.d.data.datasets="),
+        ({"optim.lr": 1e-5, "stages.d.steps": 5}, 40, (), "it is for: stages.d.optim.lr="),
     ],
 )  # fmt: skip
 def test_refusals(changes: dict[str, Any], at: int, of: tuple[str, ...], text: str) -> None:

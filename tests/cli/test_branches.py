@@ -189,14 +189,14 @@ def test_decays_at_several_steps(trunk: Path, tmp_path: Path) -> None:
 def test_refusals_of_branch(trunk: Path) -> None:
     told = lmtrain("branch", trunk, "--at", "3,5", code=66)
     assert "has no checkpoint of step 5. Those there are: 3, 6, 9" in told
-    assert "Write it as in --decay 10%" in lmtrain("branch", trunk, "--at", "3", "--decay", "2k", code=2)
+    assert "Use --decay-steps 2000." in lmtrain("branch", trunk, "--at", "3", "--decay", "2k", code=2)
     assert "one length, above 0" in lmtrain("branch", trunk, "--at", "3", "--decay", "5%", "--decay-steps", 2, code=2)
     assert "--output FOLDER chooses" in lmtrain("branch", trunk, "--at", "3", "run.dir=x", code=2)
     assert "names no step" in lmtrain("branch", trunk, code=2)
     told = lmtrain("branch", trunk, "--at", "3", "--slurm=--gpus-per-node 1 --array", code=2)
     assert "--slurm takes no array" in told
     told = lmtrain("branch", trunk, "--at", "3", f"data.path={trunk}", code=2)
-    assert "as in stages.decay.data.path=" in told
+    assert "it is for: stages.decay.data.path=" in told
 
 
 def test_a_decay_is_an_array_of_jobs(trunk: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_folder_is_no_name_of_a_dataset(toy: Toy, tmp_path: Path) -> None:
     made = ("preprocess", toy.text, "--tokenizer", toy.tokenizer), ("data", "merge", toy.data)
     for words, output in zip(made, ("new/", "old"), strict=True):
         said = lmtrain(*words, "--output", f"{tmp_path}/{output}", code=2)
-        assert f"--output {tmp_path}/{output} is refused: {tmp_path}/{output} is a folder. Add the name" in said
+        assert f"--output {tmp_path}/{output} is refused: {tmp_path}/{output} is a folder. Give the name" in said
         assert f"as in {(tmp_path / output / 'NAME')}." in said
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 

@@ -221,10 +221,10 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     assert "config.json is not valid JSON" in lmtrain("pretrain", "--from-run", tmp_path, code=65)
     (tmp_path / "config.json").write_text("[]")
     assert "does not hold the settings of a run" in lmtrain("pretrain", "--from-run", tmp_path, code=65)
-    assert "Leave one of the two" in lmtrain("pretrain", "--from-run", run, "--config-name", "other", code=2)
+    assert "Leave --config-name out" in lmtrain("pretrain", "--from-run", run, "--config-name", "other", code=2)
 
 
 @pytest.mark.wide
 def test_refusals_of_overrides(run: Path) -> None:
     assert "optim.lrr=1 is not a setting" in lmtrain("pretrain", "--from-run", run, "optim.lrr=1", code=2)
-    assert "Add run.dir=DIR" in lmtrain("pretrain", "-m", "--from-run", run, "optim.lr=1,2", code=2)
+    assert "Give run.dir=DIR" in lmtrain("pretrain", "-m", "--from-run", run, "optim.lr=1,2", code=2)

@@ -53,7 +53,7 @@ def test_what_tells_nothing_is_refused(tmp_path: Path) -> None:
     assert f"{tmp_path / 'run'} is not a run folder: it has no config.json." in two
     place = lmtrain("plan", "--calibrate", tmp_path, "--out", tmp_path / "desk.yaml", code=2)
     assert f"--output={tmp_path / 'hardware' / 'desk.yaml'}" in place
-    assert "Add --calibrate" in lmtrain("plan", "gpus=8", "--out", "x.yaml", code=2)
+    assert "Give --calibrate" in lmtrain("plan", "gpus=8", "--out", "x.yaml", code=2)
 
 
 @cache

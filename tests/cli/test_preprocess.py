@@ -45,8 +45,8 @@ def test_a_dataset_is_called_as_its_only_input(toy: Toy, tmp_path: Path) -> None
         lmtrain("preprocess", tmp_path / name, "--tokenizer", toy.tokenizer)
     assert sorted(path.name for path in tmp_path.glob("*.idx")) == ["notes.idx", "pages.idx"]
     said = lmtrain("preprocess", tmp_path / "pages", tmp_path / "notes.jsonl.gz", "--tokenizer", toy.tokenizer, code=2)
-    assert "Add --output PREFIX." in said
-    assert "Add --output PREFIX." in lmtrain("preprocess", "-", "--tokenizer", toy.tokenizer, code=2)
+    assert "Give --output PREFIX." in said
+    assert "Give --output PREFIX." in lmtrain("preprocess", "-", "--tokenizer", toy.tokenizer, code=2)
 
 
 def test_a_text_is_one_document_or_one_of_each_part(toy: Toy, tmp_path: Path) -> None:

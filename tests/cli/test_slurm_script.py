@@ -375,9 +375,9 @@ def test_cpus_are_those_of_a_rank(
         (("--gpus-per-node", 1, "--nodes", 3), 78, "--nodes=3 does not fit the layout (one process), which takes 1 "
          "node with --gpus-per-node=1. Use --nodes=1, or parallel.dp_shard=3."),
         (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 applies to each Slurm task, "
-         "and one task starts all 2 ranks of its node. Leave it out, or add --tasks rank"),
+         "and one task starts all 2 ranks of its node. Add --tasks rank"),
         (("--gpus-per-node", 2, "--time", "4h"), 2,
-         "--time=4h is not a time limit that Slurm accepts. Write it as in --time=90"),
+         "--time=4h is not a time limit that Slurm accepts. Give one such as 90"),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
         *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
     ],

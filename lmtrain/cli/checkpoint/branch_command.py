@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +15,7 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print
 from lmtrain.cli.shared_options import Overrides, Plugins, parse_count_option
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted, override_key
 from lmtrain.config.settings_base import show
-from lmtrain.errors import MissingInputError, UsageError, join_few, shell_quoted
+from lmtrain.errors import MissingInputError, UsageError, example, join_few, leave_out, own, shell_quoted, way
 from lmtrain.units import parse_count
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def branch(
     steps = _parse_steps(at)
     length = _parse_length(decay, decay_steps, decay_tokens)
     if taken := [word for word in overrides or () if override_key(word) in ("run.dir", "checkpoint.resume")]:
-        raise UsageError(f"{taken[0]} is set for each branch. Leave it out; --output FOLDER chooses where they go.")
+        way_out = f"{leave_out(*map(override_key, taken))}; --output FOLDER chooses where they go."
+        raise UsageError(f"{taken[0]} is set for each branch. {way_out}")
     run = run if run.name not in ("", "..") else run.resolve()
     output = output or run.parent
     branches = list(_build_branches(run, steps, length, shape, output, overrides or []))
@@ -115,9 +117,10 @@ def _parse_steps(text: str) -> list[int]:
     try:
         steps = [parse_count(word.strip()) for word in text.split(",") if word.strip()]
     except ValueError as error:
-        raise UsageError(f"--at={text} does not list steps: {error}. Write them as in --at 20k,40k,60k.") from error
+        way_out = f"Give the steps of checkpoints, such as {example('20k,40k,60k')}."
+        raise UsageError(f"--at={text} does not list steps: {error}. {way_out}") from error
     if not steps or min(steps) < 1:
-        raise UsageError(f"--at={text} names no step. Write the steps of checkpoints, as in --at 20k,40k,60k.")
+        raise UsageError(f"--at={text} names no step. Give the steps of checkpoints, such as {example('20k,40k,60k')}.")
     return [*dict.fromkeys(steps)]
 
 
@@ -139,11 +142,23 @@ def _parse_length(decay: str | None, steps: int | None, tokens: int | None) -> t
     except ValueError:
         share = 0.0
     if not (str(value).endswith("%") and 0 < share < 100):
-        raise UsageError(
-            f"--decay={value} is not a share of the branch's run. Write it as in --decay 10%, or give --decay-steps N "
-            "or --decay-tokens N."
-        )
+        raise UsageError(f"--decay={value} is not a share of the branch's run. {_way_to_say_length(str(value))}")
     return name, share
+
+
+def _way_to_say_length(decay: str) -> str:
+    """Return what to type in place of `decay`, a value of --decay that is no share: a number below 1 or below 100 that
+    lacks its sign is meant as one, and a larger number as steps.
+    """
+    number = 0.0
+    with suppress(ValueError):
+        number = float(decay)
+    if 0 < number < 100:
+        return f"Use {own(f'{number * (100 if number < 1 else 1):g}%')}."
+    with suppress(ValueError):
+        if (steps := parse_count(decay)) >= 100:
+            return f"Use {way('--decay-steps', str(steps), instead_of='--decay')}."
+    return f"Give a share, such as {example('10%')}, or --decay-steps N or --decay-tokens N."
 
 
 def _build_branches(
@@ -184,8 +199,8 @@ def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:
     if missing := [step for step in steps if step not in known]:
         there = join_few([str(step) for step in known]) if known else "none"
         raise MissingInputError(
-            f"{run} has no checkpoint of step {missing[0]}. Those there are: {there}. A run keeps the checkpoints of "
-            "the steps that checkpoint.keep_every_steps divides, as in checkpoint.keep_every_steps=10k."
+            f"{run} has no checkpoint of step {missing[0]}. Those there are: {there}. Give some of these; a run keeps "
+            "the checkpoints of the steps that checkpoint.keep_every_steps=N divides."
         )
     return [known[step] for step in steps]
 

@@ -10,7 +10,7 @@ import typer
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, progress
 from lmtrain.cli.shared_options import Json, Plugins, Weights
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, leave_out, way
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 
 EXAMPLES = (
@@ -50,7 +50,7 @@ def export(
     if to == "hf" and layout is not None:
         raise UsageError(
             f"--layout {layout} cuts weights for the ranks of Megatron-LM, and a Hugging Face folder has no parallel "
-            "layout. Leave --layout out, or use --to megatron."
+            f"layout. {leave_out('--layout', shown='Leave --layout out')}, or use {way('--to', 'megatron')}."
         )
     arm_from_env()
     with progress("written", "bytes", interrupted=f"{output} is not there; the same command begins anew.") as report:
@@ -76,7 +76,7 @@ def parse_sizes(text: str) -> dict[str, int]:
     sizes = {key: int(size) for key, _, size in words if key in ("tp", "pp") and size.isdecimal() and int(size) > 0}
     if len(sizes) < len(words):
         raise UsageError(
-            f"--layout {text} is not a layout that can be exported. Write tp=NUMBER, pp=NUMBER or both, as in "
-            "tp=2,pp=2, each only once."
+            f"--layout {text} is not a layout that can be exported. Give tp=NUMBER, pp=NUMBER or both, each only "
+            "once."
         )
     return sizes

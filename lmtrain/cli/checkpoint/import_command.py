@@ -70,7 +70,7 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
     """
     pairs = {key: value for key, equals, value in (word.partition("=") for word in words) if equals and key and value}
     if len(pairs) < len(words):
-        raise UsageError(f"--set {','.join(words)} is malformed. Write it as KEY=VALUE, each key only once.")
+        raise UsageError(f"--set {','.join(words)} is malformed. Give KEY=VALUE, each key only once.")
     return {key: _parse_value(value) for key, value in pairs.items()}
 
 

@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
-from lmtrain.errors import LmtrainError, MissingInputError, UsageError, join_few
+from lmtrain.errors import LmtrainError, MissingInputError, UsageError, join_few, leave_out, way
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 
@@ -78,8 +78,9 @@ def merge(
 
     if mean is not None and emulate_decay is not None:
         raise UsageError(
-            f"--mean {mean} and --emulate-decay {emulate_decay} both say how much each checkpoint counts. Give one of "
-            "the two."
+            f"--mean {mean} and --emulate-decay {emulate_decay} both say how much each checkpoint counts. "
+            f"{leave_out('--mean', shown='Leave out --mean')} or "
+            f"{leave_out('--emulate-decay', shown='--emulate-decay')}."
         )
     mean = decay_mean(emulate_decay) if emulate_decay else parse_mean(mean or UNIFORM)
     paths = _find_checkpoints(checkpoints or [], last, of)
@@ -102,7 +103,7 @@ def merge(
         if moments == "newest" and not keeps_moments:
             raise UsageError(
                 f"--moments newest has nothing to keep: the newest checkpoint, {parents[-1].path}, holds no optimizer "
-                "state. Give --moments none; a run that begins from the merged weights needs a warm-up."
+                f"state. Use {way('--moments', 'none')}; a run that begins from the merged weights needs a warm-up."
             )
         merged = MergedContents(parents, merge_weights(mean, len(parents)), mean, keeps_moments)
         _warn_of_learning_rates(parents)
@@ -134,23 +135,28 @@ def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | 
 
     if (last is None) != (of is None):
         given, missing = (f"--last {last}", "--of RUN") if of is None else (f"--of {of}", "--last N")
-        raise UsageError(f"{given} needs {missing}. Give both, as in --last 6 --of runs/trunk.")
+        if of is None and len(checkpoints) == 1:
+            folder = str(checkpoints[0])
+            raise UsageError(f"{given} needs {missing}. Use {way('--of', folder, instead_of=(folder, f'{folder}/'))}.")
+        raise UsageError(f"{given} needs {missing}. Give both, --last N --of RUN.")
     if of is None or last is None:
         if not checkpoints:
             raise UsageError("No checkpoints are given. Name them, or give --last N --of RUN for the newest of a run.")
         return [resolve_checkpoint(path) for path in checkpoints]
     if checkpoints:
         raise UsageError(
-            f"{checkpoints[0]} and --last {last} --of {of} both say what to merge. Name all checkpoints, or give "
-            "--last N --of RUN alone."
+            f"{checkpoints[0]} and --last {last} --of {of} both say what to merge. "
+            f"{leave_out('--last', '--of', shown='Leave --last and --of out')}, or "
+            f"{leave_out(*map(str, checkpoints), shown='give them alone')}."
         )
     if not of.is_dir():
         raise MissingInputError(f"--of {of} does not name an existing folder. Give the folder of a run.")
     there = list_checkpoints(of / CHECKPOINTS) or list_checkpoints(of)
     if len(there) < last:
         have = f"{len(there)}: {join_few([path.name for path in there])}" if there else "none"
+        way_out = f"Use {way('--last', str(len(there)))}" if len(there) > 1 else "Give another run"
         raise MissingInputError(
-            f"--last {last} asks for {last} checkpoints, and {of} holds {have}. Give a smaller N. A run keeps more "
+            f"--last {last} asks for {last} checkpoints, and {of} holds {have}. {way_out}. A run keeps more "
             "checkpoints with checkpoint.keep_last=N or checkpoint.keep_every_steps=N."
         )
     return there[-last:]

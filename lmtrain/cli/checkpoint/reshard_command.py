@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -11,8 +12,9 @@ import typer
 
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, progress
+from lmtrain.cli.settings_keys.layout_option_ways import ways_in_layout_option
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
-from lmtrain.errors import UsageError, shell_quoted
+from lmtrain.errors import UsageError, leave_out, shell_quoted
 from lmtrain.placement.parallel_settings import check_layout, parse_layout
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
@@ -42,7 +44,7 @@ def reshard(
     """
     refuse_other_programs(source, output, to, from_, tokenizer, dtype, set_ or [])
     if to is None:
-        raise UsageError("--to is missing. Give a layout such as tp=2,pp=4.")
+        raise UsageError("--to is missing. Give --to LAYOUT, sizes such as tp=N,pp=N.")
     interrupted = f"{output} is not there yet; the same command goes on where this one was."
     with progress("written", "bytes", interrupted=interrupted) as report:
         from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
@@ -55,8 +57,13 @@ def reshard(
         limits = Limits(parse_size("--max-memory", max_memory), workers or num_usable_cpus())
         contents = Contents(resolve_checkpoint(source), limits.num_cached_blocks)
         manifest, old_layout = contents.manifest, layout_of(contents.manifest.state)
-        model, parallel = checked_model(contents), parse_layout(to, old_layout)
-        check_layout(model, parallel)
+        model = checked_model(contents)
+        with ways_in_layout_option("--to", to):
+            parallel = parse_layout(to, old_layout)
+            # because: whether a sequence is split is no part of the option's layout
+            splits_evenly = model.shape.seq_len % max(parallel.tp, 1) == 0
+            parallel = replace(parallel, sequence_parallel=parallel.sequence_parallel and splits_evenly)
+            check_layout(model, parallel)
         result = reshard(
             contents, output, files_of_layout(manifest, model, parallel),
             state_at_layout(manifest.state, parallel), limits, overwrite=overwrite, report=report,
@@ -84,8 +91,8 @@ def refuse_other_programs(
     exports, imports = program in ("hf", "megatron"), from_ is not None or bool(tokenizer or settings)
     if dtype and not (exports or imports):
         raise UsageError(
-            f"--dtype {dtype} is not an option of lmtrain reshard, which keeps every number as it is. Leave it out; "
-            "`lmtrain export` writes the weights for another program in another number format."
+            f"--dtype {dtype} is not an option of lmtrain reshard, which keeps every number as it is. "
+            f"{leave_out('--dtype')}; `lmtrain export` writes the weights for another program in another number format."
         )
     if not (exports or imports):
         return

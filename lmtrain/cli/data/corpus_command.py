@@ -23,7 +23,7 @@ from lmtrain.cli.shared_options import (
     parse_size,
     resolve_text_inputs,
 )
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, example, own
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, plural
 
@@ -245,7 +245,7 @@ def split(
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import run_step
     from data_tools.corpus.split_sample_shuffle import SplitStep, split_outputs
 
-    way_out = "Write the shares of train, valid and test, as in --ratios=0.98,0.01,0.01."
+    way_out = f"Give the shares of train, valid and test, such as {example('0.98,0.01,0.01')}."
     step = SplitStep(tuple(parse_numbers("--ratios", ratios, way_out)), seed, by)
     with _options_with_progress(workers, part, key, on_error) as work:
         sources = resolve_text_inputs(inputs, format_, suffix)
@@ -333,7 +333,7 @@ def _step_options(
     from data_tools.read.parse_chunks_and_bad_lines import OnError
 
     if on_error not in ("stop", "skip"):
-        raise UsageError(f"--on-error={on_error} is not allowed. Use --on-error=stop or --on-error=skip.")
+        raise UsageError(f"--on-error={on_error} is not allowed. Use {own('stop')} or {own('skip')}.")
     cores = num_usable_cpus() if workers is None else workers
     return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report)
 

@@ -22,7 +22,7 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progres
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import DataError, UsageError, join_few, spelling_hint
+from lmtrain.errors import DataError, UsageError, example, join_few, leave_out, own, spelling_hint, way
 from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def split(
     """Split a dataset at document borders into two or three datasets, each with its documents in the original order."""
     from lmtrain.data.store import merge_split_verify_datasets
 
-    wanted = parse_numbers("--shares", shares, "Use shares such as --shares=98,2.")
+    wanted = parse_numbers("--shares", shares, f"Give shares, such as {example('98,2')}.")
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
         merge_split_verify_datasets.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _print_written(output, as_json)
@@ -159,13 +159,16 @@ def show(
         (settings[0] if settings else "", settings or None, "sample"),
     ):  # fmt: skip
         if value is not None and needed_option != (chosen or ["random"])[0]:
+            leave = leave_out(*(settings if option in settings else [option]), shown=f"leave {option} out")
             raise UsageError(
-                f"{option} has an effect only with --{needed_option} NUMBER, which was not given. Add "
-                f"--{needed_option} NUMBER, or leave {option} out."
+                f"{option} has an effect only with --{needed_option} NUMBER, which was not given. Give "
+                f"--{needed_option} NUMBER, or {leave}."
             )
     if len(given) > 1:
-        numbers = " ".join(f"--document {word}" for word in given[1:] if word.isdecimal())
-        way_out = f"To show a document, give its number: {numbers}." if numbers else "Give one of them."
+        numbers = [word for word in given[1:] if word.isdecimal()]
+        typed = way(*(part for word in numbers for part in ("--document", word)), instead_of=given[1:])
+        is_clear = numbers and not sample and not random
+        way_out = f"To show a document, give its number: {typed}." if is_clear else "Give one of them."
         raise UsageError(f"`lmtrain data show` shows one dataset, but {' and '.join(given)} were given. {way_out}")
     if run is None and not given:
         raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
@@ -287,15 +290,15 @@ def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
     path = given or dataset.tokenizer_path
     if given is None and not path.exists():
         raise UsageError(
-            f"The dataset {dataset.prefix} was stored without a tokenizer. Add --tokenizer PATH, or --ids to show "
-            "token ids."
+            f"The dataset {dataset.prefix} was stored without a tokenizer. Give --tokenizer PATH, or {way('--ids')} "
+            "to show token ids."
         )
     tokenizer = Tokenizer.load(path)
     if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
         raise DataError(
             f"The tokenizer {path} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset {dataset.prefix} "
             f"was written with a tokenizer of fingerprint {dataset.info.tokenizer_fingerprint[:12]}. Give that "
-            "tokenizer, or use --ids to show token ids."
+            f"tokenizer, or use {way('--ids')} to show token ids."
         )
     return tokenizer
 
@@ -335,8 +338,10 @@ def _show_samples(
     from lmtrain.train.startup_checks.resume_checks import open_resume_checkpoint, split_rule_of
 
     if run is not None and (prefixes or settings):
-        raise UsageError(f"--run={run} already names the data and the settings, so {(prefixes + settings)[0]} cannot "
-                         "be given too. Give --run alone, or a dataset with settings and no --run.")  # fmt: skip
+        words = [*prefixes, *settings]
+        way_out = f"{leave_out(*words, shown='Give --run alone')}, or a dataset with settings and no --run."
+        raise UsageError(f"--run={run} already names the data and the settings, so {words[0]} cannot be given too. "
+                         f"{way_out}")  # fmt: skip
     paths = [f"data.path={path}" for path in prefixes]
     config = _compose([*paths, *settings], config_dir) if run is None else build_settings(
         RunConfig, with_resolved_paths(read_settings(run), run)
@@ -361,10 +366,11 @@ def _stage_index(stage: str | None, names: Sequence[str]) -> int:
     if stage in names:
         return names.index(stage)
     if not names:
-        raise UsageError(f"--stage={stage} names a stage, but the run has none. Leave it out.")
+        raise UsageError(f"--stage={stage} names a stage, but the run has none. {leave_out()}.")
     if stage is None:
-        raise UsageError(f"The run has stages, each with samples of its own. Add --stage NAME: {join_few(names)}.")
-    raise UsageError(f"--stage={stage} is not a stage of the run. {spelling_hint(stage, names)}")
+        ways = join_few([way("--stage", name) for name in names], " or ")
+        raise UsageError(f"The run has stages, each with samples of its own. Use {ways}.")
+    raise UsageError(f"--stage={stage} is not a stage of the run. {spelling_hint(stage, names, own)}")
 
 
 def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:

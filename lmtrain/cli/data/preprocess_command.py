@@ -151,7 +151,7 @@ def _default_prefix(inputs: list[str]) -> Path:
     if len(inputs) > 1 or not path.name.strip(".") or inputs[0] == "-" or not path.exists():
         raise UsageError(
             f"--output is not given, and {join_few(inputs, max_shown=3)} is not the path of one file or folder by "
-            "which the dataset could be called. Add --output PREFIX."
+            "which the dataset could be called. Give --output PREFIX."
         )
     return path if path.is_dir() else path.with_name(name_without_suffix(path))
 

@@ -21,7 +21,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import OutputError, UsageError, shell_quoted
+from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted
 from lmtrain.units import plural
 
 if TYPE_CHECKING:
@@ -62,10 +62,12 @@ def train(
 
     if lowercase and kind == "bpe":
         raise UsageError(
-            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. Leave it out."
+            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
+            f"{leave_out('--lowercase')}."
         )
     if pattern is not None and kind != "bpe":
-        raise UsageError("--pattern works only with --kind bpe: WordPiece splits text as BERT does. Leave it out.")
+        way_out = f"{leave_out('--pattern')}."
+        raise UsageError(f"--pattern works only with --kind bpe: WordPiece splits text as BERT does. {way_out}")
     sources = find_sources(resolve_text_inputs(inputs, format_, suffix), split)
     if key != "text":
         refuse_unused_key(sources, key)

@@ -31,7 +31,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import MissingInputError, OutputError, UsageError
+from lmtrain.errors import MissingInputError, OutputError, UsageError, leave_out
 from lmtrain.runtime.files.atomic_files import check_output_folder, refuse_special_file
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 
@@ -162,7 +162,7 @@ def evaluate(
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which only one process can read, and the evaluation has {env.world_size} "
-            "processes. Write the text to a file."
+            "processes. Give a file with the text."
         )
     if processes.are_started:
         return launch_evaluation(context.obj, env)
@@ -238,8 +238,8 @@ def build_jobs(
     if baseline is not None and not any(task.compares for task in tasks):
         usable_tasks = ", ".join(name for name, task in all_tasks().items() if task.compares)
         raise UsageError(
-            f"--baseline={baseline} needs a task that scores whole documents. Leave it out, or use one of these tasks: "
-            f"{usable_tasks}."
+            f"--baseline={baseline} needs a task that scores whole documents. {leave_out()}, or choose one of these "
+            f"tasks: {usable_tasks}."
         )
     jobs: list[Job] = []
     reads_text = False
@@ -259,8 +259,8 @@ def build_jobs(
     for option, value, what in (("--format", format_, "format"), ("--suffix", suffix, "suffix")):
         if value is not None and not reads_text:
             raise UsageError(
-                f"{option}={value} is the {what} of text files, and none of the given tasks reads text files. Leave it "
-                "out."
+                f"{option}={value} is the {what} of text files, and none of the given tasks reads text files. "
+                f"{leave_out()}."
             )
     return jobs
 

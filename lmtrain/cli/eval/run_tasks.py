@@ -26,15 +26,21 @@ from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_message
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.parse_and_apply_overrides import apply_override, parse_overrides, sweep_refusal
+from lmtrain.config.parse_and_apply_overrides import apply_override, override_key, parse_overrides, sweep_refusal
 from lmtrain.errors import (
     DataError,
     LayoutError,
     MissingInputError,
     SettingsError,
     UsageError,
+    Way,
+    example,
     join_few,
+    leave_out,
+    settings_error,
     spelling_hint,
+    way,
+    with_other_ways,
 )
 from lmtrain.eval.print_evaluation_results import encode_rows, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.read_texts import TextInput
@@ -92,7 +98,8 @@ def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEn
     processes.
     """
     sizes = _parse_layout(overrides)
-    requested = build_settings(ParallelSettings, sizes, "parallel")
+    with _ways_of_evaluation():
+        requested = build_settings(ParallelSettings, sizes, "parallel")
     copy_size = requested.pp * requested.tp * requested.dp_shard
     parallel = replace(
         requested,
@@ -100,10 +107,25 @@ def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEn
         zero=3 if requested.dp_shard > 1 else 1,  # because: only weights can be sharded
         sequence_parallel=sizes.get("sequence_parallel", model.shape.seq_len % requested.tp == 0),
     )
-    check_layout(model, parallel)
+    with _ways_of_evaluation():
+        check_layout(model, parallel)
     if problems := list(process_problems(parallel.layout, env)):
         raise LayoutError(*problems)
     return parallel
+
+
+@contextmanager
+def _ways_of_evaluation() -> Iterator[None]:
+    """Context manager that raises errors about settings again without the ways out that an evaluation does not take."""
+
+    def keep_own(way: Way) -> Way | None:
+        return way if all(override_key(word) in _LAYOUT_KEYS for word in (*way.new, *way.old)) else None
+
+    try:
+        yield
+    except (SettingsError, LayoutError) as error:
+        problems = [type(problem)(with_other_ways(problem, keep_own)) for problem in error.marked_problems]
+        raise settings_error(problems) from error
 
 
 def _parse_layout(overrides: Sequence[str]) -> dict[str, Any]:
@@ -117,18 +139,27 @@ def _parse_layout(overrides: Sequence[str]) -> dict[str, Any]:
         if override.is_sweep_override():
             problems.append(sweep_refusal(override))
         elif key in _TRAINING_KEYS:
-            problems.append(
-                f"{override.input_line} is about training, and an evaluation has no gradients. Leave it out."
-            )
+            rule = "is about training, and an evaluation has no gradients"
+            problems.append(f"{override.input_line} {rule}. {leave_out(key)}.")
         elif key not in _LAYOUT_KEYS:
-            problems.append(
-                f"{override.input_line} is not a setting of an evaluation. {spelling_hint(key, _LAYOUT_KEYS)}"
-            )
+            text = str(override.input_line)
+            way_out = _similar_setting(key, text.partition("=")[2])
+            problems.append(f"{text} is not a setting of an evaluation. {way_out}")
         elif problem := apply_override(tree, override):
             problems.append(problem)
     if problems:
         raise SettingsError(problems)
     return {key: value for key, value in tree["parallel"].items() if value is not None}
+
+
+def _similar_setting(key: str, value: str) -> str:
+    """Return a sentence that names the setting of an evaluation that was meant by the unknown `key`."""
+
+    def mark(known: str) -> str:
+        return way(f"{known}={value}", instead_of=key)
+
+    meant = [known for known in _LAYOUT_KEYS if known.rpartition(".")[2] == key.rpartition(".")[2]]
+    return f"Did you mean {mark(meant[0])}?" if meant else spelling_hint(key, _LAYOUT_KEYS, mark)
 
 
 def check_device(name: str, env: ProcessEnv) -> None:
@@ -168,7 +199,7 @@ class Session:
         from lmtrain.train.ranks.compare_ranks_at_start import check_facts_agree
 
         env, first_layout = self._env, self._layouts[0]
-        with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
+        with memory_errors(self._way_to_less_memory()):
             device = pick_device(self.options.device, env)
             with open_process_group(env, device, first_layout.timeout_s) as peers:
                 check_facts_agree(partial(_shared_facts, first_layout), peers.hosts)
@@ -201,6 +232,15 @@ class Session:
             finally:
                 if document[entries]:
                     self.print_result(document)
+
+    def _way_to_less_memory(self) -> str:
+        size = self.options.batch_size
+        smaller = way("--batch-size", str(size // 2)) if size > 1 else ""
+        shorter = way("--precision", "bf16") if self.options.precision == "fp32" else ""
+        options = [option for option in (smaller, shorter) if option]
+        return f"Use {', '.join([*options, 'or more processes and parallel.tp or pp'])}." if options else (
+            "Give more processes, and parallel.tp or pp."
+        )  # fmt: skip
 
     def write(self, document: dict[str, Any]) -> None:
         """Write the results document to --output, on rank 0."""
@@ -360,14 +400,13 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
         return list(by_step.values())
     numbers = [word.strip() for word in steps_option.split(",")]
     if not all(word.isdecimal() and len(word) < 19 for word in numbers):
-        raise UsageError(
-            f"--steps={steps_option} is not a list of steps. Give step numbers, as in --steps 100,200, or --steps all."
-        )
+        way_out = f"Give step numbers, such as {example('100,200')}, or {example('all')}."
+        raise UsageError(f"--steps={steps_option} is not a list of steps. {way_out}")
     steps = sorted({int(word) for word in numbers})
     if missing := [f"{step}" for step in steps if step not in by_step]:
         raise MissingInputError(
             f"{run} has no checkpoint of step {join_few(missing)}. It has checkpoints of steps "
-            f"{join_few(map(str, by_step), max_shown=12)}. Give some of these, or --steps all."
+            f"{join_few(map(str, by_step), max_shown=12)}. Give some of these, or {way('--steps', 'all')}."
         )
     return [by_step[step] for step in steps]
 

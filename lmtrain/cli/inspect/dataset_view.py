@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_message
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, own
 from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def document_rows(
     for number in documents:
         if not 0 <= number < dataset.num_documents:
             raise UsageError(
-                f"Document {number} is not in {dataset.prefix}. Use a number from 0 to {dataset.num_documents - 1}."
+                f"Document {number} is not in {dataset.prefix}. Give a number from 0 to {dataset.num_documents - 1}."
             )
         start, stop = dataset.document_range(number)
         ids = dataset.read(start, stop if max_tokens is None else min(start + max_tokens, stop)).tolist()
@@ -135,9 +135,8 @@ def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenize
     num_samples, part = data.train.num_samples, 0
     masked = isinstance(data.train, MaskedDataset)  # its sample numbers continue through the epochs
     if not 0 <= number < num_samples and not (masked and number >= 0):
-        raise UsageError(
-            f"--sample={number} is not one of the {num_samples} training samples. Use 0 to {num_samples - 1}."
-        )
+        ends = f"{own(0)} or more" if number < 0 else f"{own(num_samples - 1)} or less"
+        raise UsageError(f"--sample={number} is not one of the {num_samples} training samples. Use {ends}.")
     batch, index_in_part = data.train.batch(np.array([number])), number
     while part < len(data.parts) - 1 and index_in_part >= data.parts[part].dataset.num_samples:
         index_in_part, part = index_in_part - data.parts[part].dataset.num_samples, part + 1

@@ -13,7 +13,7 @@ from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_folder_view import run_facts, run_lines
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, Weights, refuse_unused_options
-from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.errors import MissingInputError, UsageError, leave_out
 from lmtrain.runfolder.file_names import CONFIG
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.metrics_rows import to_json_data
@@ -48,8 +48,9 @@ def inspect(
         facts, print_facts = view.checkpoint_facts(path, verify, weights), partial(view.print_checkpoint, show_all=all_)
     elif weights != "model":
         raise UsageError(
-            f"--weights {weights} chooses among the weights of a checkpoint, and {path} is none. Leave --weights out, "
-            "or give a checkpoint, such as RUN/checkpoints/step_00001000."
+            f"--weights {weights} chooses among the weights of a checkpoint, and {path} is none. "
+            f"{leave_out('--weights', shown='Leave --weights out')}, or give a "
+            "checkpoint, such as RUN/checkpoints/step_00001000."
         )
     elif (path / CONFIG).is_file():
         with record_errors(path):

@@ -15,7 +15,7 @@ import yaml
 from lmtrain.cli.plan.plan_question_and_search import load_hardware
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
-from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, UsageError, leave_out, way
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
 from lmtrain.plan.calibrate_to_measured_steps import (
     DATA_SHEET_FIGURES,
@@ -46,7 +46,7 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
     if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
         raise UsageError(
             f"--output={out} must be a file NAME.yaml in a folder called hardware, so that hardware=NAME can choose "
-            f"it. Write --output={out.parent / _GROUP / out.stem}.yaml."
+            f"it. Use {way(f'--output={out.parent / _GROUP / out.stem}.yaml')}."
         )
     folders = [Path(word) for word in arguments if "=" not in word]
     if len(folders) < 2:
@@ -134,7 +134,7 @@ def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], confi
     if wrong := unknown or names[1:]:
         raise UsageError(
             f"{wrong[0]} cannot be given to --calibrate, which takes folders of runs and at most one "
-            "hardware=NAME. Leave it out."
+            f"hardware=NAME. {leave_out(*wrong)}."
         )
     if arguments:
         return load_hardware(names[0].partition("=")[2] if names else None, hardware_overrides, config_dir)
@@ -142,7 +142,7 @@ def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], confi
     if len(machines) != 1:
         raise UsageError(
             "--calibrate fits one machine, but the machines in the settings of the runs are: "
-            f"{' and '.join(sorted(machines)) or 'none'}. Add hardware=NAME, the config to start from."
+            f"{' and '.join(sorted(machines)) or 'none'}. Give hardware=NAME, the config to start from."
         )
     return next(iter(machines.values()))
 

@@ -19,7 +19,7 @@ from lmtrain.cli.shared_options import (
     parse_output_file,
     refuse_unused_options,
 )
-from lmtrain.errors import LayoutError, UsageError
+from lmtrain.errors import LayoutError, UsageError, leave_out, way
 from lmtrain.placement.parallel_settings import MAX_PROCESSES
 
 EXAMPLES = (
@@ -90,27 +90,34 @@ def plan(
         return calibrate_runs(overrides or [], config_dir, out, as_json)
     if out is not None:
         raise UsageError(
-            f"--output={out} has an effect only with --calibrate, whose result it holds. Add --calibrate and folders "
-            "of runs, or leave --output out."
+            f"--output={out} has an effect only with --calibrate, whose result it holds. Give --calibrate and folders "
+            f"of runs, or {leave_out('--output', shown='leave --output out')}."
         )
     if layout is not None:
         unused = {"grow_batch", *["doublings"] * bool(doublings)}
         refuse_unused_options(context, unused, "--layout, which fixes the number of GPUs")
     if grow_batch and not doublings:
         raise UsageError(
-            "--grow-batch only affects plans for more GPUs, and --doublings 0 asks for none. Leave one of them out."
+            "--grow-batch only affects plans for more GPUs, and --doublings 0 asks for none. "
+            f"{leave_out('--doublings', shown='Leave --doublings 0 out')}, or "
+            f"{leave_out('--grow-batch', shown='--grow-batch')}."
         )
-    from lmtrain.cli.plan.plan_question_and_search import find_layouts, read_question, with_gpus_per_node
+    from lmtrain.cli.plan.plan_question_and_search import (
+        find_layouts,
+        keeps_activations,
+        read_question,
+        with_gpus_per_node,
+    )
     from lmtrain.cli.plan.print_layout_ranking import plan_page, print_plan
     from lmtrain.runtime.files.atomic_files import atomic_file
 
     question = read_question(overrides or [], layout, config_dir, config_name)
     if price == math.inf:
-        raise UsageError(f"--price {price:g} is not a finite number of dollars. Use --price 2.5, or another number.")
+        raise UsageError(f"--price {price:g} is not a finite number of dollars. Give a number such as 2.5.")
     if price is not None and question.tokens is None:
         raise UsageError(
-            f"--price {price:g} shows the cost of a whole run, and the number of tokens of the run was not given. Add "
-            "tokens=300B, or another number."
+            f"--price {price:g} shows the cost of a whole run, and the number of tokens of the run was not given. Give "
+            "tokens=N."
         )
     if gpus_per_node is not None:
         question = with_gpus_per_node(question, gpus_per_node)
@@ -129,8 +136,10 @@ def plan(
     else:
         print_plan(result)
     if result.first is None:
+        full = f"{way('recompute=full')}, " if keeps_activations(question) else ""
         raise LayoutError(
             f"No layout on {question.gpus:,} x {question.hardware.name} fits in memory with {margin:.0%} of it left "
-            "free; the layouts printed above come closest. Use more gpus, recompute=full or a smaller --margin."
+            "free; the layouts printed above come closest. "
+            f"Use {full}more gpus or a smaller --margin."
         )
     return None

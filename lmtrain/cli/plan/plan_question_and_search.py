@@ -20,19 +20,33 @@ import yaml
 
 from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 from lmtrain.cli.settings_keys.describe_all_settings import config_file
+from lmtrain.cli.settings_keys.layout_option_ways import option_word, parse_sizes, ways_in_layout_option
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import group_choices, typed_words
+from lmtrain.config.name_suggestions import number_meant
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import read_yaml
-from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
+from lmtrain.errors import (
+    LayoutError,
+    LmtrainError,
+    SettingsError,
+    UsageError,
+    example,
+    leave_out,
+    own,
+    settings_error,
+    spelling_hint,
+    way,
+)
 from lmtrain.layout import divisors
 from lmtrain.placement.batch_rampup_settings import rampup_problems
 from lmtrain.placement.parallel_settings import (
     MAX_PROCESSES,
     ParallelSettings,
     batch_problems,
+    check_layout,
     layout_problems,
 )
 from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
@@ -107,8 +121,8 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     rest = [word for word in rest if word != "parallel=auto"]  # because: a plan chooses the layout anyway
     if layout_group := next((word for word in rest if override_key(word) == "parallel"), None):
         raise UsageError(
-            f"{layout_group} chooses a whole layout, but a plan searches for layouts. Fix single sizes instead, as in "
-            "parallel.tp=8."
+            f"{layout_group} chooses a whole layout, but a plan searches for layouts. {leave_out('parallel')}, or give "
+            "single sizes, as in parallel.tp=N."
         )
     sizes = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_parse_layout_word(word.lstrip("+").removeprefix("parallel.")) for word in sizes)
@@ -158,10 +172,12 @@ def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[st
         similar = difflib.get_close_matches(key, PLAN_WORDS, n=1, cutoff=0.7)
         if key in PLAN_WORDS and sign and value:
             if key in plan_words:
-                raise UsageError(f"{word} and {key}={plan_words[key]} were both given. Leave one of them out.")
+                ways = f"{way(f'{key}={plan_words[key]}')} or {way(word)} alone"
+                raise UsageError(f"{word} and {key}={plan_words[key]} were both given. Use {ways}.")
             plan_words[key] = value
         elif similar and "." not in key and key not in group_choices():
-            raise UsageError(f"{word} is not an argument of a plan. Did you mean {similar[0]}={value or 'VALUE'}?")
+            meant = way(f"{similar[0]}={value}", instead_of=key) if value else f"{similar[0]}=VALUE"
+            raise UsageError(f"{word} is not an argument of a plan. Did you mean {meant}?")
         else:
             rest.append(word)
     return plan_words, rest
@@ -172,15 +188,16 @@ def _parse_gpus(text: str | None) -> int:
     (not given), no number or out of range.
     """
     if text is None:
-        raise UsageError("gpus is not given; a plan needs the number of GPUs. Add gpus=1024, or another number.")
+        raise UsageError("gpus is not given; a plan needs the number of GPUs. Give gpus=N.")
     try:
         count = parse_count(text)
     except ValueError:
-        raise UsageError(f"gpus={text} is not a number of devices. Use gpus=1024, or another number.") from None
+        meant = number_meant(text) or ""
+        way_out = f"Use {own(meant)}." if meant.isdecimal() else f"Give a number, such as {example(1024)}."
+        raise UsageError(f"gpus={text} is not a number of devices. {way_out}") from None
     if not 1 <= count <= MAX_PROCESSES:
-        raise UsageError(
-            f"gpus={text} must be from 1 to {MAX_PROCESSES}. Use gpus={min(max(count, 1), MAX_PROCESSES)}."
-        )
+        nearest = way(f"gpus={min(max(count, 1), MAX_PROCESSES)}")
+        raise UsageError(f"gpus={text} must be from 1 to {MAX_PROCESSES}. Use {nearest}.")
     return count
 
 
@@ -190,11 +207,14 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
     """
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
-        raise UsageError(f"hardware is not given; a plan needs a machine. Use one of {', '.join(choices)}.")
+        names = ", ".join(choices)
+        raise UsageError(f"hardware is not given; a plan needs a machine. Give hardware=NAME, one of {names}.")
     path = config_file("hardware", name, config_dir)
     if path is None or name not in choices:
         same_family = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
-        hint = f"Did you mean {' or '.join(same_family)}?" if same_family else spelling_hint(name, choices)
+        hint = f"Did you mean {' or '.join(map(own, same_family))}?" if same_family else (
+            spelling_hint(name, choices, own)
+        )  # fmt: skip
         raise UsageError(
             f"hardware={name} is not a machine of conf/hardware. {hint} To use your own machine, give --config-dir DIR "
             f"and write DIR/hardware/{name}.yaml."
@@ -292,7 +312,10 @@ def _parse_layout_word(word: str) -> tuple[str, Any]:
     """
     key, text = _split_pair(word)
     if key not in _LAYOUT_KEYS:
-        raise UsageError(f"parallel.{word}: a layout has no size called {key}. {spelling_hint(key, _LAYOUT_KEYS)}")
+        hint = spelling_hint(
+            key, _LAYOUT_KEYS, lambda known: way(f"parallel.{known}={text}", instead_of=f"parallel.{key}", shown=known)
+        )
+        raise SettingsError([f"parallel.{word}: a layout has no size called {key}. {hint}"])
     checked = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
     return key, getattr(checked, key)
 
@@ -301,7 +324,7 @@ def _split_pair(word: str) -> tuple[str, str]:
     """Split a text KEY=VALUE into key and value. Raise a UsageError if the value is missing."""
     key, sign, value = word.partition("=")
     if not sign or not value:
-        raise UsageError(f"The argument {word} has no value. Write {key}=VALUE, as in tp=8.")
+        raise UsageError(f"The argument {word} has no value. Give {key}=VALUE.")
     return key, value
 
 
@@ -314,32 +337,41 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
     for item in filter(None, layout.split(",")):
         key, text = _split_pair(item.strip().removeprefix("parallel."))
         if key in ("micro_batch", "recompute"):
-            word = "train.micro_batch" if key == "micro_batch" else key
+            word = f"{'train.micro_batch' if key == 'micro_batch' else key}={text}"
+            rest = {name: size for name, size in parse_sizes(layout).items() if name != key}
+            moved = way(word, *([option_word("--layout", rest)] * bool(rest)), instead_of="--layout", shown=word)
             raise UsageError(
                 f"--layout takes only the sizes of a layout, and {item} is not one of them. Leave it out of --layout "
-                f"and add {word}={text} as an argument of its own."
+                f"and add {moved} as an argument of its own."
             )
-        value = _parse_layout_word(f"{key}={text}")[1]
+        with ways_in_layout_option("--layout", layout, takes_settings=True):
+            value = _parse_layout_word(f"{key}={text}")[1]
         if fixed.setdefault(key, value) != value:
+            changed = parse_sizes(layout) | {key: show(fixed[key])}
+            ways = [leave_out(f"parallel.{key}", shown="Leave the latter out")] if key in question.fixed else []
+            ways.append(way(option_word("--layout", changed)))
             raise UsageError(
-                f"--layout {layout} has {key}={text}, but {key}={show(fixed[key])} was given too. Leave one of them "
-                "out."
+                f"--layout {layout} has {key}={text}, but {key}={show(fixed[key])} was given too. "
+                f"{', or use '.join(ways) if len(ways) > 1 else f'Use {ways[0]}'}."
             )
     sizes = {key: value for key, value in fixed.items() if key in _LAYOUT_KEYS}
     num_parts = math.prod(sizes.get(key, 1) for key in ("pp", "tp", "dp_replicate"))
     sizes.setdefault("dp_shard", max(question.gpus // num_parts, 1))
-    parallel = build_settings(ParallelSettings, sizes, "parallel")
+    with ways_in_layout_option("--layout", layout, takes_settings=True):
+        parallel = build_settings(ParallelSettings, sizes, "parallel")
+        check_layout(question.run.model, parallel)  # because: GPUs that fit a wrong layout would be refused next
     if (size := parallel.layout.world_size) != question.gpus:
         raise UsageError(
             f"--layout {layout} needs {size} GPUs, but gpus={question.gpus} was given. "
-            f"Use gpus={size}, or sizes that multiply to {question.gpus}."
+            f"Use {way(f'gpus={size}')}, or sizes that multiply to {question.gpus}."
         )
     settings = {
         "model": question.run.model, "compute": question.run.compute, "parallel": parallel,
         "train": question.config.train, "recompute": question.run.recompute,
     }  # fmt: skip
-    if problems := list(RunConfig.problems_across(settings)):
-        raise settings_error([problem.text() for problem in problems])
+    with ways_in_layout_option("--layout", layout, takes_settings=True):
+        if problems := list(RunConfig.problems_across(settings)):
+            raise settings_error([problem.text() for problem in problems])
     check_checkpoint_size(replace(question.config, parallel=parallel), question.run.model)
     return fixed | {name: getattr(parallel, name) for name in _LAYOUT_KEYS}
 
@@ -353,6 +385,11 @@ def with_gpus_per_node(question: Question, gpus: int) -> Question:
     return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
 
 
+def keeps_activations(question: Question) -> bool:
+    """Return whether the user has fixed a kind of recompute other than full, which needs the least memory."""
+    return getattr(question.fixed.get("recompute"), "kind", "full") != "full"
+
+
 def no_legal_layout_error(question: Question) -> LmtrainError:
     """Return the error to raise if a search has found no legal layout. Its message says which rules the sizes fixed by
     the user break, or else which batch size or number of GPUs would work.
@@ -361,9 +398,12 @@ def no_legal_layout_error(question: Question) -> LmtrainError:
         return settings_error(problems)
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
     given_sizes = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _LAYOUT_KEYS)
-    larger_batch, fewer_gpus = -(-batch // gpus) * gpus, max(n for n in divisors(batch, batch) if n <= gpus)
-    suggestions = [f"train.global_batch={larger_batch}"] * (larger_batch != batch)
-    suggestions += [f"gpus={fewer_gpus}"] * (fewer_gpus != gpus)
+    multiple = gpus * question.fixed.get("micro_batch", 1)
+    parts = math.prod(question.fixed.get(key, 1) for key in ("pp", "dp_replicate", "dp_shard", "tp"))
+    fewer_gpus = max((n for n in divisors(batch, batch) if n <= gpus and n % parts == 0), default=gpus)
+    larger_batch = -(-batch // multiple) * multiple
+    suggestions = [way(f"train.global_batch={larger_batch}")] * (larger_batch != batch)
+    suggestions += [way(f"gpus={fewer_gpus}")] * (fewer_gpus != gpus)
     suggestions = ["Use " + ", or ".join(suggestions)] * bool(suggestions)
     suggestions += ["leave some of the layout open"] * bool(given_sizes)
     way_out = ", or ".join(suggestions) or "use fewer GPUs"
@@ -382,12 +422,15 @@ def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
     given_sizes = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
     parallel = ParallelSettings(**given_sizes, sequence_parallel=fixed.get("sequence_parallel", False))
     layout, micro = parallel.layout, fixed.get("micro_batch", 1)
-    yield from layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)
+    wrong = [*layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)]
+    yield from wrong
+    if wrong:
+        return  # because: GPUs and a batch that fit a wrong layout would be refused next
     if question.gpus % layout.world_size:
         sizes = " x ".join(f"{key}={size}" for key, size in given_sizes.items())
         rule = f"is no multiple of {sizes}{f' = {layout.world_size}' * (len(given_sizes) > 1)}"
         next_multiple = -(-question.gpus // layout.world_size) * layout.world_size
-        way_out = f"Use gpus={next_multiple}, or sizes that divide {question.gpus}."
+        way_out = f"Use {own(next_multiple)}, or sizes that divide {question.gpus}."
         yield Problem("gpus", question.gpus, rule, way_out, of_layout=True)
     yield from batch_problems(layout, run.global_batch, micro)
     if run.rampup is not None:
@@ -530,8 +573,8 @@ def _describe_switch_limit(ranked: RankedLayouts) -> str:
     min_group = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
     return (
         f"--nodes-per-switch {ranked.limits.switch // node} leaves none of {len(space):,} legal layouts: in each of "
-        f"them {min_group} GPUs or more share weights (dp_shard x tp), and a node has {node}. Use --nodes-per-switch "
-        f"{-(-min_group // node)}, or leave dp_shard and dp_replicate open."
+        f"them {min_group} GPUs or more share weights (dp_shard x tp), and a node has {node}. Use "
+        f"{way('--nodes-per-switch', str(-(-min_group // node)))}, or leave dp_shard and dp_replicate open."
     )
 
 

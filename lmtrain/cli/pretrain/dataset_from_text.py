@@ -21,7 +21,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.config.settings_base import show
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.training_data_by_source import excess_warnings
-from lmtrain.errors import DataError, SettingsError
+from lmtrain.errors import DataError, SettingsError, way
 from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
@@ -263,10 +263,10 @@ def _explain_changed_text(data: DataSettings) -> Iterator[None]:
         yield
     except TextChangedError as error:
         place = "data.text_dir" if data.text_dir else "run.dir"
+        old = way(f"data.path={data.path}", instead_of="data.text")
         raise DataError(
-            f"data.text={show(data.text)} is not the text of which {data.path} was made: {error}. Give "
-            f"another {place} to train on the text as it is now, or data.path={data.path} instead of data.text to go "
-            "on with the old one."
+            f"data.text={show(data.text)} is not the text of which {data.path} was made: {error}. Give another {place} "
+            f"to train on the text as it is now, or {old} instead of data.text to go on with the old one."
         ) from error
 
 

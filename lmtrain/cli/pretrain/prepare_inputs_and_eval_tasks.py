@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmtrain.cli.pretrain.init_from_settings_and_import import import_first_weights, read_foreign_weights
-from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
+from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, own, spelling_hint
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.run_config import RunConfig
@@ -110,12 +110,13 @@ def _find_tasks(config: RunConfig) -> list[Task]:
             task = find_task(entry.task)
             check_kind(task, causal="lm" in terms, pairs="pair" in terms)
         except UsageError as error:
-            wrong.append(str(error).replace("--task=", key))
+            wrong.append(error.marked.replace("--task=", key))
             continue
         if task.seq_len is not None and task.seq_len > config.seq_len:
+            names = [task.id] * (task.id != entry.task) + [f"{task.id}-s{config.seq_len}"]
             wrong.append(
                 f"{key}{entry.task} needs a window of {task.seq_len} tokens, more than model.seq_len={config.seq_len}. "
-                f"Use {task.id} or {task.id}-s{config.seq_len}."
+                f"Use {' or '.join(map(own, names))}."
             )
         tasks.append(task)
     if wrong:
@@ -168,5 +169,5 @@ def _check_best_by(config: RunConfig, evaluations: list[PlannedEvaluation]) -> N
     ]  # fmt: skip
     if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:
         raise SettingsError(
-            [f"checkpoint.best_by={name} is not a measure of this run's evaluations. {spelling_hint(name, known)}"]
+            [f"checkpoint.best_by={name} is not a measure of this run's evaluations. {spelling_hint(name, known, own)}"]
         )

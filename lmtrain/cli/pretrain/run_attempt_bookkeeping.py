@@ -19,7 +19,16 @@ import typer
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.cli.ranks.launch_ranks import report_refusal
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error, warn_if_any
-from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.errors import (
+    LayoutError,
+    LmtrainError,
+    PeerLostError,
+    RanksDifferError,
+    StoppedEarly,
+    StoppedForGood,
+    way,
+)
+from lmtrain.layout import divisors
 from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE
 from lmtrain.runfolder.read_and_record_run_end import (
     is_stop_written_since,
@@ -127,8 +136,8 @@ class Attempt:
             print_error(error)
 
         config, env, folder = self.config, self.env, Path(self.config.run.dir)
-        timeout_s, smaller_batch = config.parallel.timeout_s, max(1, config.train.micro_batch // 2)
-        with memory_errors(f"Use train.micro_batch={smaller_batch}, precision=bf16 or a smaller model.seq_len."):
+        timeout_s = config.parallel.timeout_s
+        with memory_errors(_way_to_less_memory(config)):
             device = pick_device(config.compute.device, env)
             self.stop.defer()
             current_phase.enter("rendezvous")
@@ -249,6 +258,17 @@ class Attempt:
         is_written = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._stamp_before)
         if self.env.rank == 0 and not is_written:
             warn_if_any(write_unsaved_stop(Path(self.config.run.dir), cause))
+
+
+def _way_to_less_memory(config: RunConfig) -> str:
+    """Return a sentence that says which settings would need less memory. A smaller micro-batch divides the batch too.
+    """
+    micro = config.train.micro_batch
+    smaller = max((size for size in divisors(micro) if size < micro), default=None)
+    words = [way(f"train.micro_batch={smaller}")] if smaller else []
+    words += [way("recompute=full")] if config.recompute.kind != "full" else []
+    words += [way("precision=bf16")] if config.precision.kind == "fp32" else []
+    return f"Use {', '.join(words)}{' or ' if words else ''}a smaller model.seq_len."
 
 
 def _saved_state(config: RunConfig) -> str:

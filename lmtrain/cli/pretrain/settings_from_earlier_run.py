@@ -26,7 +26,7 @@ from lmtrain.config.parse_and_apply_overrides import hydra_quoted
 from lmtrain.config.settings_base import show
 from lmtrain.config.strict_yaml import MAX_BYTES
 from lmtrain.data.store.indexed_dataset import dataset_file
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError, leave_out, way
 from lmtrain.exchange.detect_model_folder_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, METRICS
 from lmtrain.runfolder.lineage import RESUMED, read_lineage
@@ -228,9 +228,10 @@ def imported_checkpoint(path: Path) -> Path | None:
         with suppress(LmtrainError):  # because: the search for a run says better what is missing
             found = identify_source(path)
         if found is not None:
+            init_from = way(f"checkpoint.init_from={hydra_quoted(str(path))}", instead_of="--from-run")
             raise UsageError(
-                f"--from-run={path} is {found}, and not a run. Begin a run from its weights with "
-                f"checkpoint.init_from={path} in place of it."
+                f"--from-run={path} is {found}, and not a run. Begin a run from its weights with {init_from} in place "
+                "of it."
             )
     return None
 
@@ -278,7 +279,8 @@ def compose_run(
     if name != "pretrain":
         raise UsageError(
             f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "
-            "cannot choose one. Leave one of the two options out."
+            f"cannot choose one. {leave_out('--config-name', shown='Leave --config-name out')}, or "
+            f"{leave_out('--from-run', shown='--from-run')}."
         )
     if from_beginning:
         return _begin_again(SourceRun.find(from_run), overrides, config_dir, report)
@@ -286,7 +288,8 @@ def compose_run(
         if any(text.lstrip("+").startswith(("checkpoint.init_from=", "checkpoint.resume=")) for text in overrides):
             raise UsageError(
                 f"--from-run={from_run} is an imported model, whose weights the run begins with, and the overrides "
-                "name another checkpoint. Leave one of them out."
+                f"name another checkpoint. {leave_out('--from-run', shown='Leave --from-run out')}, or "
+                f"{leave_out('checkpoint.init_from', 'checkpoint.resume', shown='the other checkpoint')}."
             )
         init_from = f"checkpoint.init_from={hydra_quoted(str(path))}"
         return compose_settings([*overrides, init_from], config_dir=config_dir, report=report)
@@ -305,13 +308,13 @@ def compose_run(
     if source.is_merge and not is_branch:
         raise UsageError(
             f"--from-run={from_run} is a merged checkpoint, and a run that begins from it needs a folder of its own, "
-            f"but run.dir={config.run.dir} is that of its newest parent. Add run.dir=DIR."
+            f"but run.dir={config.run.dir} is that of its newest parent. Give run.dir=DIR."
         )
     begins_from = config.checkpoint.init_from or config.checkpoint.resume
     if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
-            "Add --from-beginning to begin it again there."
+            f"Add {way('--from-beginning')} to begin it again there."
         )
     if report is not None:
         for line in messages:
@@ -374,7 +377,7 @@ def _refuse_added_length(settings: Mapping[str, Any], overrides: Sequence[str]) 
                 total = f"train.{match[1]}={length + parse_count(match[2])}"
                 raise SettingsError([
                     f"{word} is not {match[2]} more, since train.{match[1]} is the length of the whole run. Write "
-                    f"{total} for {match[2]} more than the {length} that it has."
+                    f"{way(total, instead_of=word)} for {match[2]} more than the {length} that it has."
                 ])  # fmt: skip
 
 
@@ -387,13 +390,15 @@ def _begin_again(
     if source.path != source.run:
         raise UsageError(
             f"--from-run={source.path} is a checkpoint, and --from-beginning begins a run again without one. Give the "
-            f"run's folder, {source.run}, or leave --from-beginning out."
+            f"run's folder, {way('--from-run', str(source.run), shown=str(source.run))}, or "
+            f"{leave_out('--from-beginning', shown='leave --from-beginning out')}."
         )
     resume = typed_words(overrides).get("checkpoint.resume", "auto")
     if resume not in ("auto", "none"):
         raise UsageError(
             f"checkpoint.resume={resume} goes on from a checkpoint, and --from-beginning begins at the run's first "
-            "step. Leave one of them out."
+            f"step. {leave_out('checkpoint.resume', shown='Leave checkpoint.resume out')}, or "
+            f"{leave_out('--from-beginning', shown='--from-beginning')}."
         )
     config = _compose_over_settings(source.settings_to_begin_again(overrides), overrides, config_dir, report)
     folder = Path(config.run.dir)

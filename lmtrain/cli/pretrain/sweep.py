@@ -139,7 +139,7 @@ def _check_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
         for problem in process_problems(job.config.parallel.layout, env, job.config.train)
     ]
     if problems:
-        raise LayoutError("\n".join(dict.fromkeys(problems)))
+        raise LayoutError(*dict.fromkeys(problems))
 
 
 def plan_runs(
@@ -171,7 +171,7 @@ def plan_runs(
         and jobs[0].changed
     ):
         raise UsageError(
-            f"-m makes several runs, and they cannot use the folder of --from-run={from_run}. Add run.dir=DIR, a "
+            f"-m makes several runs, and they cannot use the folder of --from-run={from_run}. Give run.dir=DIR, a "
             "folder for the new runs."
         )
     return jobs

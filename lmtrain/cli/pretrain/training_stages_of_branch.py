@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, own, way
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
 from lmtrain.units import parse_count
@@ -55,8 +55,8 @@ class BranchPoint:
         elif current.get("schedule"):
             raise SettingsError([
                 f"The checkpoint of step {self.step} was made in a stage with a schedule of its own, which would begin "
-                "anew in the branch. Say how the branch's learning rate goes, as in schedule=constant or "
-                "schedule=linear; optim.lr is where it begins."
+                "anew in the branch. To say how the branch's learning rate goes, add "
+                f"{way('schedule=constant')} or {way('schedule=linear')}; optim.lr is where it begins."
             ])
         name = unused_stage_name(BRANCH, past)
         tree["stages"] = past | {name: given | self._length(parent, tree["train"], typed)}
@@ -74,9 +74,11 @@ class BranchPoint:
         new_names = [name for name in _stages(tree) if name not in _stages(self.base)]
         if differing:
             name = (new_names or [*_stages(tree)])[-1]
+            words = [f"stages.{name}.{key}={typed[key]}" for key in differing if key in typed]
+            whole = way(*words, instead_of=differing) if len(words) == len(differing) else f"stages.{name}.KEY=VALUE"
             raise SettingsError([
                 f"{differing[0]} is typed for the whole run, whose steps up to {self.step} are done, beside stages. "
-                f"Give it to the stage that it is for, as in stages.{name}.{differing[0]}=..."
+                f"Give it to the stage that it is for: {whole}."
             ])
         ahead = [stage.stage_name for stage in parent.stage_configs if stage.end_step > self.step]
         is_cut = not any(key.startswith(f"stages.{name}.") for key in typed for name in ahead if name)
@@ -152,9 +154,10 @@ class BranchPoint:
                 total = parse_count(str(train[key])) if isinstance(train[key], str) else train[key]
                 done = self.step if key == "steps" else self._tokens(parent)
                 if not isinstance(total, int) or total <= done:
+                    more = f"Use {own(done + total)} for that many more" if isinstance(total, int) else "Give more"
                     raise SettingsError([
                         f"train.{key}={typed[f'train.{key}']} is the length of the whole run, of which {done} {key} "
-                        f"are done at the checkpoint of step {self.step}. Give more, or stages.NAME.{key} for the "
+                        f"are done at the checkpoint of step {self.step}. {more}, or stages.NAME.{key} for the "
                         "branch alone."
                     ])
                 return {key: total - done}
@@ -162,7 +165,7 @@ class BranchPoint:
         if left <= 0:
             raise SettingsError([
                 f"The checkpoint is that of step {self.step}, at which the run ends, so that no step is left for the "
-                f"branch. Give the length of the whole run, as in train.steps={self.step + 1000}."
+                f"branch. Give the length of the whole run, train.steps=N with N above {self.step}."
             ])
         return {"steps": left}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.screen.print_messages_and_json import print_notice, warn_if_any
-from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, leave_out
 from lmtrain.runtime.processes.local_rank_launcher import Outcome, end_with_launcher, launch
 from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, set_library_defaults
 from lmtrain.runtime.processes.start_rank_processes import Program
@@ -113,12 +113,13 @@ def detect_process(options: ProcessOptions) -> ProcessEnv:
     if options.nproc is not None and options.nproc_per_node is not None:
         raise UsageError(
             f"--nproc={options.nproc} and --nproc-per-node={options.nproc_per_node} both say how many processes to "
-            "start. Give --nproc on one machine, or --nproc-per-node under srun with one task on each node."
+            f"start. {leave_out('--nproc-per-node', shown='Give --nproc')} on one machine, or "
+            f"{leave_out('--nproc', shown='--nproc-per-node')} under srun with one task on each node."
         )
     if options.max_restarts is not None and env.launcher != "single":
         raise UsageError(
             f"--max-restarts={options.max_restarts} restarts only processes that lmtrain has started, and "
-            f"{env.launcher} has started these. Leave it out, and let "
+            f"{env.launcher} has started these. {leave_out()}, and let "
             f"{'the batch script' if env.launcher == 'slurm' else env.launcher} restart them."
         )
     if options.count is None:

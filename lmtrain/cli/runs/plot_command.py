@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lmtrain.cli.page.svg_line_charts import Form, log_ticks, tick_labels, ticks
-from lmtrain.errors import DataError, UsageError, spelling_hint
+from lmtrain.errors import DataError, UsageError, own, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Numbers, extreme_indices, read_record
 from lmtrain.runfolder.folder_reader import expand_runs, read_runs
 
@@ -33,7 +33,7 @@ def plot_runs(paths: Sequence[Path], key: str, axis: str, log: bool, height: int
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
     if axis not in _AXES:
-        raise UsageError(f"--by={axis} is not an axis of the plot. {spelling_hint(axis, _AXES)}")
+        raise UsageError(f"--by={axis} is not an axis of the plot. {spelling_hint(axis, _AXES, own)}")
     screen = PlainConsole(highlight=False)
     curves = _read_curves(paths, key, axis, log)
     use_braille = screen.encoding.lower().startswith("utf") and (
@@ -57,7 +57,8 @@ def _read_curves(paths: Sequence[Path], key: str, axis: str, log: bool) -> list[
         if drawable.any():
             curves.append((run.name, positions[drawable], values[drawable]))
     if not curves and known_keys and key not in known_keys:
-        raise UsageError(f"--key={key} is not a number that the runs have recorded. {spelling_hint(key, known_keys)}")
+        hint = spelling_hint(key, known_keys, own)
+        raise UsageError(f"--key={key} is not a number that the runs have recorded. {hint}")
     if not curves:
         raise DataError(
             f"The runs have recorded no number to plot for --key={key} over --by={axis}. Give runs that have trained."

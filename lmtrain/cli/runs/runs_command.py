@@ -16,7 +16,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
-from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint
+from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint, way
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, find_runs, read_runs
 from lmtrain.runfolder.lineage import MERGED, WEIGHTS
 from lmtrain.runfolder.metrics_rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
@@ -118,17 +118,24 @@ def plot(
     plot_runs(runs, key, by, log, height)
 
 
+def _instead(option: str, values: Sequence[str], wrong: str, right: str, shown: str | None = None) -> str:
+    """Return the words to type, with all values of a repeatable option, in which the value `right` replaces `wrong`.
+    """
+    return way(*(f"{option}={right if value == wrong else value}" for value in values), shown=shown or right)
+
+
 def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
     """Return a dict of facts, by `_run_row`, for each run below the folders that is in one of `states` (empty: any) and
     has every setting "KEY=VALUE" of `where`. Without folders, search `runs` or the current folder. Raise UsageError on
     an unknown state or key, MissingInputError if a folder holds no runs.
     """
     if wrong := [state for state in states if state not in _STATES]:
-        raise UsageError(f"--state={wrong[0]} is not a state of a run. {spelling_hint(wrong[0], _STATES)}")
+        hint = spelling_hint(wrong[0], _STATES, lambda state: _instead("--state", states, wrong[0], state))
+        raise UsageError(f"--state={wrong[0]} is not a state of a run. {hint}")
     conditions = [text.partition("=") for text in where]
     for text, (key, sign, _) in zip(where, conditions, strict=True):
         if not (key and sign):
-            raise UsageError(f"--where={text} has no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
+            raise UsageError(f"--where={text} has no value. Give KEY=VALUE.")
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
     if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
         raise MissingInputError(
@@ -138,12 +145,13 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
     for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
         run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name
     known_keys = {key for run in runs for key, _ in flatten(run.settings)}
-    for key, _, _ in conditions:
-        if key not in known_keys:
-            searched = join_few(map(str, folders))
-            raise UsageError(
-                f"--where={key} does not name a setting of any run in {searched}. {spelling_hint(key, known_keys)}"
-            )
+    if unknown := next((text for text in where if text.partition("=")[0] not in known_keys), None):
+        key, _, value = unknown.partition("=")
+        meant = min((known for known in known_keys if known.endswith(f".{key}")), default=key)
+        hint = spelling_hint(
+            meant, known_keys, lambda known: _instead("--where", where, unknown, f"{known}={value}", known)
+        )
+        raise UsageError(f"--where={key} does not name a setting of any run in {join_few(map(str, folders))}. {hint}")
     rows = [_run_row(run) for run in runs if all(_has_setting(run, key, value) for key, _, value in conditions)]
     return [row for row in rows if not states or row["state"] in states]
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from lmtrain.cli.inspect.run_folder_view import age_s, describe_model, describe_state, read_stages, settings_facts
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_message
-from lmtrain.errors import MissingInputError, UsageError, join_few
+from lmtrain.errors import MissingInputError, UsageError, join_few, own
 from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_line
 from lmtrain.runfolder.file_names import CONFIG, METRICS
@@ -42,9 +42,7 @@ def watch(
     from lmtrain.observe.screen.command_progress import is_live
 
     if not every >= _MIN_INTERVAL_S:
-        raise UsageError(
-            f"--every={every:g} must be at least {_MIN_INTERVAL_S:g} seconds. Use --every=2."
-        )
+        raise UsageError(f"--every={every:g} must be at least {_MIN_INTERVAL_S:g} seconds. Use {own(2)}.")
     console = PlainConsole()
     try:
         _wait_for_run(run, every, console, may_wait=is_live(console) and not once)

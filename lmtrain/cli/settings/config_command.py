@@ -27,7 +27,7 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import STAGE_GROUP, compose_plain, group_choices
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml
-from lmtrain.errors import UsageError, spelling_hint
+from lmtrain.errors import UsageError, leave_out, spelling_hint, way
 from lmtrain.train.run_stage_settings import GROUPS
 from lmtrain.units import format_count
 
@@ -86,9 +86,8 @@ def show(
         name = name or default_choices().get(group, "")
         file = config_file(group, name, config_dir)
         if file is None:
-            raise UsageError(
-                f"The group {group} has no choice {name or 'by default'}. {spelling_hint(name, groups[group])}"
-            )
+            hint = spelling_hint(name, groups[group], lambda known: way(known, instead_of=name))
+            raise UsageError(f"The group {group} has no choice {name or 'by default'}. {hint}")
         file_and_text = file, read_config_text(file)
     if as_json:
         return print_json({"file": str(file_and_text[0]), "yaml": file_and_text[1]})
@@ -130,8 +129,8 @@ def explain(
 
     if run is not None and overrides:
         raise UsageError(
-            f"--run={run} shows the values of an earlier run, which {overrides[0]} cannot change. Leave one of them "
-            "out."
+            f"--run={run} shows the values of an earlier run, which {overrides[0]} cannot change. "
+            f"{leave_out(*overrides, shown=f'Leave {overrides[0]} out')}, or {leave_out('--run', shown='--run')}."
         )
     keys = all_keys()
     parts = {name[:end] for name in keys for end, character in enumerate(name) if character == "."} | {"all"}
@@ -141,7 +140,10 @@ def explain(
     if in_stage is None and key not in keys and key not in parts and not key.startswith("stages."):
         same_last_part = sorted(name for name in keys if name.endswith(f".{key.rpartition('.')[2]}"))
         # because: `lr` is more likely to mean optim.lr than a key with a similar spelling
-        hint = f"Did you mean {' or '.join(same_last_part)}?" if same_last_part else spelling_hint(key, [*keys, *parts])
+        ways = [way(name, instead_of=key) for name in same_last_part]
+        hint = f"Did you mean {' or '.join(ways)}?" if ways else (
+            spelling_hint(key, [*keys, *parts], lambda known: way(known, instead_of=key))
+        )  # fmt: skip
         if hint.startswith("Known"):  # because: these are more than two hundred
             hint = "`lmtrain config explain all` lists the settings."
         raise UsageError(f"{key} is not a setting. {hint}")
@@ -163,7 +165,7 @@ def explain(
     choices = groups.get(STAGE_GROUP if key == "stages" else key, []) if run is None else []
     if not rows and not choices:
         raise UsageError(
-            f"{key} is not set by any stage. Give the settings of a run with stages, as in stages.NAME.steps=1000, or "
+            f"{key} is not set by any stage. Give the settings of a run with stages, as in stages.NAME.steps=N, or "
             "its folder with --run."
         )
     if as_json:
@@ -197,7 +199,8 @@ def print_section(name: str, rows: Sequence[dict[str, Any]], choices: Sequence[s
 def _check_group(group: str, groups: dict[str, list[str]]) -> None:
     """Raise if there is no such group."""
     if group not in groups:
-        raise UsageError(f"{group} is not a group of settings. {spelling_hint(group, groups)}")
+        hint = spelling_hint(group, groups, lambda known: way(known, instead_of=group))
+        raise UsageError(f"{group} is not a group of settings. {hint}")
 
 
 def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from lmtrain.config.parse_and_apply_overrides import FileSetting
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
-from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few
+from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few, way
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.run_stage_settings import GROUPS, stage_may_set
@@ -311,7 +311,8 @@ def stage_key_facts(
     key, own = f"stages.{name}.{inner}", keys.get(f"stages.NAME.{inner}")
     if own is None and inner not in keys and inner not in STAGE_CHOICES:
         known = [word for word in keys if stage_may_set(word) and word.endswith(f".{inner.rpartition('.')[2]}")]
-        hint = f"Did you mean {join_few([f'stages.{name}.{word}' for word in known])}?" if known else (
+        ways = [way(f"stages.{name}.{word}", instead_of=key) for word in known]
+        hint = f"Did you mean {join_few(ways, ' or ')}?" if ways else (
             "`lmtrain config explain stages` lists those of a run."
         )  # fmt: skip
         raise UsageError(f"{key} is not a setting. {hint}")

@@ -30,7 +30,7 @@ from lmtrain.cli.shared_options import (
     parse_output_file,
 )
 from lmtrain.config.settings_file import words_for_command
-from lmtrain.errors import LayoutError, MissingInputError, UsageError, shell_quoted
+from lmtrain.errors import LayoutError, MissingInputError, UsageError, example, leave_out, shell_quoted, way
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.runtime.processes.process_environment import ProcessEnv
@@ -137,17 +137,17 @@ class SlurmOptions:
             )
         if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
             raise UsageError(
-                f"--time={self.time} is not a time limit that Slurm accepts. Write it as in --time=90 (minutes), "
-                "--time=4:00:00 or --time=2-12 (days and hours)."
+                f"--time={self.time} is not a time limit that Slurm accepts. Give one such as {example('90')} "
+                f"(minutes), {example('4:00:00')} or {example('2-12')} (days and hours)."
             )
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():
-                _check_extra_option(option, word)
+                _check_extra_option(option, word, words or ())
         for variable in self.env or ():
             if not re.fullmatch(r"[A-Za-z_]\w*=.*", variable, re.ASCII | re.DOTALL):
                 raise UsageError(
-                    f"--env={variable} is not of the form NAME=VALUE, with letters, digits and _ in the name. Write it "
-                    "as in --env=OMP_NUM_THREADS=8."
+                    f"--env={variable} is not of the form NAME=VALUE, with letters, digits and _ in the name. Give one "
+                    f"such as {example('OMP_NUM_THREADS=8')}."
                 )
 
     @property
@@ -179,7 +179,7 @@ class SlurmOptions:
             divisor = max(size for size in divisors(num_processes) if size <= per_node)
             raise LayoutError(
                 f"{option}={per_node} does not divide the {num_processes} processes of {layout}, but all nodes get the "
-                f"same number. Use {option}={divisor} on {num_processes // divisor} nodes, or another layout."
+                f"same number. Use {way(f'{option}={divisor}')} on {num_processes // divisor} nodes, or another layout."
             )
         num_nodes = num_processes // per_node
         if self.nodes is not None and self.nodes != num_nodes:
@@ -266,18 +266,28 @@ def submit(
     return print_notice(f"submitted: {job.file}; its log is {log}")
 
 
-def _check_extra_option(option: str, word: str) -> None:
-    """Raise a UsageError if `word`, a value of `option` (--sbatch or --srun), does not look like an option of sbatch or
-    srun, or is one that the sbatch file sets itself, such as --nodes.
+def _check_extra_option(option: str, word: str, words: Sequence[str]) -> None:
+    """Raise a UsageError if `word`, one of the values `words` of `option` (--sbatch or --srun), does not look like an
+    option of sbatch or srun, or is one that the sbatch file sets itself, such as --nodes.
     """
     name = re.match(r"--[\w-]+|-[A-Za-z]", word)
     if name is None or not word.isprintable():
-        raise UsageError(f"{option}={word} is not an option of {option[2:]}. Write it as in {option}=--mem=0.")
+        # because: the option can be repeated, and its other values stay
+        ways = [f"{option}={f'--{word}' if each == word else each}" for each in words]
+        is_clear = re.fullmatch(r"[A-Za-z][\w-]*(=\S*)?", word, re.ASCII)
+        meant = way(*ways, shown=f"{option}=--{word}")
+        way_out = f"Use {meant}." if is_clear else f"Give one, as in {option}=--NAME=VALUE."
+        raise UsageError(f"{option}={word} is not an option of {option[2:]}. {way_out}")
     if name[0] in _RESERVED_OPTIONS:
         raise UsageError(
             f"{option}={word} would contradict the sbatch file, which takes nodes and processes from the layout and "
-            "restarts by exit codes. Leave it out, or change parallel.*, --gpus-per-node or --spare-nodes."
+            f"restarts by exit codes. {_without(option, word)}, or change parallel.*, --gpus-per-node or --spare-nodes."
         )
+
+
+def _without(option: str, word: str, shown: str = "Leave it out") -> str:
+    """Return the advice to remove one value of a repeatable option."""
+    return leave_out(f"{option}={word}", f"{option} {word}", shown=shown)
 
 
 def _build_job(options: SlurmOptions) -> SbatchJob:
@@ -455,8 +465,9 @@ def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
     name = re.split(r"[=\s]", word, maxsplit=1)[0]
     if (name in _PER_TASK_OPTIONS and not _NO_BINDING.fullmatch(word)) or _BINDS_EACH_TASK.match(word):
         raise UsageError(
-            f"{option}={word} applies to each Slurm task, and one task starts all {num_ranks} ranks of its node. Leave "
-            "it out, or add --tasks rank, which makes each rank a task."
+            f"{option}={word} applies to each Slurm task, and one task starts all {num_ranks} ranks of its node. Add "
+            f"{way('--tasks', 'rank')}, which makes each rank a task, or "
+            f"{_without(option, word, shown='leave it out')}."
         )
 
 
@@ -469,8 +480,8 @@ def _parse_cpus(option: str, words: Sequence[str]) -> int | None:
         if match := _CPUS_PER_TASK.fullmatch(word):
             if not re.fullmatch(r"[1-9][0-9]{0,5}", match[1], re.ASCII):
                 raise UsageError(
-                    f"{option}={word} is not a number of CPUs. Give the number for each rank, as in "
-                    f"{option}=--cpus-per-task=8."
+                    f"{option}={word} is not a number of CPUs. Give the number for each rank, "
+                    f"{option}=--cpus-per-task=N."
                 )
             cpus = int(match[1])
     return cpus

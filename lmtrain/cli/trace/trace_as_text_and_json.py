@@ -16,7 +16,7 @@ import numpy as np
 from rich.text import Text
 
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly
-from lmtrain.errors import UsageError, join_few
+from lmtrain.errors import UsageError, join_few, leave_out
 from lmtrain.observe.screen.training_view import print_line
 from lmtrain.observe.timeline.merge_ranks import Segment, Timeline
 from lmtrain.observe.timeline.step_breakdown import (
@@ -66,8 +66,8 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
     if not segment.steps:
         if step is not None:
             raise UsageError(
-                f"--step={step} cannot be shown: start {segment.start} has no completely recorded step. Leave --step "
-                "out, or choose another --start."
+                f"--step={step} cannot be shown: start {segment.start} has no completely recorded step. "
+                f"{leave_out('--step', shown='Leave --step out')}, or choose another --start."
             )
         facts["notes"].append(f"start {segment.start}: no step was recorded to its end, so there are no tables")
         return facts | {"start": segment.start, "steps": []}, []

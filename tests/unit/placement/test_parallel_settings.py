@@ -69,7 +69,7 @@ def test_sequence_parallel_cuts_the_sequence_evenly() -> None:
     ]
     assert problems(tp=3, sequence_parallel=False) == ["parallel.tp=3 does not divide model.ffn_width=64. Use 1 or 2."]
     found = problems(replace(SHAPE, num_heads=4, num_kv_heads=4), tp=4)
-    splits = "model.seq_len=10, which parallel.sequence_parallel splits. Use 1 or 2, or parallel.tp=4 parallel.sequence_p"
+    splits = "model.seq_len=10, which parallel.sequence_parallel splits. Use 1 or 2, or parallel.tp=4 parallel.seq"
     assert splits in found[0]
     assert problems(replace(SHAPE, num_heads=4, num_kv_heads=4), tp=4, sequence_parallel=False) == []
 
