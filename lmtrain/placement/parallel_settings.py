@@ -129,7 +129,9 @@ def _problems_of(
         yield why_not
     if tp <= 1:
         return
-    way_out = f"Use {format_choices(tp_sizes(shape), own)}."
+    legal, parts = tp_sizes(shape), shape.seq_len if parallel.sequence_parallel else 0
+    even = [size for size in legal if parts % size == 0]
+    way_out = f"Use {format_choices(even if len(even) > 1 else legal, own)}."
     for key in ("num_heads", "ffn_width"):
         size = getattr(shape, key)
         yield from problem_if(size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", way_out)
@@ -138,8 +140,9 @@ def _problems_of(
         keys % tp != 0 and tp % keys != 0, "parallel.tp", tp,
         f"neither divides model.num_kv_heads={keys} nor is a multiple of it", way_out,
     )  # fmt: skip
+    # because: if another size has to be chosen, it is one that divides the sequence too
     yield from problem_if(
-        parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
+        parts % tp != 0 and (tp in legal or len(even) < 2), "parallel.tp", tp,
         f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel splits",
         f"Use {way('parallel.sequence_parallel=false')}, or a model.seq_len that is a multiple of {tp}.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,10 +59,12 @@ def test_tp_divides_heads_and_columns() -> None:
 
 
 def test_sequence_parallel_cuts_the_sequence_evenly() -> None:
-    found = problems(tp=3)
-    assert len(found) == 2  # the columns and the sequence
-    assert "parallel.sequence_parallel=false" in found[1]
-    assert len(problems(tp=3, sequence_parallel=False)) == 1
+    odd = replace(SHAPE, seq_len=15)
+    (found,) = layout_problems(odd, ParallelSettings(tp=2), uses_dropout=False, compiles=False)
+    assert "Use parallel.sequence_parallel=false" in split_ways(found.text())[0]
+    whole = ParallelSettings(tp=2, sequence_parallel=False)
+    assert not [*layout_problems(odd, whole, uses_dropout=False, compiles=False)]
+    assert len(problems(tp=3)) == 1  # because: another size is to be chosen, which the sequence allows
 
 
 def test_dropout_that_a_compiler_cannot_trace() -> None:
