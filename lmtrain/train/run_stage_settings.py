@@ -156,7 +156,7 @@ def _for_whole_run(group: str, key: str, value: Any) -> str:
 def _kind_with(group: str, values: Collection[str]) -> str:
     """Return the usual kind of the settings group `group`, or else another one that has all keys of `values`."""
     usual = "full" if group == "recompute" else "cosine"
-    classes = kinds(GROUPS[group])  # type: ignore[type-var, arg-type]
+    classes = kinds(GROUPS[group])  # type: ignore[arg-type]
     fitting = [kind for kind, cls in classes.items() if {*values} <= {"kind", *(field.name for field in fields(cls))}]
     return usual if usual in fitting or not fitting else fitting[0]
 

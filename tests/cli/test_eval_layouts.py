@@ -70,7 +70,7 @@ def measured(subject: Path, text: Path, *words: object) -> dict[str, Any]:
 
 REFUSED: list[tuple[list[str], int, str]] = [
     (["parallel.tp=3", "--nproc", "3"], 78, "parallel.tp=3 does not divide model.num_heads=4. Use 1, 2 or 4."),
-    (["parallel.pp=3", "--nproc", "3"], 78, "makes 3 stages, more than model.num_layers=2. Use parallel.pp=2 or less."),
+    (["parallel.pp=3", "--nproc", "3"], 78, "makes 3 stages, more than model.num_layers=2. Use 2 or less."),
     (["parallel.tp=2", "--nproc", "3"], 78, "3 processes were started but parallel.tp=2 needs 2."),
     (["parallel.dp_replicate=3", "--nproc", "2"], 78, "2 processes were started but parallel.dp_replicate=3 needs 3"),
     (["parallel.tpp=2", "--nproc", "2"], 2, "parallel.tpp=2 is not a setting of an evaluation. Did you mean"),

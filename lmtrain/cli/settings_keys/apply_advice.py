@@ -111,10 +111,11 @@ def _nearest(command: Command, ways: Sequence[Way]) -> Way:
 
 def _distance(command: Command, way: Way) -> float | None:
     """Return how far the number that a way sets is from the one that was typed, as a ratio; None if it sets none."""
-    for unit in command.units:
-        if len(way.new) == 1 and _is_setting(way.new[0]) and _is_named(unit, override_key(way.new[0])):
+    new_units = command._as_units(way.new)
+    for unit in command.units if len(new_units) == 1 else ():
+        if _is_named(unit, _name(new_units[0])):
             with suppress(ValueError, ZeroDivisionError):
-                typed, new = (abs(float(_value(each))) + 1 for each in (unit, (way.new[0],)))
+                typed, new = (abs(float(_value(each))) + 1 for each in (unit, new_units[0]))
                 return max(typed / new, new / typed)
     return None
 
