@@ -253,15 +253,17 @@ def _marked(new: Iterable[str], old: Iterable[str], shown: str | None, *, is_exa
     return f"{_START}{json.dumps([[*new], [*old], shown, is_example])}{_END}"
 
 
-def within_group(group: str, message: str, *, applies: Callable[[str], bool] = lambda key: True) -> str:
+def within_group(group: str, message: str, *, applies: Callable[[str], bool] | None = None) -> str:
     """Return the message "KEY=VALUE ..." on a setting of `group` as one on GROUP.KEY, the relative words of its ways
-    included. `applies` says of a relative key whether it belongs to the group.
+    included: those with a leading dot, or those of which `applies` says that their key is one of the group.
     """
     if not group:
         return message
 
     def moved(word: str) -> str:
-        return f".{group}{word}" if word.startswith(".") and applies(_key(word[1:])) else word
+        relative = word.removeprefix(".")
+        is_inside = word != relative if applies is None else applies(_key(relative))
+        return f".{group}.{relative}" if is_inside else word
 
     return f"{group}.{_rewritten(message, moved)}"
 

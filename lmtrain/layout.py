@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmtrain.errors import LayoutError
+from lmtrain.errors import LayoutError, own
 
 _MAX_DIVISOR = 4096  # because: a larger divisor is useless as a setting, and the search could take hours
 
@@ -43,7 +43,7 @@ class Layout:
     def __post_init__(self) -> None:
         for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp"):
             if getattr(self, axis) < 1:
-                raise LayoutError(f"parallel.{axis}={getattr(self, axis)} must be at least 1. Set parallel.{axis}=1.")
+                raise LayoutError(f"parallel.{axis}={getattr(self, axis)} must be at least 1. Use {own(1)}.")
 
     @property
     def dp(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, way
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.initial_weights import apply_ties
@@ -27,7 +27,8 @@ def build(settings: BertSettings) -> Bert:
     SettingsError if `settings` has no vocabulary size.
     """
     if settings.vocab_size is None:
-        raise SettingsError(["model.vocab_size=null needs a tokenizer, and there is none. Set model.vocab_size=30522."])
+        way_out = f"Set {way('model.vocab_size=30522')}."
+        raise SettingsError([f"model.vocab_size=null needs a tokenizer, and there is none. {way_out}"])
     return Bert(settings)
 
 

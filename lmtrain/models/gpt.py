@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, way
 from lmtrain.models.block_stack import Stack
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.initial_weights import apply_ties
@@ -24,7 +24,8 @@ def build(settings: GPTSettings) -> GPT:
     SettingsError if `settings` has no vocabulary size.
     """
     if settings.vocab_size is None:
-        raise SettingsError(["model.vocab_size=null needs a tokenizer, and there is none. Set model.vocab_size=50257."])
+        way_out = f"Set {way('model.vocab_size=50257')}."
+        raise SettingsError([f"model.vocab_size=null needs a tokenizer, and there is none. {way_out}"])
     return GPT(settings)
 
 

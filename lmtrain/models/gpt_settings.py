@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from lmtrain.config.settings_base import Problem
+from lmtrain.config.settings_base import Problem, show
+from lmtrain.errors import leave_out, own, way
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import (
     Shape,
@@ -178,40 +179,43 @@ class GPTSettings(RotarySettings, TransformerSettings):
         yield from self.unused_rotary()
         yield from self.problem_if(
             self.positions == "rotary" and self.num_positions is not None, "num_positions",
-            "has an effect only with model.positions=learned, and rotary positions have no table", "Leave it out.",
+            "has an effect only with model.positions=learned, and rotary positions have no table",
+            f"{leave_out()}, which is {own('null')}.",
         )
         letters = self.layer_pattern or ""
         yield from self.problem_if(
             self.window is not None and letters != "" and "w" not in letters.lower(), "window",
             f"has an effect only in layers w or W, and layer_pattern={letters} has none",
-            "Leave it out, or add such layers.",
+            f"{leave_out()}, which is {own('null')}, or add such layers.",
         )  # fmt: skip
         yield from self.problem_if(
             self.layer_pattern is not None and self.layer_kinds == replace(self, layer_pattern=None).layer_kinds,
-            "layer_pattern", "makes all layers as they are without it", "Leave it out, which is null.",
+            "layer_pattern", "makes all layers as they are without it", f"{leave_out()}, which is {own('null')}.",
         )  # fmt: skip
         yield from self.problem_if(
             self.norm_bias is False and (self.norm == "rmsnorm" or self.norm_weight == "none"), "norm_bias",
-            "has an effect only on layer norms with a weight, and there are none", "Leave it out, which is null.",
+            "has an effect only on layer norms with a weight, and there are none",
+            f"{leave_out()}, which is {own('null')}.",
         )  # fmt: skip
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        if self.num_heads >= 1:  # because: another number is reported above, and the default head width divides by it
+        # because: another number is reported above, and the default head width is the width divided by it
+        if self.num_heads >= 1 and not self._is_uneven:
             yield from self.rotary_problems(self.head)
         yield from self.checked(
             (self.parallel_block != "no" and self.norm_order != "pre", "parallel_block",
-             f"needs norms before the branches, and norm_order={self.norm_order}", "Use norm_order=pre."),
+             f"needs norms before the branches, and norm_order={self.norm_order}", f"Use {way('.norm_order=pre')}."),
             (bool(self.norm_bias) and self.norm == "rmsnorm", "norm_bias",
-             "needs norm=layernorm, and an RMSNorm has no bias", "Leave it out."),
+             "needs norm=layernorm, and an RMSNorm has no bias", f"{leave_out()}, which is {own('null')}."),
             (bool(self.norm_bias) and self.norm_weight == "none", "norm_bias",
-             "needs a norm with a weight, and norm_weight=none", "Leave it out."),
+             "needs a norm with a weight, and norm_weight=none", f"{leave_out()}, which is {own('null')}."),
         )  # fmt: skip
         yield from self._pattern_problems()
         yield from self.checked(
-            *(self.above_0(key, "Use a number above 0, or null.")
+            *(self.above_0(key, f"Use {own('null')} for none." if getattr(self, key) == 0 else "Give a number above 0.")
               for key in ("attention_scale", "attention_cap", "logit_cap")),
-            (self.z_loss < 0, "z_loss", "must be at least 0", "Use 0 or 1e-4."),
+            (self.z_loss < 0, "z_loss", "must be at least 0", f"Use {own(0)} or {own('1e-4')}."),
         )  # fmt: skip
 
     def _pattern_problems(self) -> Iterator[Problem]:
@@ -224,22 +228,51 @@ class GPTSettings(RotarySettings, TransformerSettings):
         unknown = sorted(set(pattern) - set(LAYER_LETTERS))
         yield from self.checked(
             (not pattern or bool(unknown), "layer_pattern", "is not a row of the letters w, f, W and F",
-             "Use w for a window, f for all tokens, a capital letter for a layer without rotary angles, or null."),
+             "Give w for a window, f for all tokens, a capital letter for a layer without rotary angles." if pattern
+             else f"Use {own('null')} for layers of one kind."),
             (len(pattern) > self.num_layers, "layer_pattern", f"has more letters than num_layers={self.num_layers}",
-             f"Use {self.num_layers} letters or fewer."),
+             f"Use {self._shorter_pattern(pattern)}."),
             ("w" in pattern.lower() and self.window is None, "layer_pattern",
-             "has layers with a window, and window=null", "Set window to the tokens that such a layer reads."),
+             "has layers with a window, and window=null",
+             "Give the tokens that such a layer reads, as in model.window=N."),
             (bool(set(pattern) & set("wf")) and self.positions == "learned", "layer_pattern",
-             "has layers with rotary angles, and positions=learned", "Use positions=rotary, or capital letters."),
+             "has layers with rotary angles, and positions=learned",
+             f"Use {own(pattern.upper())}, or {way('.positions=rotary')}."),
         )  # fmt: skip
+
+    def _shorter_pattern(self, pattern: str) -> str:
+        """Return in words how a layer pattern with more letters than layers fits: by each of its letters once, if there
+        are layers enough, or by more layers.
+        """
+        short: str | None = "".join(dict.fromkeys(pattern))
+        usual = LayerKind(window=self.window is not None, rotary=self.positions == "rotary")
+        if LAYER_LETTERS.get(short or "") == usual:
+            short = None  # because: such layers are those of a model without a pattern
+        has_room = len(short or "") <= self.num_layers
+        return f"{f'{own(show(short))}, or ' * has_room}{way(f'.num_layers={len(pattern)}')}"
+
+    def way_out_of_size(self, key: str) -> str:
+        is_needed = key in self.keys_of_scaling or (key == "window" and "w" in (self.layer_pattern or "").lower())
+        return "Give 1 or more." if is_needed else super().way_out_of_size(key)
 
     def head_problems(self) -> Iterator[Problem]:
         if min(self.width, self.num_heads, self.kv_heads) < 1:
             return  # sizes below 1 are reported elsewhere, and the checks below would divide by them
         yield from self.checked(
-            (self.head_width is None and self.width % self.num_heads != 0, "num_heads",
-             f"does not divide width={self.width}",
-             f"Use {format_largest_choices(divisors(self.width, 256))}, or set head_width."),
-            (self.num_heads % self.kv_heads != 0, "num_kv_heads",
+            (self._is_uneven, "num_heads", f"does not divide width={self.width}", self._way_out_of_heads()),
+            (not self._is_uneven and self.num_heads % self.kv_heads != 0, "num_kv_heads",
              f"does not divide num_heads={self.num_heads}", f"Use {format_largest_choices(divisors(self.num_heads))}."),
         )  # fmt: skip
+
+    @property
+    def _is_uneven(self) -> bool:
+        """True if heads cannot have the default width, which is their share of the model's."""
+        return self.head_width is None and self.width % self.num_heads != 0
+
+    def _way_out_of_heads(self) -> str:
+        """Return the advice on num_heads: numbers that divide the width, fit num_kv_heads and leave pairs to turn."""
+        fitting = [
+            heads for heads in divisors(self.width, 256) if heads % (self.num_kv_heads or 1) == 0
+            and (self.positions == "learned" or self.rotary_width(self.width // heads) % 2 == 0)
+        ]  # fmt: skip
+        return f"Use {format_largest_choices(fitting)}, or set head_width." if fitting else "Give another width."

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from lmtrain.config.settings_base import Choice, Problem
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, own
 from lmtrain.layout import divisors, format_choices
 from lmtrain.spec import Cut, Cuts, LanguageModel, LayerKind, ModelShape, Split, Tie
 
@@ -153,7 +153,8 @@ def checked_vocab_size(vocab_size: int | None, num_tokens: int) -> int:
     if vocab_size is not None and vocab_size < num_tokens:
         problem = Problem(
             "model.vocab_size", vocab_size,
-            f"is smaller than the tokenizer's {num_tokens} tokens", f"Use {num_tokens}, or null for the tokenizer's.",
+            f"is smaller than the tokenizer's {num_tokens} tokens",
+            f"Use {own(num_tokens)}, or {own('null')} for the tokenizer's.",
         )  # fmt: skip
         raise SettingsError([problem.text()])
     return num_tokens if vocab_size is None else vocab_size
@@ -165,8 +166,10 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def format_largest_choices(values: list[int]) -> str:
-    """Return the largest dozen of these ordered values as a phrase, so that a message stays short: "2, 4 or 8"."""
-    return format_choices(values if len(values) <= 12 else values[-12:])
+    """Return the largest dozen of these ordered values, marked as values for the message's key, as a phrase, so that a
+    message stays short: "2, 4 or 8".
+    """
+    return format_choices(values if len(values) <= 12 else values[-12:], own)
 
 
 MAX_LAYERS = 4096  # because: every weight is listed before a model is built, and no known model has a third of this
@@ -260,22 +263,27 @@ class TransformerSettings(ModelSettings):
         return replace(self, vocab_size=checked_vocab_size(self.vocab_size, vocab_size))
 
     def problems(self) -> Iterator[Problem]:
-        sizes = ("num_layers", "width", "num_heads", "vocab_multiple", "seq_len")
         yield from self.checked(
-            *(self.at_least(1, key, "Use 1 or more.") for key in sizes),
-            *(self.at_least(1, key, "Use 1 or more, or null for the default.") for key in self.optional),
+            *(self.at_least(1, key) for key in ("num_layers", "vocab_multiple", "seq_len")),
+            # because: the number of heads divides the width
+            *(self.at_least(1, key, "Give 1 or more.") for key in ("width", "num_heads")),
+            *(self.at_least(1, key, self.way_out_of_size(key)) for key in self.optional),
             self.at_most(MAX_LAYERS, "num_layers"),
             self.at_most(MAX_VOCAB_MULTIPLE, "vocab_multiple"),
             (1 <= (self.num_positions or 0) < self.seq_len, "num_positions",
              f"has fewer rows than a sequence has positions, seq_len={self.seq_len}",
-             f"Use {self.seq_len} or more, or null for seq_len."),
+             f"Use {own(self.seq_len)} or more, or {own('null')} for seq_len."),
         )  # fmt: skip
         yield from self.head_problems()
         yield from self.checked(
-            *(self.above_0(key, f"Use {getattr(type(self), key):g}.") for key in self.positive),
+            *(self.above_0(key, f"Use {own(f'{getattr(type(self), key):g}')}.") for key in self.positive),
             (not 0 <= self.dropout < 1, "dropout",
-             "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1."),
+             "is not a share of activations to drop, which lies in [0, 1)", f"Use {own(0)} or {own(0.1)}."),
         )  # fmt: skip
+
+    def way_out_of_size(self, key: str) -> str:
+        """Return the advice for the optional size `key` if it is below 1."""
+        return f"Use {own('null')} for the default, or 1 or more."
 
     def head_problems(self) -> Iterator[Problem]:
         """Yield a problem if the number of attention heads does not divide the width; none if either is below 1, which

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
+from lmtrain.errors import example, leave_out, own, way
 
 # The keys that each scaling reads.
 _READ_BY = {
@@ -25,6 +26,8 @@ _READ_BY = {
 _SCALING_KEYS = tuple(dict.fromkeys(key for keys in _READ_BY.values() for key in keys))
 # The keys of angles, which change when a model goes on with longer texts; rotary_share stays.
 ANGLE_KEYS = ("rotary_base", "local_rotary_base", "rotary_scaling", *_SCALING_KEYS)
+
+_MAX_WIDER = 1024  # numbers by which a head may be wider than it is, in the advice on its width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,11 @@ class RotarySettings(Settings):
     rotary_short_factors: tuple[float, ...] | None = None  # longrope: divisors up to rotary_original_len
     rotary_long_factors: tuple[float, ...] | None = None  # longrope: divisors for longer texts
 
+    @property
+    def keys_of_scaling(self) -> tuple[str, ...]:
+        """The keys that the chosen scaling reads."""
+        return _READ_BY[self.rotary_scaling]
+
     def rotary_width(self, head_width: int) -> int:
         """Return the number of a head's numbers that are turned."""
         return int(head_width * self.rotary_share)
@@ -71,7 +79,7 @@ class RotarySettings(Settings):
         """Yield a problem for each rotary setting that differs from its default and has no effect beside the others."""
         for key, usual in vars(RotarySettings()).items():
             rule = None if getattr(self, key) == usual else self._rule_against(key)
-            way_out = "Leave it out." if usual is None else f"Leave it out, which is {show(usual)}."
+            way_out = f"{leave_out()}, which is {own(show(usual))}."
             yield from self.problem_if(rule is not None, key, rule or "", way_out)
 
     def _rule_against(self, key: str) -> str | None:
@@ -105,19 +113,22 @@ class RotarySettings(Settings):
         if getattr(self, "positions", "rotary") == "learned" or head_width < 1:
             return
         width, kind = self.rotary_width(head_width), self.rotary_scaling
+        original = f"Give the tokens of the original training's texts, such as {example(4096)}."
         yield from self.checked(
             (not 0 < self.rotary_share <= 1, "rotary_share",
-             "is not a share of a head's numbers, which lies above 0 and up to 1", "Use 1 or 0.25."),
-            self.above_0("local_rotary_base", "Use 10000, or null."),
-            self.above_0("rotary_attention_factor", "Use 1, or null for the formula."),
-            ("rotary_original_len" in _READ_BY[kind] and self.rotary_original_len is None, "rotary_original_len",
-             f"must be set with rotary_scaling={kind}", "Use the tokens of the original training's texts."),
+             "is not a share of a head's numbers, which lies above 0 and up to 1", f"Use {own(1)} or {own(0.25)}."),
+            self.above_0("local_rotary_base", f"Use {own(10000)}, or {own('null')}."),
+            self.above_0("rotary_attention_factor", f"Use {own(1)}, or {own('null')} for the formula."),
+            ("rotary_original_len" in self.keys_of_scaling and self.rotary_original_len is None, "rotary_original_len",
+             f"must be set with rotary_scaling={kind}", original),
             (kind == "longrope" and self.rotary_original_len == 1, "rotary_original_len",
-             "must be at least 2 with rotary_scaling=longrope", "Use the tokens of the original training's texts."),
+             "must be at least 2 with rotary_scaling=longrope", original),
             (kind == "llama3" and self.rotary_high_factor <= self.rotary_low_factor, "rotary_high_factor",
-             f"must be above rotary_low_factor={self.rotary_low_factor:g}", "Use 4, with rotary_low_factor=1."),
+             f"must be above rotary_low_factor={self.rotary_low_factor:g}",
+             f"Use {own(f'{4 * max(self.rotary_low_factor, 1):g}')}, or a smaller rotary_low_factor."),
             (kind == "yarn" and self.rotary_beta_fast <= self.rotary_beta_slow, "rotary_beta_fast",
-             f"must be above rotary_beta_slow={self.rotary_beta_slow:g}", "Use 32, with rotary_beta_slow=1."),
+             f"must be above rotary_beta_slow={self.rotary_beta_slow:g}",
+             f"Use {own(f'{32 * max(self.rotary_beta_slow, 1):g}')}, or a smaller rotary_beta_slow."),
         )  # fmt: skip
         if kind == "longrope" and width % 2 == 0:
             for key in ("rotary_short_factors", "rotary_long_factors"):
@@ -125,11 +136,14 @@ class RotarySettings(Settings):
                 yield from self.problem_if(
                     factors is None or len(factors) != width // 2 or min(factors, default=0.0) <= 0, key,
                     f"is not a list of {width // 2} numbers above 0, one for each frequency",
-                    "Use those of the model's publication.",
+                    "Give those of the model's publication.",
                 )  # fmt: skip
         if 0 < self.rotary_share <= 1:
+            widths = range(head_width, head_width + _MAX_WIDER)
+            even = next((size for size in widths if (turned := self.rotary_width(size)) and turned % 2 == 0), None)
             yield from problem_if(
                 width % 2 == 1 or width == 0, "head_width", head_width,
                 f"x rotary_share={self.rotary_share:g} is {width} numbers, and rotary positions turn pairs",
-                "Use another width or share, or positions=learned.",
+                f"{f'Use {own(even)}, another' if even else 'Give another'} width or share, or "
+                f"{way('.positions=learned')}.",
             )  # fmt: skip

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import ClassVar
 
-from lmtrain.config.settings_base import Problem
+from lmtrain.config.settings_base import Problem, show
+from lmtrain.errors import own
 from lmtrain.optim.optim_settings import OptimSettings
 
 
@@ -19,8 +21,10 @@ class AdamWSettings(OptimSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
+        usual = AdamWSettings.betas
+        betas = [beta if 0 <= beta < 1 else other for beta, other in zip_longest(self.betas[:2], usual, fillvalue=-1)]
         yield from self.checked(
             (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas), "betas",
-             "are not two numbers in [0, 1)", "Use [0.9,0.95]."),
-            self.above_0("eps", "Use 1e-8."),
+             "are not two numbers in [0, 1)", f"Use {own(show(betas))}."),
+            self.above_0("eps", f"Use {own('1e-8')}."),
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lmtrain.config.settings_base import Problem
+from lmtrain.errors import own
 from lmtrain.optim.adamw_settings import AdamWSettings
 
 
@@ -20,9 +21,9 @@ class MuonSettings(AdamWSettings):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.checked(
-            (not 0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", "Use 0.95."),
-            self.at_least(1, "newton_schulz_rounds", "Use 5."),
-            self.at_most(100, "newton_schulz_rounds", "Use 5."),
+            (not 0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", f"Use {own(0.95)}."),
+            self.at_least(1, "newton_schulz_rounds", f"Use {own(5)}."),
+            self.at_most(100, "newton_schulz_rounds", f"Use {own(5)}."),
         )
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:

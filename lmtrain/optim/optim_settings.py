@@ -12,6 +12,7 @@ from math import inf
 from typing import ClassVar
 
 from lmtrain.config.settings_base import Choice, Problem
+from lmtrain.errors import own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +24,15 @@ class OptimSettings(Choice):
     clip_norm: float | None = 1.0
 
     def problems(self) -> Iterator[Problem]:
+        clips = [f"{own('1.0')}", f"{own('null')} for none"]
+        if self.clip_norm == 0:  # because: elsewhere 0 stands for no clipping
+            clips.reverse()
         yield from self.checked(
-            self.above_0("lr", "Use 3e-4."),
-            (not 0 <= self.weight_decay < inf, "weight_decay", "must be 0 or more", "Use 0.1, or 0 for none."),
-            self.above_0("clip_norm", "Use 1.0, or null for none."),
-        )
+            self.above_0("lr", f"Use {own('3e-4')}."),
+            (not 0 <= self.weight_decay < inf, "weight_decay", "must be 0 or more",
+             f"Use {own(0.1)}, or {own(0)} for none."),
+            self.above_0("clip_norm", f"Use {', or '.join(clips)}."),
+        )  # fmt: skip
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the number of state tensors for this parameter; by default 2, Adam's moments."""

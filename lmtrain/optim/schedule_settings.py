@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Choice, Problem, problem_if
+from lmtrain.errors import own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,10 @@ class ScheduleSettings(Choice):
         """
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(self.warmup_steps < 0, "warmup_steps", "must be 0 or more", "Use 0 for no warm-up.")
+        way_out = f"Use {own(0)} for no warm-up."
+        yield from self.problem_if(self.warmup_steps < 0, "warmup_steps", "must be 0 or more", way_out)
         floor = getattr(self, "min_ratio", 0.0)
-        yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", "Use 0.1.")
+        yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", f"Use {own(0.1)}.")
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
         """Yield a problem for each setting that does not fit a run of `total_steps` steps, such as a warm-up that lasts
@@ -48,8 +50,13 @@ class ScheduleSettings(Choice):
         """
         yield from self.problem_if(
             self.warmup_steps >= total_steps, "warmup_steps",
-            f"must be less than the run's {total_steps} steps", f"Use {total_steps // 10}, or train longer.",
+            f"must be less than the run's {total_steps} steps",
+            f"Use {own(min(total_steps // 10, self.longest_warm_up(total_steps)))}, or train longer.",
         )  # fmt: skip
+
+    def longest_warm_up(self, total_steps: int) -> int:
+        """Return the most warm-up steps that fit in a run of `total_steps` steps."""
+        return total_steps - 1
 
     def progress(self, step: int, total_steps: int) -> float:
         """Return the share of the steps after warm-up that is done: 0 when warm-up ends, 1 when the run ends."""
@@ -126,8 +133,11 @@ class WSDSettings(ScheduleSettings):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.problem_if(
-            not 0 <= self.decay_fraction <= 1, "decay_fraction", "must lie in [0, 1]", "Use 0.2."
+            not 0 <= self.decay_fraction <= 1, "decay_fraction", "must lie in [0, 1]", f"Use {own(0.2)}."
         )
+
+    def longest_warm_up(self, total_steps: int) -> int:
+        return min(super().longest_warm_up(total_steps), self.decay_start(total_steps))
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
         yield from super().problems_in_run(total_steps)
@@ -135,7 +145,7 @@ class WSDSettings(ScheduleSettings):
         yield from self.problem_if(
             start < self.warmup_steps < total_steps, "warmup_steps",
             f"ends after the decay begins at step {start} of {total_steps}",
-            f"Use {start} or less, or a smaller decay_fraction.",
+            f"Use {own(start)} or less, or a smaller decay_fraction.",
         )
 
 

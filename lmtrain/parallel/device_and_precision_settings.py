@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
-from lmtrain.placement.parallel_settings import ParallelSettings, why_not_compiled
+from lmtrain.errors import own, way
+from lmtrain.placement.parallel_settings import ParallelSettings, whole_backward_schedule, why_not_compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +25,10 @@ class ComputeSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(
-            self.at_least(1, "threads", "Use null for torch's own choice."),
-            self.at_most(1024, "threads", "Use null for torch's own choice."),
+            self.at_least(1, "threads", f"Use {own('null')} for torch's own choice."),
+            self.at_most(1024, "threads"),
             (self.tf32 and self.device == "cpu", "tf32",
-             "works only on a GPU, not with device=cpu", "Use tf32=false or device=cuda."),
+             "works only on a GPU, not with device=cpu", f"Use {own('false')}, or {way('.device=cuda')}."),
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:
@@ -82,10 +83,11 @@ class Fp16Settings(PrecisionSettings):
     def problems(self) -> Iterator[Problem]:
         least = self.min_scale
         yield from self.checked(
-            self.above_0("min_scale", "Use 1.0."),
-            (self.initial_scale < least, "initial_scale", f"is below min_scale={least}", "Use 65536."),
-            self.at_least(1, "growth_interval_steps", "Use 1000."),
-        )
+            self.above_0("min_scale", f"Use {own('1.0')}."),
+            (self.initial_scale < least, "initial_scale", f"is below min_scale={least}",
+             f"Use {own(f'{max(65536.0, least):g}')}."),
+            self.at_least(1, "growth_interval_steps", f"Use {own(1000)}."),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,9 @@ class SomeRecomputeSettings(RecomputeSettings):
         return (*super().settings, *[f"recompute.blocks={self.blocks}"] * (self.blocks is not None))
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.checked(self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none."))
+        ways = [f"{own('null')} for all blocks", f"{way('recompute=none', instead_of='.blocks')} for none"]
+        ways = ways[::-1] if self.blocks == 0 else ways
+        yield from self.checked(self.at_least(1, "blocks", f"Use {', or '.join(ways)}."))
 
     def is_for(self, block: int) -> bool:
         """Return True if the block with this number in the whole model is recomputed."""
@@ -142,14 +146,14 @@ class SomeRecomputeSettings(RecomputeSettings):
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
         yield from self.problem_if(
             self.blocks is not None and self.blocks > num_layers, "blocks",
-            f"is more than model.num_layers={num_layers}", "Use null for all blocks.",
+            f"is more than model.num_layers={num_layers}", f"Use {own('null')} for all blocks.",
         )  # fmt: skip
 
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
         yield from problem_if(
             parallel.splits_backward, "parallel.schedule", parallel.schedule,
             "runs backward in two halves, and recomputed activations would be needed by both",
-            "Use parallel.schedule=1f1b or recompute=none.",
+            f"Use {own(whole_backward_schedule(parallel))}, or {way('recompute=none', instead_of='recompute.blocks')}.",
         )  # fmt: skip
 
 

@@ -93,8 +93,8 @@ def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bo
         case Split.NONE, _:
             return None
     raise LayoutError(
-        f"parallel.tp={tp.size} cannot split a module of type {type(module).__name__} by {cut.split.value}. Use a "
-        "Linear, an Embedding or a Head in the model, or parallel.tp=1."
+        f"parallel.tp={tp.size} cannot split a module of type {type(module).__name__} by {cut.split.value}. Give the "
+        "model a Linear, an Embedding or a Head there."
     )
 
 

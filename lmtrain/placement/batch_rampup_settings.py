@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings
+from lmtrain.errors import way
 from lmtrain.layout import Layout
+
+MAX_INCREMENTS = 10_000  # because: code lists them all before a run begins, and no real run comes near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +26,13 @@ class RampUpSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(
-            *(self.at_least(1, key, "Use train.rampup=null for none.") for key in ("start", "increment", "samples"))
+            *(self.at_least(1, key, "Give 1 or more.") for key in ("start", "increment")), self.at_least(1, "samples")
         )
 
 
-def rampup_problems(layout: Layout, rampup: RampUpSettings, micro_batch: int) -> Iterator[Problem]:
+def rampup_problems(
+    layout: Layout, rampup: RampUpSettings, micro_batch: int, global_batch: int
+) -> Iterator[Problem]:
     """Yield a Problem with a message for the start and the increment of a batch-size ramp-up, if it is not a multiple
     of `micro_batch` x data-parallel ranks. All batch sizes of the ramp-up can be divided if there is no problem.
     """
@@ -35,4 +40,19 @@ def rampup_problems(layout: Layout, rampup: RampUpSettings, micro_batch: int) ->
     for key in ("start", "increment"):
         if (value := getattr(rampup, key)) % together != 0:
             rule = f"is not a multiple of micro_batch x copies = {together}"
-            yield Problem(f"train.rampup.{key}", value, rule, f"Use {together}.")
+            yield Problem(f"train.rampup.{key}", value, rule, way_to_reach(global_batch, rampup, together))
+
+
+def way_to_reach(global_batch: int, rampup: RampUpSettings, together: int) -> str:
+    """Return as a way out the ramp-up nearest to `rampup` whose start and increment are multiples of `together` and
+    reach `global_batch` in at most MAX_INCREMENTS.
+    """
+    if global_batch % together or global_batch < 2 * together:
+        return f"Give a train.global_batch of {2 * together} or another multiple of {together}."
+    least = max(rampup.increment, -(-global_batch // MAX_INCREMENTS))
+    increment = -(-least // together) * together
+    increment = together if increment >= global_batch else increment
+    count = min(max(round((global_batch - rampup.start) / increment), 1), (global_batch - 1) // increment)
+    nearest = {"start": global_batch - count * increment, "increment": increment}
+    words = [f"train.rampup.{key}={value}" for key, value in nearest.items() if value != getattr(rampup, key)]
+    return f"Use {way(*words)}."

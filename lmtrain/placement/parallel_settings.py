@@ -174,6 +174,13 @@ def tp_sizes(shape: ModelShape) -> list[int]:
     return [tp for tp in divisors(shape.num_heads) if shape.ffn_width % tp == 0 and (keys % tp == 0 or tp % keys == 0)]
 
 
+def whole_backward_schedule(parallel: ParallelSettings) -> str:
+    """Return the name of a pipeline schedule that runs a block's backward as a whole and has as many stages a rank as
+    `parallel`.
+    """
+    return "1f1b" if parallel.vp == 1 else "interleaved"
+
+
 def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:
     """Return the setting of this layout that makes torch.compile of the transformer blocks impossible, as a Problem
     with a message; None if the blocks can be compiled. `uses_dropout` is True if the model has dropout.
@@ -182,7 +189,7 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
         return Problem(
             "parallel.schedule", parallel.schedule,
             "runs a block's backward in two halves, which a compiled block cannot do",
-            f"Use {own('1f1b')}, or {way('compute.compile=false')}.",
+            f"Use {own(whole_backward_schedule(parallel))}, or {way('compute.compile=false')}.",
         )
     if parallel.tp > 1 and uses_dropout and not parallel.sequence_parallel:
         return Problem(

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.config.settings_base import Problem, problem_if, show
+from lmtrain.config.settings_base import Problem, kinds, problem_if, show
 from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
-from lmtrain.errors import spelling_hint
+from lmtrain.errors import leave_out, own, spelling_hint, way, within_group
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings, RecomputeSettings
+from lmtrain.placement.batch_rampup_settings import MAX_INCREMENTS, way_to_reach
 from lmtrain.placement.batch_rampup_settings import rampup_problems as layout_rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.cost_model.hardware_figures import Hardware
@@ -28,21 +29,23 @@ from lmtrain.runfolder.file_names import DATA, TEXT_PREFIX
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX, validation_measure_names
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
 
-MAX_INCREMENTS = 10_000  # because: code lists them all before a run begins, and no real run comes near
 MAX_PARAMETERS = 10**15  # because: code enumerates weights before a run begins, and no real run comes near
 
 
 def within(group: str, problems: Iterable[Problem]) -> Iterator[Problem]:
     """Return the problems of a group's settings under their keys in the run, such as optim.lr for lr."""
-    return (replace(problem, key=f"{group}.{problem.key}") for problem in problems)
+    for problem in problems:
+        way_out = within_group(group, problem.way_out).removeprefix(f"{group}.")
+        yield replace(problem, key=f"{group}.{problem.key}", way_out=way_out)
 
 
 def peak_problems(hardware: Hardware, precision: PrecisionSettings) -> Iterator[Problem]:
     """Yield a problem if `hardware`, the planner's machine, gives no peak FLOP/s for the precision of the run."""
+    known = " or ".join(way(f"precision={kind}") for kind in kinds(PrecisionSettings) if hardware.peak(kind) > 0)
     yield from problem_if(
         hardware.peak(precision.kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
         f"has no figure for precision={precision.kind}",
-        f"Add hardware.peak_tflops.{precision.kind}=TFLOPS, or use another precision.",
+        f"{f'Use {known}, or give' if known else 'Give'} hardware.peak_tflops.{precision.kind}=TFLOPS.",
     )  # fmt: skip
 
 
@@ -52,7 +55,7 @@ def device_problems(hardware: Hardware, compute: ComputeSettings) -> Iterator[Pr
     yield from problem_if(
         device not in ("auto", hardware.device), "compute.device", device,
         f"is another kind of device than that of hardware={hardware.name}",
-        f"Use compute.device=auto, or the matching hardware{' (hardware=cpu)' * (device == 'cpu')}.",
+        f"Use {own('auto')}, or {way('hardware=cpu') if device == 'cpu' else 'the matching hardware'}.",
     )  # fmt: skip
 
 
@@ -69,7 +72,7 @@ def tf32_problems(precision: PrecisionSettings, compute: ComputeSettings) -> Ite
     yield from problem_if(
         compute.tf32 and precision.kind != "fp32", "compute.tf32", True,
         f"only affects fp32 matrix products, and precision={precision.kind} computes none",
-        "Use compute.tf32=false, or precision=fp32.",
+        f"Use {way('precision=fp32')}, or {way('compute.tf32=false')}.",
     )  # fmt: skip
 
 
@@ -80,7 +83,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
     yield from problem_if(
         model.num_parameters > MAX_PARAMETERS, "model.width", model.shape.width,
         f"and the other sizes make {model.num_parameters:.1e} parameters; at most {MAX_PARAMETERS:.0e} are allowed",
-        "Use a smaller width, fewer layers, or a smaller seq_len or ffn_width.",
+        "Give a smaller width, fewer layers, or a smaller seq_len or ffn_width.",
     )  # fmt: skip
     yield from within("model", model.unused())
 
@@ -88,11 +91,12 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
 def task_problems(model: ModelSettings, evaluation: EvalSettings) -> Iterator[Problem]:
     """Yield a problem if eval.tasks is set for a model that is not causal, because tasks score continuations of a text.
     """
+    without = leave_out("eval.tasks", "eval.interval_steps", "eval.batch_size", shown="Leave eval.tasks out")
     yield from problem_if(
         bool(evaluation.tasks) and not model.shape.causal, "eval.tasks",
         [task.measure_name for task in evaluation.tasks],
         f"score the continuation of a text, and model={model.kind} sees both sides of a word",
-        "Leave eval.tasks out; validation measures how well masked words are predicted.",
+        f"{without}; validation measures how well masked words are predicted.",
     )  # fmt: skip
 
 
@@ -117,20 +121,22 @@ def profile_problems(observe: ObserveSettings, parallel: ParallelSettings) -> It
     yield from problem_if(
         max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
         f"names a rank that does not exist: the ranks of this run are 0 to {world_size - 1}",
-        "Use observe.profile_ranks=[0].",
+        f"Use {own(show([rank for rank in ranks if rank < world_size] or [0]))}.",
     )  # fmt: skip
 
 
 def restart_problems(data: DataChoice) -> Iterator[Problem]:
     """Yield a problem if `data`, with which a run begins, sets `restart`: nothing was read before, so it has no effect.
     """
-    key, restarts = "data.restart", getattr(data, "restart", False)
+    restarts = {"data.restart": getattr(data, "restart", False)}
     if isinstance(data, BlendSettings):
-        key, restarts = "data.datasets.restart", any(part.restart for part in data.datasets)
-    yield from problem_if(
-        restarts is True, key, True,
-        "has no effect where a run begins, as nothing was read before", "Give it in a later stage, or leave it out.",
-    )  # fmt: skip
+        restarts = {f"data.datasets[{index}].restart": part.restart for index, part in enumerate(data.datasets)}
+    for key, restart in restarts.items():
+        yield from problem_if(
+            restart is True, key, True,
+            "has no effect where a run begins, as nothing was read before",
+            f"Use {own('false')}, or give it in a later stage.",
+        )  # fmt: skip
 
 
 def label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
@@ -138,17 +144,20 @@ def label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
     the sentence-pair label.
     """
     model_terms, data_terms = model.terms, data.terms
+    other_kind = {"dataset": "masked", "masked": "dataset"}.get(data.kind)  # that of the same keys
+    ways = ["a causal model" if model_terms[0] == "mlm" else way("model=bert_base")]
+    if other_kind:
+        ways.insert(other_kind == "dataset", way(f"data={other_kind}", instead_of="data.kind"))
     yield from problem_if(
         model_terms[0] != data_terms[0], "data.kind", data.kind,
         f"makes samples that a {model.kind} model cannot learn from",
-        "Use data=masked, or a causal model." if model_terms[0] == "mlm"
-        else "Use data=dataset or data=blend, or model=bert_base.",
+        f"{'Use' if other_kind or model_terms[0] != 'mlm' else 'Choose'} {', or '.join(ways)}.",
     )  # fmt: skip
     yield from problem_if(
         model_terms[0] == data_terms[0] and model_terms != data_terms, "model.pair_head", "pair" in model_terms,
         "needs sentence pairs, and data.pairs=none makes none" if "pair" in model_terms
         else "does not use the sentence pairs that data.pairs makes",
-        f"Use model.pair_head={'false' if 'pair' in model_terms else 'true'}, or another data.pairs.",
+        f"Use {own('false' if 'pair' in model_terms else 'true')}, or another data.pairs.",
     )  # fmt: skip
 
 
@@ -159,18 +168,18 @@ def rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
     rampup, global_batch = train.rampup, train.global_batch
     if rampup is None:
         return
-    yield from layout_rampup_problems(layout, rampup, train.micro_batch)
+    yield from layout_rampup_problems(layout, rampup, train.micro_batch, global_batch)
+    way_out = way_to_reach(global_batch, rampup, train.micro_batch * layout.dp)
     num_increments, rest = divmod(global_batch - rampup.start, rampup.increment)
     yield from problem_if(
         num_increments > MAX_INCREMENTS, "train.rampup.increment", rampup.increment,
         f"takes {num_increments} increments to reach train.global_batch={global_batch}; "
-        f"at most {MAX_INCREMENTS} are allowed",
-        "Use a larger increment.",
+        f"at most {MAX_INCREMENTS} are allowed", way_out,
     )  # fmt: skip
     yield from problem_if(
         rampup.start > global_batch or rest != 0, "train.rampup.start", rampup.start,
         f"does not reach train.global_batch={global_batch} in increments of {rampup.increment}",
-        "Use a start that is not larger, and an increment that divides the difference.",
+        way_out,
     )  # fmt: skip
 
 
@@ -192,13 +201,14 @@ def observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
     observe.histograms_every_steps is greater than it.
     """
     window, interval = observe.profile_steps, observe.histograms_every_steps
+    latest = [max(steps - (window[-1] - window[0]), 1), steps] if window else []
     yield from problem_if(
         window is not None and window[-1] > steps, "observe.profile_steps", window and list(window),
-        f"ends after the last step, which is {steps}", f"Use observe.profile_steps=[1,{steps}], or earlier ones.",
+        f"ends after the last step, which is {steps}", f"Use {own(show(latest))}, or earlier ones.",
     )  # fmt: skip
     yield from problem_if(
         interval is not None and interval > steps, "observe.histograms_every_steps", interval,
-        f"is more than the {steps} steps of the run", f"Use {steps} or less.",
+        f"is more than the {steps} steps of the run", f"Use {own(steps)} or less.",
     )  # fmt: skip
 
 
@@ -218,32 +228,35 @@ def best_by_problems(
         interval, interval_key = evaluation.interval_steps, "eval.interval_steps"
         is_known = any(name.startswith(prefix) for prefix in task_prefixes)
         names_to_use = " or ".join(f"{prefix}MEASURE" for prefix in task_prefixes)
-        way_out = f"Use {names_to_use}." if task_prefixes else "Add its task to eval.tasks."
+        way_out = f"Give {names_to_use}." if task_prefixes else "Give its task in eval.tasks."
     else:
         interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
         names = validation_measure_names(data.terms, data.valid_paths) + average_names * checkpoint.ema.is_on
-        is_known, way_out = name in names, spelling_hint(name, names)
+        is_known, way_out = name in names, spelling_hint(name, names, own)
     blend_names = validation_measure_names(data.terms, data.valid_sources)
     blend_names += validation_measure_names(data.terms, data.valid_sources, of_average=True)
+    often = saves if saves < total_steps else max(total_steps // 2, 1)
+    words = [f"{interval_key}={often}", *[f"checkpoint.interval_steps={often}"] * (often != saves)]
+    measure_and_save = f"Use {way(*words)}" if often < total_steps else "Give a longer run"
     both = math.lcm(saves, interval)  # a checkpoint has the measure at the multiples of this number of steps
     checks = (
         (is_of_average and not checkpoint.ema.is_on,
          "measures an average of the weights, and with checkpoint.ema.decay=null none is kept",
-         "Add checkpoint.ema.decay=0.999, or name a measure of the weights."),
+         f"Add {way('checkpoint.ema.decay=0.999')}, or name a measure of the weights."),
         (name in blend_names and not is_known,
          "is a measure of a dataset of the blend, of which a validation may read no sample",
          "Give that dataset in data.valid_paths, as in {wiki: PREFIX}."),
         (not is_known, "is not a measure of this run", way_out),
         (interval == 0, f"is never measured before the end of the run with {interval_key}=0",
-         f"Add {interval_key}={saves}, or leave checkpoint.keep_best out."),
+         f"{measure_and_save}, or {leave_out('checkpoint.keep_best', shown='leave checkpoint.keep_best out')}."),
         (both >= total_steps,
          f"is measured every {interval} steps, and checkpoint.interval_steps={saves} saves none of these steps before "
          f"the last, {total_steps}",
-         f"Use {interval_key}={saves}, or smaller values for both in so short a run."),
+         f"{measure_and_save}."),
         (both > 0 and is_of_average and checkpoint.ema.first_measured_step(both) >= total_steps,
          f"is measured every {interval} steps from step {checkpoint.ema.from_step} on, and "
          f"checkpoint.interval_steps={saves} saves none of these steps before the last, {total_steps}",
-         "Use a smaller checkpoint.ema.from_step."),
+         "Give a smaller checkpoint.ema.from_step."),
     )  # fmt: skip
     problems = (Problem("checkpoint.best_by", name, rule, way_out) for is_wrong, rule, way_out in checks if is_wrong)
     yield from islice(problems, 1)  # because: the later rules say nothing about a name that breaks an earlier one
@@ -264,7 +277,8 @@ def text_problems(data: DataChoice, run: RunSettings) -> Iterator[Problem]:
     yield from problem_if(
         os.path.realpath(data.path) != os.path.realpath(path), "data.path", data.path,
         f"and data.text={show(data.text)} both name the data to train on",
-        f"Leave data.path out to train on a dataset made of the text, {path}, or leave data.text out.",
+        f"{leave_out('data.path', shown='Leave data.path out')} to train on a dataset made of the text, {path}, or "
+        f"{leave_out('data.text', shown='leave data.text out')}.",
     )  # fmt: skip
 
 

@@ -18,7 +18,17 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, kinds, problem_if
 from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.data_settings import DataChoice, DataSettings
-from lmtrain.errors import LayoutError, LmtrainError, SettingsError, join_few, settings_error
+from lmtrain.errors import (
+    LayoutError,
+    LmtrainError,
+    SettingsError,
+    join_few,
+    leave_out,
+    own,
+    settings_error,
+    way,
+    within_group,
+)
 from lmtrain.models.model_settings import POSITIONS, ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
@@ -83,7 +93,7 @@ class RunConfig(Settings):
             yield from problem_if(
                 parts.get("hardware") is None, "parallel.auto", True,
                 "leaves the layout to the planner, which needs a machine, and hardware=null names none",
-                "Add hardware=h100 or another machine; `lmtrain config list hardware` lists them.",
+                f"Add {way('hardware=h100')} or another machine; `lmtrain config list hardware` lists them.",
             )  # fmt: skip
             parts = {name: part for name, part in parts.items() if name != "parallel"}  # not chosen yet
         for names, rule in RULES:
@@ -95,16 +105,18 @@ class RunConfig(Settings):
             yield from problem_if(
                 parts["data"].train_on_held_out and not parts.get("stages"), "data.train_on_held_out", True,
                 "has no effect in a run without stages, in which nothing was held out before",
-                "Leave it out, or give it in a stage.",
+                f"{leave_out()}, or give it in a stage.",
             )  # fmt: skip
         if not {"train", "parallel"} <= parts.keys():
             return
         train: TrainSettings = parts["train"]
         layout = parts["parallel"].layout
-        yield from batch_problems(layout, train.global_batch, train.micro_batch)
-        rampup_faults = list(rampup_problems(train, layout))
-        yield from rampup_faults
-        if is_whole and not rampup_faults and "model" in parts and parts.get("stages") == {}:
+        # because: a ramp-up is judged by the global batch, and the number of steps follows from it
+        batch_faults = list(batch_problems(layout, train.global_batch, train.micro_batch))
+        rampup_faults = [] if batch_faults and train.rampup else list(rampup_problems(train, layout))
+        yield from (*batch_faults, *rampup_faults)
+        is_reached = train.rampup is None or not (batch_faults or rampup_faults)
+        if is_whole and is_reached and "model" in parts and parts.get("stages") == {}:
             steps = count_steps(train, parts["model"].shape.seq_len)
             if "schedule" in parts:
                 yield from within("schedule", parts["schedule"].problems_in_run(steps))
@@ -304,19 +316,24 @@ def _position_problems(config: RunConfig, given: StageSettings) -> Iterator[Prob
         yield from problem_if(
             seq_len > rows, "model.seq_len", seq_len,
             f"is longer than the model's table of {rows} learned positions, which cannot grow in a run",
-            f"Use {rows} or less, or give the model a larger table from its first step on: "
-            f"model.num_positions={seq_len}.",
+            f"Use {way(f'model.num_positions={seq_len}')}, a larger table from the model's first step on, or "
+            f"{own(rows)} or less.",
         )  # fmt: skip
 
 
 def _in_stage(name: str, given: StageSettings, text: str) -> str:
     """Return `text`, an error message that begins with `KEY=`, as one on the stage `name`: `stages.NAME.KEY=...` if the
-    stage itself gives the key, else "In the stage NAME, KEY=...".
+    stage itself gives the key, else "In the stage NAME, KEY=...". So are the keys of its ways.
     """
-    key = text.partition("=")[0]
-    group, _, rest = key.partition(".")
-    is_own = rest.partition(".")[0].partition("[")[0] in given.overrides().get(group, {})
-    return f"stages.{name}.{text}" if is_own else f"In the stage {name}, {text}"
+
+    def is_given(key: str) -> bool:
+        group, _, rest = key.partition(".")
+        values = given.overrides().get(group, {})
+        return bool(values) if not rest else rest.partition(".")[0].partition("[")[0] in values
+
+    moved = within_group(f"stages.{name}", text, applies=is_given)
+    is_own = is_given(text.partition("=")[0])
+    return moved if is_own else f"In the stage {name}, {moved.removeprefix(f'stages.{name}.')}"
 
 
 def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
@@ -333,7 +350,7 @@ def _problems_of_stage(stage: StageConfig) -> Iterator[Problem]:
     yield from problem_if(
         stage.data.order == "megatron", "data.order", stage.data.order,
         "depends on the number of samples of the whole run, of which a stage is a part",
-        "Use data.order=own, or a run without stages.",
+        f"Use {way('data.order=own')}, or a run without stages.",
     )  # fmt: skip
 
 
@@ -349,7 +366,7 @@ def _problems_of_all_stages(config: RunConfig, stages: Sequence[StageConfig]) ->
     yield from problem_if(
         len(stages) > 1 and config.checkpoint.interval_steps is None, "checkpoint.interval_steps", None,
         f"saves no checkpoint, and a run with {len(stages)} stages goes from one to the next by a checkpoint",
-        "Use checkpoint.interval_steps=0 to save at the end of each stage only.",
+        f"Use {way('checkpoint.interval_steps=0')} to save at the end of each stage only.",
     )  # fmt: skip
 
 
@@ -409,7 +426,8 @@ def _prepare_stages(tree: dict[str, Any], typed_values: Mapping[str, str]) -> No
     if typed := [key for key in ("train.steps", "train.tokens") if typed_values.get(key, "null") != "null"]:
         raise SettingsError([
             f"{typed[0]}={typed_values[typed[0]]} is the length of the run, which is that of its stages together: "
-            f"{join_few(stages)}. Leave it out, or change a stage's length, as stages.{next(iter(stages))}.steps=1000."
+            f"{join_few(stages)}. {leave_out(*typed)}, or change a stage's length, as "
+            f"stages.{next(iter(stages))}.steps=N."
         ])
     train |= {"steps": 1, "tokens": None}  # because: RunConfig counts the steps once all stages are known
     first = next(iter(stages.values()))

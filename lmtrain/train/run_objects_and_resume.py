@@ -252,12 +252,12 @@ def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | Non
     with collective_phase(peers, 1) as exchange:
         if not folder.is_dir():
             raise OutputError(
-                f"run.dir={folder} does not exist on rank {peers.rank}. Use a folder that all nodes share."
+                f"run.dir={folder} does not exist on rank {peers.rank}. Give a folder that all nodes share."
             )
         path = find_resume_checkpoint(config)
         exchange.own_numbers = (crc32(str(path).encode()),)
     if len({number for (number,) in exchange.all_numbers}) > 1:
-        raise OutputError(f"Ranks see different checkpoints in run.dir={folder}. Use a folder that all nodes share.")
+        raise OutputError(f"Ranks see different checkpoints in run.dir={folder}. Give a folder that all nodes share.")
     return path
 
 

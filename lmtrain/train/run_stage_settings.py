@@ -13,9 +13,10 @@ from itertools import chain, count
 from typing import Any
 
 from lmtrain.config.build_typed_settings import quantity
+from lmtrain.config.parse_and_apply_overrides import override_text
 from lmtrain.config.settings_base import Choice, Problem, Settings, kinds, problem_if
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.errors import join_few, spelling_hint
+from lmtrain.errors import join_few, leave_out, spelling_hint, way
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.models.rotary_settings import ANGLE_KEYS
 from lmtrain.optim.optim_settings import OptimSettings
@@ -66,34 +67,29 @@ class StageSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         given = [key for key in LENGTHS if getattr(self, key) is not None]
+        without_others = leave_out(*(f".{key}" for key in given[1:]), shown=f"Leave {' and '.join(given[1:])} out")
         yield from problem_if(
             len(given) != 1, "steps", self.steps,
             f"and {' and '.join(given[1:]) if len(given) > 1 else 'no other length'}: a stage has exactly one of "
             "steps, tokens and samples",
-            "Give one of them, as in steps=10k or tokens=2B.",
+            f"{without_others}." if given else "Give one of them, as in steps=N or tokens=N.",
         )  # fmt: skip
-        yield from self.checked(*(self.at_least(1, key, "Use 1 or more.") for key in LENGTHS))
+        yield from self.checked(*(self.at_least(1, key) for key in LENGTHS))
         for group, keys in STAGE_KEYS.items():
             values = getattr(self, group)
             for key in values if keys else ():
-                is_known, allowed = key in _keys_of(group), join_few([f"{group}.{each}" for each in keys])
-                yield from problem_if(
-                    key not in keys, f"{group}.{key}", values[key],
-                    "cannot differ between the stages of a run" if is_known else "is not a setting",
-                    f"Set {group}.{key} for the whole run; a stage may set {allowed}." if is_known
-                    else spelling_hint(key, keys),
-                )  # fmt: skip
+                yield from () if key in keys else _foreign_key_problem(group, key, values[key])
         for group in ("recompute", "schedule"):
             values = getattr(self, group)
             yield from problem_if(
                 bool(values) and not values.get("kind"), f"{group}.kind", None,
                 f"is missing, and a stage sets its whole {group} or nothing of it",
-                f"Add its kind, as {group}.kind={'full' if group == 'recompute' else 'cosine'}.",
+                f"Add its kind, as {way(f'.{group}.kind={_kind_with(group, values)}')}.",
             )  # fmt: skip
         for key in RUN_DATA:
             yield from problem_if(
                 key in self.data, f"data.{key}", self.data.get(key), "belongs to the run and not to one of its stages",
-                f"Set data.{key} for the whole run." if not key.startswith("text")
+                f"Set {_for_whole_run('data', key, self.data.get(key))} for the whole run." if key[:4] != "text"
                 else "Make a dataset of the text with `lmtrain preprocess`, and give data.path=PREFIX.",
             )  # fmt: skip
 
@@ -138,6 +134,34 @@ def _keys_of(group: str) -> set[str]:
     return {"kind", *(f.name for cls in classes for f in fields(cls))}
 
 
+def _foreign_key_problem(group: str, key: str, value: Any) -> Iterator[Problem]:
+    """Yield the problem with a stage's setting `key` of `group`, which a stage may not set, or which is none."""
+    keys, name = STAGE_KEYS[group], f"{group}.{key}"
+    if key in _keys_of(group):
+        allowed = join_few([f"{group}.{each}" for each in keys])
+        way_out = f"Set {_for_whole_run(group, key, value)} for the whole run; a stage may set {allowed}."
+        yield Problem(name, value, "cannot differ between the stages of a run", way_out)
+        return
+
+    def renamed(near: str) -> str:
+        return way(f".{group}.{near}={override_text(value)}", instead_of=f".{name}")
+
+    yield Problem(name, value, "is not a setting", spelling_hint(key, keys, renamed))
+
+
+def _for_whole_run(group: str, key: str, value: Any) -> str:
+    """Return as a way out a stage's setting as one of the run."""
+    return way(f"{group}.{key}={override_text(value)}", instead_of=f".{group}.{key}")
+
+
+def _kind_with(group: str, values: Collection[str]) -> str:
+    """Return the usual kind of the settings group `group`, or else another one that has all keys of `values`."""
+    usual = "full" if group == "recompute" else "cosine"
+    classes = kinds(GROUPS[group])  # type: ignore[arg-type]
+    fitting = [kind for kind, cls in classes.items() if {*values} <= {"kind", *(field.name for field in fields(cls))}]
+    return usual if usual in fitting or not fitting else fitting[0]
+
+
 def _of_same_kind(data: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Return the data settings `data` without those that data settings of `kind` do not have. Return a copy of them all
     if `kind` is None, unknown or that of `data`.
@@ -152,7 +176,7 @@ def name_problems(names: Mapping[str, StageSettings]) -> Iterator[Problem]:
     for name in names:
         yield from problem_if(
             not _NAME.fullmatch(name), "stages", name, "is not a stage's name: a letter, then letters, digits, - and _",
-            "Use a name such as decay.",
+            "Give a name such as decay.",
         )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def train_step(
     if overflow and not model.loss_scale.dynamic:
         raise NonFiniteLossError(
             f"The gradient norm of step {batches.step + 1} is {grad_norm}, though its loss is {sum(losses):.4g}. "
-            "No weight was changed; lower optim.lr or use precision=fp32."
+            "No weight was changed; lower optim.lr, or train in a wider precision."
         )
     fault_point("opt_step")
     if not overflow:

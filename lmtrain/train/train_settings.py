@@ -14,13 +14,15 @@ from typing import Literal
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 from lmtrain.data.batch_size_per_step import BatchPlan
+from lmtrain.errors import leave_out, own, way
 from lmtrain.placement.batch_rampup_settings import RampUpSettings
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; file systems allow 255 and 4096, and the run adds names of its own
 MAX_BATCH = 1 << 24  # because: every process holds the ids of all samples of a step
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_WRONG_CHARACTERS = re.compile(r"[^A-Za-z0-9_./-]+")
 _EVAL_BATCH = 8
-_EXAMPLE = "Use eval.tasks=[{task: lambada/megatron-strict, data: lambada_test.jsonl}]"
+_TIMES = ("time_limit", "time_between_failures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +38,16 @@ class TrainSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         rule = f"and train.tokens={show(self.tokens)}: exactly one of them must be set"
-        way_out = "Set train.steps=1000 or train.tokens=300B."
+        way_out = f"Set {way('.steps=1000')} or {way('.tokens=300B')}."
         if self.steps is not None and self.tokens is not None:
-            way_out = "Add train.steps=null to train for tokens, or train.tokens=null to train for steps."
-        least = {
-            "steps": 1, "tokens": 1, "global_batch": 1, "micro_batch": 1, "seed": 0, "valid_interval_steps": 0,
-            "valid_samples": 1,
-        }  # fmt: skip
+            way_out = f"Add {way('.steps=null')} to train for tokens, or {way('.tokens=null')} to train for steps."
         yield from self.checked(
             ((self.steps is None) == (self.tokens is None), "steps", rule, way_out),
-            *(self.at_least(n, key, f"Use train.{key}={max(n, 1)} or more.") for key, n in least.items()),
+            *(self.at_least(1, key) for key in ("steps", "tokens", "micro_batch", "valid_samples")),
+            # because: a batch of one sample cannot be cut into micro-batches
+            self.at_least(1, "global_batch", f"Use {own(max(self.micro_batch, 1))} or more."),
+            self.at_least(0, "seed"),
+            self.at_least(0, "valid_interval_steps", f"Use {own(0)} for none."),
             self.at_most(MAX_BATCH, "global_batch"),
         )
 
@@ -69,27 +71,36 @@ class ObserveSettings(Settings):
         steps, ranks = self.profile_steps, self.profile_ranks
         nowhere = not self.tensorboard and self.wandb == "none"
         yield from self.checked(
-            self.at_least(1, "log_interval_steps", "Use 1."),
-            self.above_0("peak_tflops", "Use null for the known peak."),
+            self.at_least(1, "log_interval_steps", f"Use {own(1)}."),
+            self.above_0("peak_tflops", f"Use {own('null')} for the known peak."),
             *(
                 (self.wandb == "none" and bool(getattr(self, key)), key,
                  "is for Weights & Biases, which observe.wandb=none turns off",
-                 f"Set observe.wandb=offline or online, or leave observe.{key} out.")
+                 f"Set {way('.wandb=offline')} or {way('.wandb=online', shown='online')}, or "
+                 f"{leave_out(shown=f'leave observe.{key} out')}.")
                 for key in ("wandb_project", "wandb_entity", "wandb_name", "wandb_tags")
             ),
-            self.at_least(1, "histograms_every_steps", "Use null for no histograms."),
+            self.at_least(1, "histograms_every_steps", f"Use {own('null')} for no histograms."),
             (self.histograms_every_steps is not None and nowhere, "histograms_every_steps",
              "needs a sink, and observe.tensorboard=false and observe.wandb=none turn all sinks off",
-             "Set observe.tensorboard=true, or leave observe.histograms_every_steps out."),
+             f"Set {way('.tensorboard=true')}, or {leave_out(shown='leave observe.histograms_every_steps out')}."),
             (steps is not None and (len(steps) != 2 or not 1 <= steps[0] <= steps[-1]), "profile_steps",
              "is not a list of two steps, the first and the last to profile, counted from 1",
-             "Use observe.profile_steps=[100,103]."),
+             f"Use {own(_nearest_window(steps or ()))}."),
             (ranks is not None and steps is None, "profile_ranks",
              "selects ranks to profile, and observe.profile_steps=null profiles none",
-             "Add observe.profile_steps=[100,103], or leave it out."),
+             f"Add {way('.profile_steps=[2,3]')}, or {leave_out(shown='leave it out')}."),
             (ranks is not None and (not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks)), "profile_ranks",
-             "is not a list of ranks", "Use observe.profile_ranks=[0]."),
+             "is not a list of ranks", f"Use {own(show(sorted({rank for rank in ranks or () if rank >= 0}) or [0]))}."),
         )  # fmt: skip
+
+
+def _nearest_window(steps: tuple[int, ...]) -> str:
+    """Return the list of two steps to profile that is meant by a list which is none: from its first step to its last,
+    or null if there is no step in it.
+    """
+    window = [step for step in steps if step >= 1]
+    return show([min(window), max(window)]) if window else "null"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +111,14 @@ class RunSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(
-            (not self.dir.strip(), "dir", "is empty", "Use run.dir=runs/NAME."),
-            self.above_0("time_limit", "Use run.time_limit=4h, or null for none."),
-            self.above_0("time_between_failures", "Use run.time_between_failures=4h, or null for none."),
+            (not self.dir.strip(), "dir", "is empty", "Give a folder, as in run.dir=runs/NAME."),
+            *(self.above_0(key, f"Use {own('4h')}, or {own('null')} for none.") for key in _TIMES),
         )
         path, name = len(self.dir.encode()), max(len(part.encode()) for part in self.dir.split("/"))
         yield from problem_if(
             path > _LONGEST_PATH or name > _LONGEST_NAME, "dir", f"{self.dir[:40]}...",
             f"has {path} bytes, and its longest name {name}; at most {_LONGEST_PATH} and {_LONGEST_NAME} are allowed",
-            "Use a shorter path, as in run.dir=runs/NAME.",
+            "Give a shorter path, as in run.dir=runs/NAME.",
         )  # fmt: skip
 
 
@@ -130,7 +140,7 @@ class EvalTask(Settings):
             (not self.data.strip(), "data", "names no file", "Give the file that the task reads."),
             (self.name is not None and not _NAME.fullmatch(self.name), "name",
              "is not a valid name: letters, digits and . _ - only, in parts separated by single slashes",
-             "Use one such as wiki, or leave it out."),
+             f"Use {own('/'.join(filter(None, _WRONG_CHARACTERS.sub('-', self.name or '').split('/'))) or 'a')}."),
         )  # fmt: skip
 
 
@@ -141,10 +151,11 @@ class EvalSettings(Settings):
     batch_size: int = _EVAL_BATCH
 
     def problems(self) -> Iterator[Problem]:
-        unused, way_out = "has no effect without eval.tasks", f"{_EXAMPLE}, or leave it out."
+        unused = "has no effect without eval.tasks"
+        way_out = f"Give eval.tasks=[{{task: TASK, data: FILE}}], or {leave_out(shown='leave it out')}."
         yield from self.checked(
-            self.at_least(0, "interval_steps", "Use 0 for the end of the run alone."),
-            self.at_least(1, "batch_size", f"Use {_EVAL_BATCH}."),
+            self.at_least(0, "interval_steps", f"Use {own(0)} for the end of the run alone."),
+            self.at_least(1, "batch_size", f"Use {own(_EVAL_BATCH)}."),
             (not self.tasks and self.interval_steps != 0, "interval_steps", unused, way_out),
             (not self.tasks and self.batch_size != _EVAL_BATCH, "batch_size", unused, way_out),
         )

@@ -295,7 +295,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["hardware=h100"], 2, "Give gpus=N"),
-        (["hardware=h100", "gpus=8", "compute.device=cpu"], 2, "Use compute.device=auto, or the matching hardware"),
+        (["hardware=h100", "gpus=8", "compute.device=cpu"], 2, "Use auto, or"),
         (["gpus=8"], 2, "Give hardware=NAME, one of a100_40gb"),
         (["hardware=h100_sxm", "gpus=8"], 2, "Did you mean h100 or h100_96gb or h100_dgx or h100_pcie?"),
         (["hardware=h100", "gpu=8"], 2, "Did you mean gpus=8?"),
@@ -304,7 +304,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "parallel.tpp=2"], 2, "Did you mean tp?"),
         (["hardware=h100", "gpus=8", "parallel.zero=4"], 2, "Use 0, 1, 2 or 3."),
         (["hardware=h100", "gpus=8", "hardware.nic_GBps=abc"], 2, "is not a number"),
-        (["hardware=v100_32gb", "gpus=8", "precision=bf16"], 2, "Add hardware.peak_tflops.bf16=TFLOPS"),
+        (["hardware=v100_32gb", "gpus=8", "precision=bf16"], 2, "or give hardware.peak_tflops.bf16=TFLOPS"),
         (["hardware=h100", "gpus=8", "hardware.factors.luck=1"], 2, "has luck, which is below 0 or no factor"),
         (["hardware=h100", "gpus=8", "--layout", "tp"], 2, "Give tp=VALUE"),
         (["hardware=h100", "gpus=8", "--layout", "tp=3,sequence_parallel=false"], 2, "Use gpus=6"),
@@ -325,7 +325,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["--calibrate", "--top", "3"], 2, "--top has no effect with --calibrate"),
         (["hardware=h100", "gpus=8", "--by", "luck"], 2, "--by luck is not an allowed value. Known: joules, time."),
         *wide(
-            (["hardware=cpu", "gpus=8", "compute.device=cuda"], 2, "Use compute.device=auto, or the matching hardware"),
+            (["hardware=cpu", "gpus=8", "compute.device=cuda"], 2, "Use auto, or"),
             (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),
             (["hardware=h100", "gpus=1.5"], 2, "Give a number, such as 1024"),
             (["hardware=h100", "gpus=8", "modle=x"], 2, "Did you mean model?"),

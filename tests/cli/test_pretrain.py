@@ -73,7 +73,7 @@ def test_the_last_line_says_how_often_the_data_was_gone_through(toy: Toy, tmp_pa
 def test_a_run_shorter_than_its_checkpoint_is_refused(toy: Toy, run: Path) -> None:
     output = lmtrain("pretrain", *toy.settings(run, train__steps=9), "--dry-run", code=2)
     assert f"ends before step 12, which the checkpoint {run}/checkpoints/step_00000012 has reached." in output
-    assert "Use train.steps=13 or more to go on, or another run.dir for a new run." in output
+    assert "Use train.steps=13 or more to go on, or another run.dir for a new run, such as" in output
     tokens = toy.settings(run, train__steps="null", train__tokens=1000)
     output = lmtrain("pretrain", *tokens, code=2)
     assert "train.tokens=1000, 8 steps, ends before step 12" in output

@@ -434,7 +434,7 @@ def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
         yield Problem("gpus", question.gpus, rule, way_out, of_layout=True)
     yield from batch_problems(layout, run.global_batch, micro)
     if run.rampup is not None:
-        yield from rampup_problems(layout, run.rampup, micro)
+        yield from rampup_problems(layout, run.rampup, micro, run.global_batch)
 
 
 # ---- the result ------------------------------------------------------------------------------------------------------

@@ -136,7 +136,9 @@ def _check_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
         problem
         for job in jobs
         if not job.config.parallel.auto
-        for problem in process_problems(job.config.parallel.layout, env, job.config.train)
+        for problem in process_problems(
+            job.config.parallel.layout, env, job.config.train, zero=job.config.parallel.zero
+        )
     ]
     if problems:
         raise LayoutError(*dict.fromkeys(problems))

@@ -96,25 +96,33 @@ def advised(error: LmtrainError, argv: Sequence[str]) -> tuple[Command, list[str
         possible = [way for way in ways if not way.is_example and fits(command, way)]
         if not possible:
             return None
-        command = command.apply(min(possible, key=lambda way: _distance(before, way)))
+        command = command.apply(_nearest(before, possible))
     return None if command.units == before.units else (command, command.lost(before))
 
 
-def _distance(command: Command, way: Way) -> float:
-    """Return how far the number that a way sets is from the one that was typed, as a ratio; 0 for what is no number, so
-    that the first way is taken.
-    """
-    for unit in command.units:
-        if len(way.new) == 1 and _is_setting(way.new[0]) and _is_named(unit, override_key(way.new[0])):
+def _nearest(command: Command, ways: Sequence[Way]) -> Way:
+    """Return the first way; if it sets a number in place of a number, the one whose number is nearest to that."""
+    if _distance(command, ways[0]) is None:
+        return ways[0]
+    key = _name(ways[0].new)
+    rivals = [way for way in ways if _distance(command, way) is not None and _name(way.new) == key]
+    return min(rivals, key=lambda way: _distance(command, way) or 0.0)
+
+
+def _distance(command: Command, way: Way) -> float | None:
+    """Return how far the number that a way sets is from the one that was typed, as a ratio; None if it sets none."""
+    new_units = command._as_units(way.new)
+    for unit in command.units if len(new_units) == 1 else ():
+        if _is_named(unit, _name(new_units[0])):
             with suppress(ValueError, ZeroDivisionError):
-                typed, new = (abs(float(_value(each))) + 1 for each in (unit, (way.new[0],)))
+                typed, new = (abs(float(_value(each))) + 1 for each in (unit, new_units[0]))
                 return max(typed / new, new / typed)
-    return 0.0
+    return None
 
 
 def fits(command: Command, way: Way) -> bool:
     """Return whether the verb of `command` takes the words of `way`, and has what it removes."""
-    units = command._as_units(way.new)
+    units = command._as_units([command._whole_list(word) for word in way.new])
     names = [name for unit in command.units for name in way.old if _is_named(unit, name)]
     is_taken = all(
         command.takes_settings if _is_setting(unit[0]) else unit[0] in command.options or not unit[0].startswith("-")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, way
 from lmtrain.models.layers.attention import DotProduct
 from lmtrain.models.objectives.causal_and_masked_objectives import CausalLM
 from lmtrain.models.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
@@ -75,7 +75,8 @@ def _recompute_cores(block: nn.Module, checkpoint_options: Mapping[str, Any]) ->
     outer = {path: core for path, core in cores.items() if path.rpartition(".")[0] not in cores}
     if not outer:
         raise SettingsError(
-            ["recompute.kind=attention needs blocks with attention, and a block has none. Use recompute=full."]
+            ["recompute.kind=attention needs blocks with attention, and a block has none. Use "
+             f"{way('recompute=full', instead_of='recompute.kind')}."]
         )
     for path, core in outer.items():
         block.set_submodule(path, RecomputedCore(core, checkpoint_options))

@@ -19,8 +19,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from lmtrain.config.name_suggestions import suggest_value
 from lmtrain.config.settings_base import Problem, Settings
-from lmtrain.errors import join_few
+from lmtrain.errors import join_few, own
 
 FITTED_FILE = Path(__file__).with_name("fitted.yaml")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
@@ -184,25 +185,27 @@ class Hardware(Settings):
         unknown = sorted(set(self.peak_tflops) - set(PRECISIONS))
         no_factors = [name for name, value in self.factors.items() if name not in TIME_FACTORS or value < 0]
         yield from self.checked(
-            (self.generation not in GENERATIONS, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}."),
-            (self.network not in NETWORKS, "network", "is not known", f"Use one of {', '.join(NETWORKS)}."),
-            *((getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.") for key in sizes),
+            (self.generation not in GENERATIONS, "generation", "is not known",
+             suggest_value(self.generation, GENERATIONS, own)),
+            (self.network not in NETWORKS, "network", "is not known",
+             suggest_value(self.network, NETWORKS, own)),
+            *((getattr(self, key) <= 0, key, "must be above 0", "Give the data sheet's figure.") for key in sizes),
             (
                 bool(unknown), "peak_tflops", f"has the unknown precision {', '.join(unknown)}",
-                f"Use {', '.join(PRECISIONS)}.",
+                f"Give figures of {', '.join(PRECISIONS)} only.",
             ),
             (
                 min(self.peak_tflops.values(), default=0.0) <= 0, "peak_tflops", "must be above 0",
-                "Use the data sheet's figures.",
+                "Give the data sheet's figures.",
             ),
-            (self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known."),
-            (self.sustained <= 0, "sustained", "must be above 0", "Use 1.0."),
+            (self.power_W < 0, "power_W", "must be 0 or above", f"Use {own(0)} where it is not known."),
+            (self.sustained <= 0, "sustained", "must be above 0", f"Use {own('1.0')}."),
             (
                 bool(no_factors), "factors",
                 f"has {join_few(no_factors)}, which is below 0 or no factor of the planner",
-                "Use the factors that `lmtrain plan --calibrate` wrote.",
+                "Give the factors that `lmtrain plan --calibrate` wrote.",
             ),
-            self.above_0("interval", "Use null for the interval of all machines."),
+            self.above_0("interval", f"Use {own('null')} for the interval of all machines."),
         )  # fmt: skip
 
     @property

@@ -318,8 +318,9 @@ class _LayoutEnumerator:
         """Return True if the layout can divide the global batch, and each batch size of a ramp-up, into micro-batches
         of this size.
         """
-        rampup_faults = rampup_problems(layout, self._run.rampup, micro_batch) if self._run.rampup is not None else ()
-        return not any((*batch_problems(layout, self._run.global_batch, micro_batch), *rampup_faults))
+        rampup, global_batch = self._run.rampup, self._run.global_batch
+        rampup_faults = () if rampup is None else rampup_problems(layout, rampup, micro_batch, global_batch)
+        return not any((*batch_problems(layout, global_batch, micro_batch), *rampup_faults))
 
     @cached_property
     def _checkpoint_bytes(self) -> int:

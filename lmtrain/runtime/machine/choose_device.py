@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lmtrain.errors import OutOfMemoryError, SettingsError
+from lmtrain.errors import OutOfMemoryError, SettingsError, own
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem, gpu_index
 from lmtrain.runtime.processes.process_environment import ProcessEnv, set_env_default
 
@@ -20,7 +20,8 @@ def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
     one, else the CPU. A GPU also becomes torch's current device. Raise SettingsError if the device cannot be used.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
+        way_out = f"Use {own('auto')}, {own('cpu')} or {own('cuda')}."
+        raise SettingsError([f"compute.device={name} is not a device. {way_out}"])
     gpus = Gpus(torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0, torch.__version__)
     if problem := device_problem(name, gpus, process):
         raise problem

@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtrain.errors import LmtrainError, SettingsError
+from lmtrain.errors import LmtrainError, SettingsError, own
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 
 
@@ -52,7 +52,7 @@ def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError |
         built = f"is built for CUDA {gpus.built_for}" if gpus.built_for else "is built without CUDA"
         return SettingsError([
             f"compute.device=cuda needs a GPU, but torch {gpus.torch} sees no GPU (it {built}). "
-            "Use compute.device=cpu or auto."
+            f"Use {own('auto')} or {own('cpu')}."
         ])  # fmt: skip
     last = max(process.local_world_size - 1, process.local_rank)
     if last >= gpus.count != process.num_own_gpus:

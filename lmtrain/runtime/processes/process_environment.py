@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, leave_out
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
@@ -74,6 +74,11 @@ class ProcessEnv:
     is_child: bool = False  # whether our own launcher started it
     num_ranks: int = 1  # ranks that this process represents, from `rank` on: all of its node if it is their launcher
 
+    @property
+    def takes_nproc(self) -> bool:
+        """True if the option --nproc says how many processes there are, and not a launcher such as torchrun."""
+        return self.launcher in ("single", "lmtrain", DRY_RUN_LAUNCHER)
+
     def as_launcher(self, num_processes: int, flag: str = "--nproc") -> ProcessEnv:
         """Return the environment of this process if it launches `num_processes` ranks on its node: its rank is that of
         the first of them. `flag` is the command-line flag that gave the number, for messages. Raise UsageError if this
@@ -82,18 +87,20 @@ class ProcessEnv:
         is_task_of_node = self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child
         if self.launcher != "single" and not is_task_of_node:
             launcher = "lmtrain" if self.is_child else self.launcher
-            way_out = f"Leave out {flag}." if self.is_child else f"Leave out {flag}, or {launcher}."
+            way_out = leave_out(flag, shown=f"Leave out {flag}")
             if launcher == "slurm":
-                way_out = f"Leave out {flag}, or give --nproc-per-node where srun starts one task on each node."
+                way_out += ", or give --nproc-per-node where srun starts one task on each node"
+            elif not self.is_child:
+                way_out += f", or {launcher}"
             raise UsageError(
                 f"{flag}={num_processes} would start {num_processes} processes from each process that {launcher} has "
-                f"started. {way_out}"
+                f"started. {way_out}."
             )
         if is_task_of_node and self.local_world_size > 1:
             raise UsageError(
                 f"srun has started {self.local_world_size} tasks on {self.host}, but --nproc-per-node={num_processes} "
-                f"would start {num_processes} processes from each task. Use srun --ntasks-per-node=1, or leave out "
-                "--nproc-per-node."
+                f"would start {num_processes} processes from each task. Use srun --ntasks-per-node=1, or "
+                f"{leave_out('--nproc-per-node', shown='leave out --nproc-per-node')}."
             )
         if num_processes == 1:
             return self

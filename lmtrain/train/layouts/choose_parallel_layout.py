@@ -18,7 +18,7 @@ import numpy as np
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LayoutError, LmtrainError
+from lmtrain.errors import LayoutError, LmtrainError, leave_out, way
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.batch_rampup_settings import RampUpSettings
@@ -31,6 +31,7 @@ from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.plan.search.legal_layouts import legal_layouts
 from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.file_names import CHECKPOINTS
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.layouts.dry_run_speed_and_memory import StepForecast, planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.run_stage_settings import StageSettings
@@ -143,8 +144,8 @@ def _choose_for_stages(
                     ]
     raise LayoutError(
         f"parallel.auto=true finds no layout of {num_processes} processes that divides the batch of every stage and "
-        f"fits in {format_bytes(ranked.hardware.memory_bytes)} of hardware={config.hardware.name} in all of them. Use "
-        "stages with more similar batches and lengths, or choose parallel.* yourself."
+        f"fits in {format_bytes(ranked.hardware.memory_bytes)} of hardware={config.hardware.name} in all of them. Give "
+        "the stages more similar batches and lengths, or choose parallel.* yourself."
     )
 
 
@@ -212,13 +213,22 @@ def _no_legal_layout_message(
         f"{'train' if key == 'micro_batch' else 'parallel'}.{key}={show(value)}"
         for key, value in fixed_settings.items() if key != "recompute"
     ]  # fmt: skip
+    without_fixed = leave_out(
+        *(word.partition("=")[0] for word in fixed_words), shown=f"Leave out {' and '.join(fixed_words)}"
+    )
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes"
         f"{' with ' * bool(fixed_words)}{' and '.join(fixed_words)} that takes "
         f"train.global_batch={run.global_batch}, model.num_layers={run.shape.num_layers} and "
         f"model.num_heads={run.shape.num_heads}. "
-        + (f"Start {format_choices(counts)} processes." if counts else f"Leave out {' and '.join(fixed_words)}.")
+        + (f"Start {format_choices(counts, _started)} processes." if counts else f"{without_fixed}.")
     )
+
+
+def _started(num_processes: int) -> str:
+    """Return a number of processes to start, as a way out where --nproc starts them."""
+    text = str(num_processes)
+    return way("--nproc", text, shown=text) if ProcessEnv.detect().takes_nproc else text
 
 
 def _no_fit_message(ranked: RankedLayouts, num_processes: int) -> str:
@@ -229,7 +239,7 @@ def _no_fit_message(ranked: RankedLayouts, num_processes: int) -> str:
         f"{format_bytes(ranked.hardware.memory_bytes)} of hardware={ranked.hardware.name} with "
         f"{ranked.limits.margin:.0%} to spare: the smallest, "
         f"{_layout_text(ranked.run_at(smallest))}, needs {format_bytes(ranked.count_bytes(smallest))}. Start more "
-        "processes, or use a smaller model.seq_len or model."
+        "processes, or give a smaller model.seq_len or model."
     )
 
 
@@ -378,7 +388,7 @@ def _no_layout_message(config: RunConfig, num_processes: int) -> str:
         (layout.tp * layout.pp * dp for dp in _divisors(full)), key=lambda count: abs(count - num_processes)
     )
     legal = [count for count in counts[: 2 * _NUM_NAMED] if _nearest_config(config, count) is not None]
-    shape, choices = config.model.shape, format_choices(sorted(legal[:_NUM_NAMED]))
+    shape, choices = config.model.shape, format_choices(sorted(legal[:_NUM_NAMED]), _started)
     return (
         f"{num_processes} processes were started with --elastic, and no layout of them takes train.global_batch={full}"
         f", model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "

@@ -17,8 +17,9 @@ from typing import Any
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import BEST_SUFFIX, load_manifest, resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
+from lmtrain.config.parse_and_apply_overrides import override_text
 from lmtrain.config.settings_base import show
-from lmtrain.errors import CheckpointError, MissingInputError, SettingsError
+from lmtrain.errors import CheckpointError, MissingInputError, SettingsError, leave_out, way
 from lmtrain.models.model_settings import ModelSettings, differing_keys, with_explicit_sizes
 from lmtrain.runfolder.file_names import CHECKPOINTS, TOKENIZER
 from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent, file_sha256, parse_lineage, read_lineage
@@ -67,8 +68,8 @@ def find_first_weights(
         if weights == "ema":
             raise SettingsError([
                 f"checkpoint.init_weights=ema reads the average that a checkpoint holds, and "
-                f"checkpoint.init_from={foreign.path} is another program's folder, which holds none. Leave "
-                "checkpoint.init_weights out."
+                f"checkpoint.init_from={foreign.path} is another program's folder, which holds none. "
+                f"{leave_out('checkpoint.init_weights', shown='Leave checkpoint.init_weights out')}."
             ])  # fmt: skip
         if foreign.tokenizer is not None and foreign.tokenizer.fingerprint != tokenizer.fingerprint:
             raise _tokenizer_error(foreign.path, foreign.tokenizer.fingerprint, tokenizer, foreign.path)
@@ -125,10 +126,10 @@ def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -
             f"model.{key} is {show(values.get(key))} here and {show(saved_values[key])} there" for key in differing
         )
         wanted = {key: typed[key] for key in differing} | _length_and_rows(model, saved_values, differing)
-        settings = " ".join(
-            f"model.{key}={show(value)}" for key, value in wanted.items() if value != model.to_dict().get(key)
-        )
-        way_out = "Choose a model of the same kind." if "kind" in differing else f"Add {settings}."
+        settings = [
+            f"model.{key}={override_text(value)}" for key, value in wanted.items() if value != model.to_dict().get(key)
+        ]
+        way_out = "Choose a model of the same kind." if "kind" in differing else f"Add {way(*settings)}."
         others = "weights" if model.weights() != saved_model.weights() else "settings"
         raise SettingsError([f"checkpoint.init_from={path} has a model with other {others}: {differences}. {way_out}"])
 

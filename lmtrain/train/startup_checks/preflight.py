@@ -29,6 +29,9 @@ from lmtrain.errors import (
     OutputError,
     SettingsError,
     StorageError,
+    leave_out,
+    own,
+    way,
 )
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
@@ -53,6 +56,7 @@ from lmtrain.train.startup_checks.check_weights_to_start_from import (
     tokenizer_of_first_weights,
 )
 from lmtrain.train.startup_checks.resume_checks import (
+    another_run_dir,
     average_notes,
     check_branch_has_steps,
     check_same_run,
@@ -169,11 +173,12 @@ def check_machine(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
     packages are then not checked.
     """
     problems, counts = list(compiler_problems(config)), starts_run or env.launcher != "single"
-    if wrong := list(process_problems(config.parallel.layout, env, config.train)) if counts else []:
-        raise LayoutError("\n".join(wrong + problems))
+    parallel = config.parallel
+    if wrong := list(process_problems(parallel.layout, env, config.train, zero=parallel.zero)) if counts else []:
+        raise LayoutError(*wrong, *problems)
     if problems:
         raise SettingsError(problems)
-    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
+    is_here = env.world_size == parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
     if is_here:
         check_device(config, env)
     if is_here and env.rank == 0:
@@ -265,22 +270,26 @@ def find_model(config: RunConfig) -> ModelSettings:
     return _model_with_vocab(config, opened, _load_tokenizer(last, opened, None))
 
 
-def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
+def process_problems(
+    layout: Layout, env: ProcessEnv, train: TrainSettings | None = None, *, zero: int = 0
+) -> Iterator[str]:
     """Yield an error message if the number of started processes, `env.world_size`, differs from the number that the
-    layout needs. With `train`, the message also names the batch settings that would have to change with the layout.
+    layout needs. With `train`, the message also names the batch settings, and with `zero` the ZeRO level, that would
+    have to change with the layout.
     """
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
         required = " x ".join(factors) if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]}"
         ways = "Start 1 process" if layout.world_size == 1 else f"Start {layout.world_size} processes"
-        ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
+        ways += f" with {way('--nproc', str(layout.world_size))}" if env.takes_nproc else ""
         axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
         fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
-        if rest == 0:
-            overrides = [f"parallel.{axis}={fitting}", *_batch_overrides(replace(layout, **{axis: fitting}), train)]
-            ways += f" or set {' '.join(overrides)}"
-        ways += ", or add --elastic, which takes the nearest layout for them" if train else ""
+        new_batch = [*_batch_overrides(replace(layout, **{axis: fitting}), train)] if rest == 0 else []
+        if rest == 0 and not (new_batch and train and train.rampup):  # because: a ramp-up would have to change with it
+            less_zero = ["parallel.zero=1"] * (zero > 1 and axis == "dp_shard" and fitting == 1)
+            ways += f" or set {way(f'parallel.{axis}={fitting}', *less_zero, *new_batch)}"
+        ways += f", or add {way('--elastic')}, which takes the nearest layout for them" if train else ""
         started = "1 process was" if env.world_size == 1 else f"{env.world_size} processes were"
         yield f"{started} started but {required} needs {layout.world_size}. {ways}."
 
@@ -330,14 +339,17 @@ def _load_tokenizer(config: RunConfig, opened: OpenDatasets, foreign: ForeignWei
         raise SettingsError([
             f"data.tokenizer=null names no tokenizer for the dataset {first.prefix}, "
             f"and there is no {first.tokenizer_path.name} beside it. "
-            "Add data.tokenizer=PATH of the tokenizer with which the dataset was written."
+            "Give data.tokenizer=PATH, the tokenizer with which the dataset was written."
         ])
+    own_one = "Give that tokenizer"
+    if config.data.tokenizer and stored:
+        own_one = leave_out("data.tokenizer", shown="Leave data.tokenizer out to use that one")
     for prefix, info in infos.items():
         if info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(
                 f"The tokenizer {place} has the fingerprint {tokenizer.fingerprint[:12]}, but the dataset {prefix} was "
-                f"written with a tokenizer of fingerprint {info.tokenizer_fingerprint[:12]}. Use that tokenizer, or "
-                "preprocess the text again."
+                f"written with a tokenizer of fingerprint {info.tokenizer_fingerprint[:12]}. {own_one}, or preprocess "
+                "the text again."
             )
     return tokenizer
 
@@ -362,7 +374,8 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
     if newest is None and damaged:
         raise CheckpointError(
             f"run.dir={config.run.dir} holds no checkpoint but {damaged[-1].name}, which is damaged. "
-            "Choose another run.dir for a new run, or move the damaged checkpoint away."
+            f"Choose another run.dir for a new run, such as {another_run_dir(config)}, or move the damaged checkpoint "
+            "away."
         )
     if settings.fallback:
         newest = newest_readable(newest)
@@ -373,7 +386,7 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
         if newest is not None:
             raise OutputError(
                 f"checkpoint.resume=none begins a new run, but run.dir={config.run.dir} already holds checkpoints. "
-                "Choose another run.dir, or checkpoint.resume=auto to go on."
+                f"Choose another run.dir, such as {another_run_dir(config)}, or give no checkpoint.resume to go on."
             )
         return None
     if parent is not None and newest is not None and not Path(settings.resume).exists():
@@ -385,14 +398,14 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
     if newest is not None and is_own and chosen.name != newest.name:
         raise OutputError(
             f"checkpoint.resume={chosen} is not the newest checkpoint of run.dir={config.run.dir}, which is "
-            f"{newest.name}. Choose another run.dir to go on from the older one."
+            f"{newest.name}. Choose another run.dir to go on from the older one, such as {another_run_dir(config)}."
         )
     began_there = is_own or parent is not None or _recorded_settings(config).get("checkpoint.resume") == settings.resume
     if newest is not None and not began_there:
         raise OutputError(
             f"checkpoint.resume={settings.resume} begins a run, but run.dir={config.run.dir} already holds checkpoints "
-            "of a run that did not begin there. Choose another run.dir, or leave checkpoint.resume out to go on with "
-            "the run in it."
+            f"of a run that did not begin there. Choose another run.dir, such as {another_run_dir(config)}, or "
+            f"{leave_out('checkpoint.resume', shown='leave checkpoint.resume out')} to go on with the run in it."
         )
     return newest or chosen
 
@@ -428,7 +441,7 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
     if config.compute.compile is True and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
         yield (
             "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is installed. "
-            "Install one or set compute.compile=false."
+            f"Install one, or set {way('compute.compile=auto')}."
         )
 
 
@@ -442,7 +455,7 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
     if problem := device_problem(config.compute.device, gpus, env):
         raise problem
     if config.compute.tf32 and gpus.count == 0:
-        raise SettingsError(["compute.tf32=true needs a GPU, and this machine has none. Use compute.tf32=false."])
+        raise SettingsError([f"compute.tf32=true needs a GPU, and this machine has none. Use {own('false')}."])
 
 
 def check_sinks(config: RunConfig) -> None:
@@ -453,7 +466,7 @@ def check_sinks(config: RunConfig) -> None:
     if spec is None or spec.origin is None:  # because: a mere folder named wandb is not the package
         raise SettingsError([
             f"observe.wandb={config.observe.wandb} needs the package wandb, which is not installed. "
-            f"Run `{install_command('wandb')}`, or set observe.wandb=none."
+            f"Run `{install_command('wandb')}`."
         ])  # fmt: skip
 
 
@@ -490,7 +503,7 @@ def check_run_folder(
         # because: a run goes from one stage to the next by a checkpoint
         ways_out = (
             f"{hint}or choose another run.dir" if config.border_steps
-            else f"choose another run.dir, {hint}or set checkpoint.interval_steps=null to save none"
+            else f"choose another run.dir, {hint}or save none (checkpoint.interval_steps)"
         )  # fmt: skip
         raise StorageError(
             f"The disk of run.dir={config.run.dir} is too full: {needed_and_free}. Free some space, {ways_out}."
@@ -509,8 +522,9 @@ def _fewer_checkpoints_hint(config: RunConfig, num_fitting: int, num_existing: i
     """
     keep_last = config.checkpoint.keep_last
     if num_fitting > 1 and (keep_last == "all" or num_fitting <= keep_last):
-        return f"set checkpoint.keep_last={num_fitting - 1}, "
-    hint = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
+        return f"set {way(f'checkpoint.keep_last={num_fitting - 1}')}, "
+    at_end = way("checkpoint.interval_steps=0", "checkpoint.interval_s=null")
+    hint = f"set {at_end} to save only at the end, "
     return hint if num_fitting == 1 and not num_existing else ""
 
 
@@ -524,8 +538,8 @@ def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
     except CheckpointError as error:
         if config.checkpoint.interval_steps is None:
             return 0
-        way_out = "" if config.border_steps else " To save none, set checkpoint.interval_steps=null."
-        raise LayoutError(f"This layout cannot save checkpoints: {error}{way_out}") from error
+        way_out = "" if config.border_steps else " Or save none (checkpoint.interval_steps)."
+        raise LayoutError(f"This layout cannot save checkpoints: {error.marked}{way_out}") from error
 
 
 def check_port(env: ProcessEnv) -> None:

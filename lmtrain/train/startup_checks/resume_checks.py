@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHA
 from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory
 from lmtrain.data.store.joined_dataset import dataset_exists, open_dataset
 from lmtrain.data.training_data_by_source import TrainingData
-from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
+from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few, way
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.files.atomic_files import storage_errors
@@ -165,13 +166,13 @@ def check_same_run(
     if "merged" in state and "data" in state and "optimizer" not in state:
         raise CheckpointError(
             f"The checkpoint {path} was merged without the optimizer's moments (--moments none), so no run can resume "
-            f"from it. Begin a run from its weights, with a warm-up: checkpoint.init_from={path} "
-            "schedule.warmup_steps=N, in place of checkpoint.resume; or merge again with --moments newest."
+            f"from it. Begin a run from its weights, with a warm-up: {_from_weights(path)} in place of "
+            "checkpoint.resume; or merge again with --moments newest."
         )
     if "data" not in state or "optimizer" not in state:
         raise CheckpointError(
             f"The checkpoint {path} holds weights imported from another program, and no run to resume. "
-            f"Begin a run from these weights: checkpoint.init_from={path}."
+            f"Begin a run from these weights: {_from_weights(path)}."
         )
     if type_problems := list(_type_problems(manifest)):
         raise CheckpointError(
@@ -298,19 +299,45 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
     # because: with another tokenizer or model the weights do not fit
     if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
         return (
-            f"or begin a new run: run.dir=FOLDER checkpoint.resume=none{_again(config)}" if is_own
-            else f"or give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
+            f"or begin a new run: {another_run_dir(config, 'checkpoint.resume=none')}{_again(config)}" if is_own
+            else f"or give {way('checkpoint.resume=none')} to begin run.dir={config.run.dir} anew"
         )  # fmt: skip
-    folder = "run.dir=FOLDER " if is_own else ""
-    weights = f"from its weights alone: {folder}checkpoint.init_from={path}"
-    instead = "" if is_own else ", without checkpoint.resume"
-    again = _again(config) if is_own else ""
-    return f"begin a new run: {folder}checkpoint.resume=none{again}, or one {weights}{instead}"
+    if is_own:
+        anew = another_run_dir(config, "checkpoint.resume=none")
+        weights = _from_weights(path, config)
+        return f"begin a new run: {anew}{_again(config)}, or one from its weights alone: {weights}"
+    return (
+        f"begin a new run: {way('checkpoint.resume=none')}, or one from its weights alone: {_from_weights(path)}, "
+        "without checkpoint.resume"
+    )
 
 
 def _again(config: RunConfig) -> str:
     """Return the end of a clause: how to begin this run again in another folder."""
-    return f", or --from-run {config.run.dir} --from-beginning run.dir=FOLDER for all other settings of its first start"
+    words = another_run_dir(config, "--from-run", config.run.dir, "--from-beginning")
+    return f", or {words} for all other settings of its first start"
+
+
+def another_run_dir(config: RunConfig, *others: str, instead_of: str = "") -> str:
+    """Return as a way out a folder for a new run beside that of `config`, which does not exist yet, and the words
+    `others`. `instead_of` is a setting that they replace.
+    """
+    own = config.run.dir.rstrip("/")
+    if Path(own).name in ("", ".."):
+        own = str(Path(own).resolve())
+    folders = (f"{own}-{number}" for number in count(2))
+    folder = next(folder for folder in folders if not Path(folder).exists())
+    return way(f"run.dir={folder}", *others, instead_of=instead_of or ())
+
+
+def _from_weights(path: Path, config: RunConfig | None = None) -> str:
+    """Return as a way out to begin a run from the weights of the checkpoint at `path`, in a folder beside that of
+    `config`, if it is given, and not in the one that was typed.
+    """
+    word = f"checkpoint.init_from={path}"
+    if config is None:
+        return way(word, instead_of="checkpoint.resume")
+    return another_run_dir(config, word, instead_of="checkpoint.resume")
 
 
 def _type_problems(manifest: Manifest) -> Iterator[str]:
@@ -359,7 +386,8 @@ def check_branch_has_steps(config: RunConfig, path: Path, saved_step: int) -> No
     is_own = path.parent.resolve() == (Path(config.run.dir) / CHECKPOINTS).resolve()
     if is_own or saved_step < config.total_steps:
         return
-    way_out = f"Give the length of the whole run, as in train.steps={saved_step + 1000}"
+    longer = way(f"train.steps={saved_step + 1000}", instead_of="train.tokens")
+    way_out = f"Give the length of the whole run, as in {longer}"
     if config.stages:
         way_out = f"Make the stage {[*config.stages][-1]} longer"
     raise SettingsError([
@@ -379,10 +407,11 @@ def _check_steps_left(config: RunConfig, path: Path, saved_step: int) -> None:
             f"checkpoint {path} has reached. Make the stage {[*config.stages][-1]} longer, or choose another run.dir "
             "for a new run."
         ])
-    setting, key = f"train.steps={total}", "train.steps"
+    setting, words = f"train.steps={total}", [f"train.steps={saved_step + 1}"]
     if config.train.steps is None:
-        setting, key = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
+        setting = f"train.tokens={show(config.train.tokens)}, {total} steps,"
+        words.insert(0, "train.tokens=null")
     raise SettingsError([
         f"{setting} ends before step {saved_step}, which the checkpoint {path} has reached. "
-        f"Use {key}={saved_step + 1} or more to go on, or another run.dir for a new run."
+        f"Use {way(*words)} or more to go on, or another run.dir for a new run, such as {another_run_dir(config)}."
     ])

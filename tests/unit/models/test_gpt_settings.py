@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, Way, split_ways
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from tests.layouts.family_models import DEEP_FAMILY_MODELS, FAMILY_MODELS
@@ -101,7 +101,7 @@ def test_biases_are_where_the_words_say(changes: dict[str, Any], biases: set[str
         ({"num_layers": 0, "window": -1}, ["num_layers=0", "window=-1"]),
         ({"layer_pattern": "wx", "window": 4}, ["layer_pattern=wx is not a row of the letters w, f, W and F"]),
         ({"layer_pattern": ""}, ["is not a row of the letters"]),
-        ({"layer_pattern": "FFF"}, ["layer_pattern=FFF has more letters than num_layers=2. Use 2 letters or fewer"]),
+        ({"layer_pattern": "FFF"}, ["layer_pattern=FFF has more letters than num_layers=2. Use null, or num_layers=3"]),
         ({"layer_pattern": "FW"}, ["layer_pattern=FW has layers with a window, and window=null"]),
         ({"layer_pattern": "fF"}, ["layer_pattern=fF has layers with rotary angles, and positions=learned"]),
         ({"parallel_block": "two_norms", "norm_order": "branch"}, ["parallel_block=two_norms needs norms before"]),
@@ -127,6 +127,24 @@ def test_wrong_values_are_refused(changes: dict[str, Any], words: list[str]) -> 
         tiny(**changes)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ways"),
+    [
+        ({"num_heads": 3, "num_kv_heads": 2}, [f"num_heads={heads}" for heads in (2, 4, 8, 16, 32, 64)]),
+        (ROTARY | {"num_heads": 3}, [f"num_heads={heads}" for heads in (1, 2, 4, 8, 16, 32)]),
+        (ROTARY | {"layer_pattern": "wwf", "window": 4}, ["layer_pattern=wf", "num_layers=3"]),
+        (ROTARY | {"layer_pattern": "FFF"}, ["layer_pattern=F", "num_layers=3"]),
+        ({"head_width": 7, "positions": "rotary"}, ["head_width=8", "positions=learned"]),
+        ({"attention_cap": 0.0}, ["attention_cap=null"]),
+        ({"attention_cap": -1.0}, []),
+    ],
+)
+def test_what_a_message_says_to_type_is_allowed(changes: dict[str, Any], ways: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        tiny(**changes)
+    assert caught.value.ways == (tuple(Way((word,)) for word in ways),)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +220,7 @@ _LONGROPE = _ROTARY | {
     ],
 )
 def test_a_setting_without_an_effect_beside_the_others_is_named(settings: Any, key: str, words: str) -> None:
-    problems = {problem.key: problem.text() for problem in tiny(**settings).unused()}
+    problems = {problem.key: split_ways(problem.text())[0] for problem in tiny(**settings).unused()}
     assert words in problems[key]
     assert "Leave it out" in problems[key]
 

@@ -23,7 +23,7 @@ def test_what_is_found_is_what_torch_finds() -> None:
     [
         ("cpu", Gpus(None, 0), 9, None), ("auto", Gpus(None, 0), 9, None), ("auto", Gpus("13.0", 2), 1, None),
         ("cuda", Gpus(None, None), 0, None), ("cuda", Gpus("13.0", 1), 0, None),
-        ("cuda", Gpus(None, 0, "2.13"), 0, "torch 2.13 sees no GPU (it is built without CUDA). Use compute.device=cpu"),
+        ("cuda", Gpus(None, 0, "2.13"), 0, "torch 2.13 sees no GPU (it is built without CUDA). Use auto or cpu"),
         ("cuda", Gpus("13.0", 0, "2.13"), 0, "sees no GPU (it is built for CUDA 13.0)"),
         ("auto", Gpus("13.0", 2), 2, "local rank 2 has no GPU of its own, since the number of visible GPUs is 2."),
     ],

@@ -44,7 +44,7 @@ def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
     ("overrides", "words"),
     [
         (["model=bert_tiny", "data=dataset"], "makes samples that a bert model cannot learn from. Use data=masked"),
-        (["data=masked"], "data.kind=masked makes samples that a gpt model cannot learn from. Use data=dataset"),
+        (["data=masked"], "data.kind=masked makes samples that a gpt model cannot learn from. Use model=bert_base, or"),
         (["model=bert_tiny", "data=masked", "data.pairs=none"], "model.pair_head=true needs sentence pairs"),
         (["model=bert_tiny", "data=masked", "model.pair_head=false"], "model.pair_head=false does not use"),
     ],
