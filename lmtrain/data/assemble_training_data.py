@@ -67,7 +67,7 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
     else:
-        raise SettingsError([f"data.kind={settings.kind} is not read from datasets. Use dataset, blend or masked."])
+        raise SettingsError([f"data.kind={settings.kind} is not read from datasets. Choose dataset, blend or masked."])
     valid_paths += settings.valid_paths.values()
     _raise_file_limit(_FILES_EACH * (len(paths) + len(valid_paths)))
     return OpenDatasets(*([IndexedDataset.open(path) for path in prefixes] for prefixes in (paths, valid_paths)))
@@ -200,7 +200,7 @@ def _continue_history(
     if any(restarts) and len({key.partition(" #")[0] for key in keys}) < len(keys):
         raise SettingsError([
             "data.datasets lists datasets of equal content, one of them with restart=true, so it is not clear where "
-            "their common samples begin. List each content once."
+            "their common samples begin. Give each content once."
         ])
     unit = math.lcm(*(part.share.denominator for part in parts))
     shares = [int(part.share * unit) for part in parts]  # because: exactly those by which a run's first mixture is read
@@ -300,8 +300,8 @@ def _hold_out_tail(builder: DatasetBuilder, opened: OpenDatasets) -> _HeldOutTai
     if cut_token - first < min_tokens:
         raise DataError(
             f"{indexed.prefix} has {last - first} tokens, too few for two samples of "
-            f"{builder.requirements.seq_len}, one to train on and one to validate on. Use more text, a smaller "
-            "model.seq_len, data.valid_path=PREFIX, or train.valid_interval_steps=0."
+            f"{builder.requirements.seq_len}, one to train on and one to validate on. Give more text, a smaller "
+            "model.seq_len, data.valid_path=PREFIX, or no train.valid_interval_steps."
         )
     return _HeldOutTail(range(first, cut_token), range(cut_token, last))
 
@@ -395,11 +395,11 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
         return SettingsError([
             f"{name} has only one document, so none is left to validate on. Preprocess text with a document in each "
-            f"line (.jsonl) or file, or set {alternative} or train.valid_interval_steps=0."
+            f"line (.jsonl) or file, or set {alternative} or no train.valid_interval_steps."
         ])
     return SettingsError([
         f"data.split={list(builder.settings.split)} leaves no document to validate on. Give the second part a larger "
-        f"share, set {alternative}, or train.valid_interval_steps=0."
+        f"share, {alternative}, or no train.valid_interval_steps."
     ])
 
 
