@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.errors import NonFiniteLossError, UsageError
+from lmtrain.errors import NonFiniteLossError, UsageError, leave_out, way
 from lmtrain.eval.score_targets import Scorable
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
@@ -32,9 +32,10 @@ class Sampling:
         if not 0 <= self.temperature < float("inf"):
             raise UsageError(f"temperature={self.temperature} must be at least 0; 0 takes the most likely token.")
         if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k={self.top_k} must be at least 1. Leave it out to allow every token.")
+            raise UsageError(f"top_k={self.top_k} must be at least 1. {leave_out('--top-k')} to allow every token.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1. Leave it out to allow every token.")
+            way_out = f"{leave_out('--top-p')} to allow every token."
+            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1. {way_out}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def draw_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator)
     """
     if torch.isnan(logits_V).any() or not torch.isfinite(logits_V).any():
         raise NonFiniteLossError(
-            "The logits of the model are not finite. Try --precision fp32; if that fails too, the weights are damaged."
+            f"The logits of the model are not finite. Try {way('--precision', 'fp32')}; if that fails too, "
+            "the weights are damaged."
         )
     if sampling.temperature == 0:
         return int(logits_V.argmax())
