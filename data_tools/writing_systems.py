@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import UsageError, spelling_hint
+from lmtrain.errors import UsageError, spelling_hint, way
 
 # Code point ranges of Unicode's blocks per script. because: the standard library has no data about scripts
 SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -72,4 +72,5 @@ def script_shares(text: str) -> dict[str, float]:
 def check_script(name: str) -> None:
     known = _table()[0]
     if name not in known:
-        raise UsageError(f"--script {name} does not name a known script. {spelling_hint(name, known)}")
+        hint = spelling_hint(name, known, lambda meant: way(meant, instead_of=name))
+        raise UsageError(f"--script {name} does not name a known script. {hint}")

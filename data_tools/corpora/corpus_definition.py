@@ -30,7 +30,7 @@ from data_tools.corpora.download import (
 )
 from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, Tally, to_line
 from data_tools.read.compressed_and_parquet_readers import CODECS, archive_contents, read_rows
-from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint
+from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import atomic_file, is_safe_name
 from lmtrain.tokenizer.text_from_json_lines import Document
 
@@ -241,7 +241,8 @@ def find_recipe(name: str) -> Recipe | PublishedTexts:
     """Return the recipe of the corpus with this name. Raise UsageError if there is none."""
     all_recipes = recipes()
     if name not in all_recipes:
-        raise UsageError(f"{name} is not the name of a corpus. {spelling_hint(name, all_recipes)}")
+        hint = spelling_hint(name, all_recipes, lambda meant: way(meant, instead_of=name))
+        raise UsageError(f"{name} is not the name of a corpus. {hint}")
     return all_recipes[name]
 
 

@@ -96,7 +96,7 @@ def build_stdlib_corpus(
     if not train or not chosen:
         raise DataError(
             f"{library} gives {len(train)} texts to train on and {len(chosen)} to hold out, but both must exist. "
-            "Use a whole standard library, or a larger max_bytes or heldout_ratio."
+            "Give a whole standard library, or a larger max_bytes or heldout_ratio."
         )
     write_jsonl(output / "train.jsonl", train)
     write_jsonl(output / "heldout.jsonl", chosen)

@@ -48,6 +48,7 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.config.settings_base import Problem, Settings
 from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.errors import example
 from lmtrain.runtime.files.atomic_files import read_json, storage_errors, write_json
 
 DOCUMENTS = "documents.jsonl"
@@ -63,7 +64,8 @@ class CleanSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(
-            not 0 <= self.min_script_share <= 1, "min_script_share", "must be from 0 to 1", "Use 0.5."
+            not 0 <= self.min_script_share <= 1, "min_script_share", "must be from 0 to 1",
+            f"Give a share, such as {example(0.5)}.",
         )
 
 
@@ -77,7 +79,8 @@ class DedupeSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(
-            not 0 < self.threshold <= 1, "threshold", "must be above 0 and at most 1", "Use 0.7 to 0.9."
+            not 0 < self.threshold <= 1, "threshold", "must be above 0 and at most 1",
+            f"Give a similarity, such as {example(0.8)}.",
         )
 
 
@@ -89,7 +92,7 @@ class DecontaminateSettings(Settings):
     action: Literal["cut", "drop"] = "cut"
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(not self.against, "against", "names no file", "List the evaluation texts.")
+        yield from self.problem_if(not self.against, "against", "names no file", "Give the evaluation texts.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,8 @@ class SplitSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         wrong = len(self.ratios) != 3 or min(self.ratios, default=-1) < 0 or abs(sum(self.ratios) - 1) > 1e-9
-        yield from self.problem_if(wrong, "ratios", "are not three shares that add up to 1", "Use [0.98,0.01,0.01].")
+        way_out = f"Give shares such as {example('[0.98,0.01,0.01]')}."
+        yield from self.problem_if(wrong, "ratios", "are not three shares that add up to 1", way_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +124,7 @@ class BuildSettings(Settings):
     split: SplitSettings | None = None
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(not self.inputs, "inputs", "names no file", "List files of text.")
+        yield from self.problem_if(not self.inputs, "inputs", "names no file", "Give files of text.")
 
 
 def read_recipe(path: Path) -> BuildSettings:

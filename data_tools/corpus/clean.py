@@ -22,7 +22,7 @@ import numpy.typing as npt
 from data_tools.corpus.flow.run_one_corpus_step_in_workers import Documents, SelectionStep, Tally
 from data_tools.corpus.flow.word_ngram_hashes import Hashes, hash_runs, mix
 from data_tools.writing_systems import check_script, script_shares
-from lmtrain.errors import UsageError, spelling_hint
+from lmtrain.errors import UsageError, example, spelling_hint, way
 from lmtrain.tokenizer.text_from_json_lines import Document
 
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
@@ -345,13 +345,19 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
             rules[name] = _parse_limit(word, limit) if limit else RULES[name].limit
         else:
             names = [*RULES, *GROUPS, *LINE_RULES, "c4_lines", "none"]
-            raise UsageError(f"--rule={word} does not name a rule. {spelling_hint(name, names)}")
+            rest = word.removeprefix(name)
+            hint = spelling_hint(name, names, partial(_way_to_rule, word, rest))
+            raise UsageError(f"--rule={word} does not name a rule. {hint}")
     if not 0 <= min_script_share <= 1:
         raise UsageError(f"--min-script-share={min_script_share} is not a share. Give a number from 0 to 1.")
     allowed = tuple(name.lower() for name in scripts)
     for name in allowed:
         check_script(name)
     return CleanStep(tuple(rules.items()), tuple(line_rules), allowed, min_script_share)
+
+
+def _way_to_rule(word: str, limit: str, name: str) -> str:
+    return way(f"{name}{limit}", instead_of=word)
 
 
 def _parse_limit(word: str, limit: str) -> float:
@@ -361,4 +367,5 @@ def _parse_limit(word: str, limit: str) -> float:
     try:
         return float(limit)
     except ValueError as error:
-        raise UsageError(f"--rule={word} has no number after the equals sign. Write it as min_words=20.") from error
+        as_in = example("min_words=20")
+        raise UsageError(f"--rule={word} has no number after the equals sign. Give one, as in {as_in}.") from error

@@ -35,7 +35,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
 )
 from data_tools.read.cut_files_into_chunks import WHOLE_PART
 from data_tools.read.find_input_files import Inputs
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, example, leave_out, own
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.tokenizer.text_from_json_lines import Document
 
@@ -74,9 +74,10 @@ class SplitStep:
 
     def __post_init__(self) -> None:
         if len(self.ratios) != 3 or min(self.ratios) < 0 or abs(sum(self.ratios) - 1) > 1e-9:
-            raise UsageError(f"--ratios={self.ratios} are not three shares that add up to 1. Use 0.98,0.01,0.01.")
+            raise UsageError(f"--ratios={self.ratios} are not three shares that add up to 1. Give shares such "
+                             f"as {example('0.98,0.01,0.01')}.")  # fmt: skip
         if self.by not in ("id", "text"):
-            raise UsageError(f"--by={self.by} is not a key to split by. Use id or text.")
+            raise UsageError(f"--by={self.by} is not a key to split by. Use {own('id')} or {own('text')}.")
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
         limits = np.cumsum(self.ratios)[:-1]
@@ -138,7 +139,8 @@ def sample_limit(
             raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
         return int(fraction * 2.0**64) - 1
     if not options.reading.part.is_whole:
-        raise UsageError("--count needs all documents, but --part reads only some. Use --fraction, or omit --part.")
+        without = leave_out("--part", shown="leave out --part")
+        raise UsageError(f"--count needs all documents, but --part reads only some. Give --fraction, or {without}.")
     assert count is not None
     find_step_sources(inputs)  # because: the inputs are read twice (limit, then sample), which standard input cannot be
     with storage_errors(folder, "Making"):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.writing_systems import check_script, script_shares
-from lmtrain.errors import DataError, UsageError, spelling_hint
+from lmtrain.errors import DataError, UsageError, spelling_hint, way
 
 GROUP = "lmtrain.filters"
 KeepFunction = Callable[[str], bool]
@@ -37,7 +37,8 @@ class Filters:
         for unit in ("chars", "tokens"):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if low is not None and high is not None and low > high:
-                raise UsageError(f"--min-{unit}={low} is more than --max-{unit}={high}. Swap them, or leave one out.")
+                swapped = way(f"--min-{unit}", str(high), f"--max-{unit}", str(low))
+                raise UsageError(f"--min-{unit}={low} is more than --max-{unit}={high}. Use {swapped}, or only one.")
         for name, _ in self.scripts:
             check_script(name)
 
@@ -94,7 +95,7 @@ def parse_script(text: str) -> tuple[str, float]:
     except ValueError:
         least_share = -1.0
     if not 0 < least_share <= 1:
-        raise UsageError(f"--script {text} needs a share above 0 and at most 1. Write it as in latin:0.9.")
+        raise UsageError(f"--script {text} needs a share above 0 and at most 1. Give one, as in latin:0.9.")
     return name.lower(), least_share
 
 
@@ -109,7 +110,7 @@ def _find_entry_point(name: str) -> importlib.metadata.EntryPoint:
     """
     entry_points = importlib.metadata.entry_points(group=GROUP)
     if name not in entry_points.names:
-        hint = spelling_hint(name, entry_points.names)
+        hint = spelling_hint(name, entry_points.names, lambda meant: way(meant, instead_of=name))
         raise UsageError(f"--filter {name} is not installed: no package has that entry point of group {GROUP}. {hint}")
     return entry_points[name]
 

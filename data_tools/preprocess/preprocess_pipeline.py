@@ -43,7 +43,7 @@ from data_tools.read.parse_chunks_and_bad_lines import (
     read_content,
 )
 from data_tools.read.process_portions_in_workers import build_budget, process_portions
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, leave_out, way
 from lmtrain.runtime import compiled_helpers
 from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder, dtype_for
 from lmtrain.tokenizer.text_from_json_lines import Reject
@@ -71,11 +71,11 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise UsageError(f"--workers={self.workers} must be at least 1. Leave it out to use every core.")
+            raise UsageError(f"--workers={self.workers} must be at least 1. {leave_out()} to use every core.")
         if len(set(self.keys)) < len(self.keys) or not self.keys:
             raise UsageError(f"--key names {', '.join(self.keys) or 'nothing'}. Name one key or more, each once.")
         if self.shard_tokens is not None and self.shard_tokens < 1:
-            raise UsageError(f"--shard-tokens={self.shard_tokens} must be at least 1. Leave it out for one dataset.")
+            raise UsageError(f"--shard-tokens={self.shard_tokens} must be at least 1. {leave_out()} for one dataset.")
 
 
 @dataclass
@@ -269,14 +269,18 @@ def preprocess(
     if options.append_eod is None:
         options = replace(options, append_eod=tokenizer.eod_id is not None)
     elif options.append_eod and tokenizer.eod_id is None:
-        raise UsageError("--append-eod needs an end-of-document token; the tokenizer has none. Use --no-append-eod.")
+        without = way("--no-append-eod", instead_of="--append-eod")
+        raise UsageError(f"--append-eod needs an end-of-document token; the tokenizer has none. Use {without}.")
     if options.prepend_bos and options.split_sentences:
-        raise UsageError("--prepend-bos is for whole documents, so --split-sentences excludes it. Leave one out.")
+        either = (leave_out(option, shown=option) for option in ("--prepend-bos", "--split-sentences"))
+        raise UsageError("--prepend-bos is for whole documents, so --split-sentences excludes it. Leave out "
+                         f"{' or '.join(either)}.")  # fmt: skip
     if options.prepend_bos and tokenizer.bos_id is None:
-        raise UsageError("--prepend-bos needs a beginning-of-text token, but the tokenizer has none. Leave it out.")
+        without = leave_out("--prepend-bos")
+        raise UsageError(f"--prepend-bos needs a beginning-of-text token, but the tokenizer has none. {without}.")
     sources = find_sources(inputs, options.text_split, options.names.split)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.is_text]):
-        raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)} keys. Name one.")
+        raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)} keys. Give one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     tokenizer_bytes = tokenizer.to_bytes()
     with Outputs(names, _run_identity(sources, tokenizer_bytes, options), tokenizer) as outputs:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from lmtrain.errors import DataError, MissingInputError, UsageError, join_few
+from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, leave_out, own, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import read_errors, refuse_sparse_file
 from lmtrain.units import plural
 
@@ -72,9 +72,9 @@ def resolve_input(name: str, format_: str | None) -> str | Source:
         return name
     kind, codec = SUFFIXES.get(f".{(format_ or 'jsonl').removeprefix('.')}", ("", ""))
     if not kind or (path == STDIN and kind == "parquet"):
-        formats = ", ".join(suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet")
+        formats = [suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet"]
         cause = "such a file is read from its end, so it cannot come from -" if kind else "the format is unknown"
-        raise UsageError(f"--format={format_} cannot be read: {cause}. Use one of {formats}.")
+        raise UsageError(f"--format={format_} cannot be read: {cause}. {spelling_hint(str(format_), formats, own)}")
     return _build_source(path, (kind, codec))
 
 
@@ -202,7 +202,7 @@ def find_sources(inputs: Inputs, split: TextSplit = "file", split_option: str = 
     _refuse_repeated(file.path if isinstance(file, Source) else file for file in files)
     sources = [file if isinstance(file, Source) else _build_source(file) for file in files]
     if split != "file" and not any(source.is_text for source in sources):
-        raise UsageError(f"{split_option}={split} cuts text files into documents, and no input is one. Leave it out.")
+        raise UsageError(f"{split_option}={split} cuts text files into documents, and no input is one. {leave_out()}.")
     return [replace(source, kind=_TEXT_KINDS[split]) if source.is_text else source for source in sources]
 
 
@@ -277,9 +277,10 @@ def _expand(path: Path | Source) -> Sequence[Path | Source]:
         raise MissingInputError(_nothing_to_read(path, any(not file.is_dir() for file in _files_of(path))))
     _stat(path)
     if not known_suffix(path):
-        way_out = "Add its format, as in --format txt, or convert it."
+        way_out = f"Add its format, as in {way('--format', 'txt')}, or convert it."
         if path.suffix == ".json":
-            way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add --format jsonl."
+            lines = way("--format", "jsonl")
+            way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add {lines}."
         raise UsageError(f"{path} has no readable suffix: {READABLE}. {way_out}")
     return [path]
 

@@ -40,7 +40,7 @@ from data_tools.read.cut_files_into_chunks import (
     read_lines,
 )
 from data_tools.read.find_input_files import STDIN, Source
-from lmtrain.errors import DataError, join_few, shorten
+from lmtrain.errors import DataError, join_few, shorten, way
 from lmtrain.runtime.files.atomic_files import read_errors
 from lmtrain.tokenizer.bulk_encoding import EncodedDocuments, Encoder
 from lmtrain.tokenizer.text_from_json_lines import (
@@ -338,7 +338,7 @@ def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) 
     if len(bad_lines) > MAX_BAD_LINES:
         raise DataError(
             f"{chunk.path} has more than {MAX_BAD_LINES} bad lines near byte {chunk.start}. It is not a {chunk.kind} "
-            "file. Leave it out."
+            "file. Give other files."
         )
     return sorted(bad_lines, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
 
@@ -441,12 +441,12 @@ def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames) -> str:
     are bad in this way, else repair it, or skip such lines if there is an option for that.
     """
     if bad_line.cause.startswith(_NO_KEY):
-        return f"Name the key of the text with {names.key}."
+        return f"Give the key of the text with {names.key}."
     if chunk.kind == "text" and bad_line.kind == "longer than a document may be":
-        return f"Make a document of each of its paragraphs: {names.split}=blank-line."
+        return f"Make a document of each of its paragraphs: {way(f'{names.split}=blank-line')}."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":
-        return "If it is plain text, add --format txt."
-    alternative = f", or skip such lines: {names.skip}" if names.skip else ""
+        return f"If it is plain text, add {way('--format', 'txt')}."
+    alternative = f", or skip such lines: {way(*names.skip.split())}" if names.skip else ""
     if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":
         return f"Leave out files that are not text, such as images; in a text, repair or remove the line{alternative}."
     return f"Repair or remove the line{alternative}."

@@ -124,7 +124,7 @@ def _start_pool(
         yield pool, _run_in_process
     except BrokenProcessPool as error:
         raise OutOfMemoryError(
-            "A worker process was killed, most likely because memory ran out. Use fewer --workers."
+            "A worker process was killed, most likely because memory ran out. Give fewer --workers."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

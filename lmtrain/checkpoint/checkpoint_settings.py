@@ -11,8 +11,10 @@ from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
+from lmtrain.errors import leave_out, own, way
 
 DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked
+_SAVE_AT_END = f"Use {way('.interval_steps=0')} to save at the end of the run, or {leave_out(shown='leave it out')}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,48 +69,52 @@ class CheckpointSettings(Settings):
         by_step = "no step is" if steps is None else "the last step alone is"
         when_saved = "hardly one of them is" if self.saves_every_s is not None else by_step
         none_saved = f"since with interval_steps={show(steps)} {when_saved} saved"
+        without = leave_out(shown="leave it out")
+        either = f"{leave_out()}, or {leave_out('.resume', shown='leave out checkpoint.resume')}."
         yield from problem_if(
             self.ema.is_on and steps is None, "ema.decay", self.ema.decay,
             "keeps an average that no checkpoint would hold, since with interval_steps=null nothing is saved",
-            "Use checkpoint.interval_steps=0 to save at the end of the run, or leave it out.",
+            _SAVE_AT_END,
         )  # fmt: skip
         yield from self.checked(
             (steps is not None and steps < 0, "interval_steps",
-             "is negative", "Use 0 to save by time and at the end of the run, or null for never."),
-            self.above_0("interval_s", "Use 10min, or null to go by interval_steps alone."),
+             "is negative", f"Use {own(0)} to save by time and at the end of the run, or {own('null')} for never."),
+            self.above_0("interval_s", f"Use {own('10min')}, or {own('null')} to go by interval_steps alone."),
             (self.interval_s not in (None, DEFAULT_INTERVAL_S) and steps is None, "interval_s",
              "would save checkpoints, but with interval_steps=null nothing is saved",
-             "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out."),
+             f"Use {way('.interval_steps=0')} to save by time and at the end, or {without}."),
             (self.keep_last != "all" and self.keep_last < 1, "keep_last", "would keep no checkpoint",
-             "Use 2, so that a damaged newest one has a predecessor, or all to keep every one."),
+             f"Use {own(2)}, so that a damaged newest one has a predecessor, or {own('all')} to keep every one."),
             (keep_every is not None and self.keep_last == "all", "keep_every_steps",
-             "keeps nothing more, since keep_last=all keeps every checkpoint", "Leave one of them out."),
+             "keeps nothing more, since keep_last=all keeps every checkpoint",
+             f"{leave_out()}, or {leave_out('.keep_last', shown='keep_last')}."),
             (keep_every is not None and keep_every < 1, "keep_every_steps",
-             "is not a number of steps", "Use 10000 to keep every 10,000th for good, or null for none."),
+             "is not a number of steps", f"Use {own('null')} for none, or give a multiple of interval_steps."),
             (bool(keep_every and steps and keep_every % steps), "keep_every_steps",
              f"is not a multiple of interval_steps={steps}, so hardly any save would stay",
-             f"Use {_next_multiple(keep_every, steps)}."),
+             f"Use {own(_next_multiple(keep_every, steps))}."),
             (keep_every is not None and not steps, "keep_every_steps", f"has no checkpoints to keep, {none_saved}",
-             f"Add checkpoint.interval_steps={keep_every}, or leave it out."),
-            self.at_least(0, "keep_best", "Use 1 to keep the best, or 0 for none."),
+             f"Use {way(f'.interval_steps={keep_every}')}, or {without}."),
+            self.at_least(0, "keep_best", f"Use {own(1)} to keep the best, or {own(0)} for none."),
             (self.keep_best > 0 and not steps, "keep_best", f"has no checkpoints to choose from, {none_saved}",
-             "Add checkpoint.interval_steps=500, or leave it out."),
+             f"Use {way(f'.interval_steps={keep_every or 500}')}, or {without}."),
             (self.keep_best == 0 and self.best_by != DEFAULT_MEASURE, "best_by",
-             "has no effect with keep_best=0", "Add checkpoint.keep_best=1, or leave it out."),
+             "has no effect with keep_best=0", f"Use {way('.keep_best=1')}, or {without}."),
             (self.verify_after_save and steps is None, "verify_after_save",
              "has no checkpoint to read back, since with interval_steps=null nothing is saved",
-             "Use checkpoint.interval_steps=0 to save at the end of the run, or leave it out."),
-            (not self.resume.strip(), "resume", "is empty", "Use auto, none or the path of a checkpoint."),
+             _SAVE_AT_END),
+            (not self.resume.strip(), "resume", "is empty",
+             f"Use {own('auto')}, {own('none')} or the path of a checkpoint."),
             (start is not None and not start.strip(), "init_from",
-             "is empty", "Use null or the path of a checkpoint."),
+             "is empty", f"Use {own('null')} or the path of a checkpoint."),
             (self.init_weights != "model" and start is None, "init_weights",
              "has no checkpoint to read, since init_from=null begins with random weights",
-             "Add checkpoint.init_from=CHECKPOINT, or leave it out."),
+             f"{leave_out()}, or add checkpoint.init_from=CHECKPOINT."),
             (self.fallback and self.resume == "none", "fallback",
-             "has no effect, since with resume=none a run starts from the beginning", "Leave one of them out."),
+             "has no effect, since with resume=none a run starts from the beginning", either),
             (start is not None and self.resume not in ("auto", "none"), "init_from",
              f"starts a new run, but checkpoint.resume={self.resume} resumes an old one",
-             "Leave one of them out."),
+             either),
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest, is_count
-from lmtrain.errors import CheckpointError, UsageError
+from lmtrain.errors import CheckpointError, UsageError, own, way
 
 WeightSet = Literal["model", "ema"]  # which weights of a checkpoint are read: themselves, or their average
 MODEL_PREFIX, AVERAGE_PREFIX, OPTIMIZER_PREFIX = "model.", "ema.", "optim."  # of the names of tensors
@@ -75,8 +75,8 @@ def view_of_average(manifest: Manifest, where: object) -> Manifest:
     if not holds_average(manifest):
         raise CheckpointError(
             f"{where} holds no average of its weights, and the average was asked for (weights ema). A run saves one "
-            "with its checkpoints if checkpoint.ema.decay is set, as in checkpoint.ema.decay=0.999. Use weights model, "
-            "which is the default, or give a checkpoint of such a run."
+            "with its checkpoints if checkpoint.ema.decay is set, as in checkpoint.ema.decay=0.999. Use weights "
+            f"{way('model', instead_of='ema')}, which is the default, or give a checkpoint of such a run."
         )
     tensors = {
         MODEL_PREFIX + name.removeprefix(AVERAGE_PREFIX): entry
@@ -96,6 +96,6 @@ def check_weight_set(value: object, name: str = "weights") -> WeightSet:
         if value == choice:
             return choice  # type: ignore[no-any-return]
     raise UsageError(
-        f"{name}={value} are not weights that a checkpoint holds. Use model for the weights themselves, or ema for "
-        "their exponential average."
+        f"{name}={value} are not weights that a checkpoint holds. Use {own('model')} for the weights themselves, or "
+        f"{own('ema')} for their exponential average."
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings
+from lmtrain.errors import leave_out, own, way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +30,12 @@ class WeightAverageSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         unused = "has no effect, since with decay=null no average is kept"
-        way_out = "Add checkpoint.ema.decay=0.999, or leave it out."
+        way_out = f"Use {way('.decay=0.999')}, or {leave_out(shown='leave it out')}."
         yield from self.checked(
             (self.decay is not None and not 0 < self.decay < 1, "decay", "is not between 0 and 1",
-             "Use 0.999 for an average over about the last 1,000 updates, or null for none."),
-            self.at_least(1, "every_steps", "Use 1 to update the average at every step."),
-            self.at_least(0, "from_step", "Use 0 to begin with the first weights."),
+             f"Use {own(0.999)} for an average over about the last 1,000 updates, or {own('null')} for none."),
+            self.at_least(1, "every_steps", f"Use {own(1)} to update the average at every step."),
+            self.at_least(0, "from_step", f"Use {own(0)} to begin with the first weights."),
             (not self.is_on and self.every_steps > 1, "every_steps", unused, way_out),
             (not self.is_on and self.from_step > 0, "from_step", unused, way_out),
         )  # fmt: skip
@@ -48,8 +49,9 @@ class WeightAverageSettings(Settings):
         first_update = (self.from_step // self.every_steps + 1) * self.every_steps
         yield from self.checked(
             (self.from_step >= steps, "from_step",
-             f"is not below the run's {steps} steps, so that it would end without an average", "Use a smaller one."),
+             f"is not below the run's {steps} steps, so that it would end without an average",
+             "Give a smaller one."),
             (self.from_step < steps < first_update, "every_steps",
              f"first updates the average after step {first_update}, and the run ends after step {steps}",
-             "Use a smaller one."),
+             "Give a smaller one."),
         )  # fmt: skip

@@ -69,7 +69,7 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
     else:
-        raise SettingsError([f"data.kind={settings.kind} is not read from datasets. Use dataset, blend or masked."])
+        raise SettingsError([f"data.kind={settings.kind} is not read from datasets. Choose dataset, blend or masked."])
     valid_paths += settings.valid_paths.values()
     num_datasets = sum(max(len(shard_prefixes(Path(path))), 1) for path in [*paths, *valid_paths])
     _raise_file_limit(_FILES_EACH * num_datasets)
@@ -204,7 +204,7 @@ def _continue_history(
     if any(restarts) and len({key.partition(" #")[0] for key in keys}) < len(keys):
         raise SettingsError([
             "data.datasets lists datasets of equal content, one of them with restart=true, so it is not clear where "
-            "their common samples begin. List each content once."
+            "their common samples begin. Give each content once."
         ])
     unit = math.lcm(*(part.share.denominator for part in parts))
     shares = [int(part.share * unit) for part in parts]  # because: exactly those by which a run's first mixture is read
@@ -304,8 +304,8 @@ def _hold_out_tail(builder: DatasetBuilder, opened: OpenDatasets) -> _HeldOutTai
     if cut_token - first < min_tokens:
         raise DataError(
             f"{indexed.prefix} has {last - first} tokens, too few for two samples of "
-            f"{builder.requirements.seq_len}, one to train on and one to validate on. Use more text, a smaller "
-            "model.seq_len, data.valid_path=PREFIX, or train.valid_interval_steps=0."
+            f"{builder.requirements.seq_len}, one to train on and one to validate on. Give more text, a smaller "
+            "model.seq_len, data.valid_path=PREFIX, or no train.valid_interval_steps."
         )
     return _HeldOutTail(range(first, cut_token), range(cut_token, last))
 
@@ -403,12 +403,12 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
             cut = f"Cut plain text into documents with data.text_split={split}"
             way_out = f"{'Give a text of several documents' if split is None else cut}, or set"
         return SettingsError([
-            f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or "
-            "train.valid_interval_steps=0."
+            f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or no "
+            "train.valid_interval_steps."
         ])
     return SettingsError([
         f"data.split={list(builder.settings.split)} leaves no document to validate on. Give the second part a larger "
-        f"share, set {alternative}, or train.valid_interval_steps=0."
+        f"share, {alternative}, or no train.valid_interval_steps."
     ])
 
 

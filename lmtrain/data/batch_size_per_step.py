@@ -95,6 +95,6 @@ def _rampup_sizes(global_batch: int, rampup: RampUp) -> range:
     if not in_range or (global_batch - rampup.start) % rampup.increment:
         raise SettingsError([
             f"A ramp-up from {rampup.start} by {rampup.increment} never reaches the global batch of {global_batch}. "
-            "Use a smaller start and an increment that divides their difference."
+            "Give a smaller start and an increment that divides their difference."
         ])
     return range(rampup.start, global_batch, rampup.increment)

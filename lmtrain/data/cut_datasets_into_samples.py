@@ -26,7 +26,7 @@ from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.document_boundaries import DocumentMap, index_folder, split_documents, split_tokens
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, way
 
 # Rules for applying data.split. "tokens": the validation share is held out, counted in tokens. "read" (older): the
 # same, counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
@@ -130,7 +130,7 @@ class DatasetBuilder:
         if content in history.validated:
             raise SettingsError([
                 f"{indexed.prefix} was validated on in an earlier stage of this run, so training on it would make that "
-                "loss meaningless. Leave it out, or add data.train_on_held_out=true."
+                f"loss meaningless. Give other data, or add {way('data.train_on_held_out=true')}."
             ])
         stop = min(documents.stop, history.held_out.get(content, documents.stop))
         held_out_token = history.held_out_tokens.get(content)
@@ -143,7 +143,7 @@ class DatasetBuilder:
         if documents and stop <= documents.start:
             raise SettingsError([
                 f"All of {indexed.prefix} that this stage would train on was held out for validation by an earlier "
-                "stage of this run. Leave it out, or add data.train_on_held_out=true."
+                f"stage of this run. Give other data, or add {way('data.train_on_held_out=true')}."
             ])
         return range(documents.start, stop)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from lmtrain.config.build_typed_settings import quantity, required
 from lmtrain.config.settings_base import Check, Choice, Problem, Settings, problem_if, show
+from lmtrain.errors import example, leave_out, own, way
 from lmtrain.runfolder.tensorboard_metric_names import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -20,8 +21,9 @@ REST = "rest"  # the name of all sources together that are not shown by themselv
 _RESERVED_SOURCES = (*RESERVED_DOMAINS, REST)
 _UNUSED = "is never read with train.valid_interval_steps=0, which means no validation"
 _PREFIX_HINT = "Give a .bin's path without the suffix."
-_VALIDATION_HINT = "Leave it out, or add train.valid_interval_steps=200."
-_PATH_OR_TEXT = "Add data.path=PREFIX of a dataset, or data.text=FILE to make a dataset of a text."
+_VALIDATION_HINT = f"Add {way('train.valid_interval_steps=200')}, or {leave_out(shown='leave it out')}."
+_PATH_OR_TEXT = "Give data.path=PREFIX of a dataset, or data.text=FILE to make a dataset of a text."
+_OWN_ORDER = way(".order=own", instead_of=".megatron_samples")  # because: only Megatron-LM's order has that number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,28 +74,29 @@ class DataChoice(Choice):
         yield from problem_if(
             not (all_finite and self.split[0] > 0), "split", shares,
             "must be one to three shares (training, validation, test), none negative and the first above 0",
-            "Use data.split=[0.98,0.02,0].",
+            f"Give shares such as {example('[0.98,0.02,0]')}.",
         )  # fmt: skip
         yield from self.checked(
-            self.at_least(0, "prefetch_steps", "Use 2, or 0 to read each step only when it is needed."),
-            (self.packing == "best_fit" and not self.document_mask, "packing",
+            self.at_least(0, "prefetch_steps", f"Use {own(2)}, or {own(0)} to read each step only when it is needed."),
+            (self.packing == "best_fit" and not self.document_mask and self.order == "own", "packing",
              "puts unrelated documents into one sample",
-             "Add data.document_mask=true."),
+             f"Add {way('.document_mask=true')}."),
             (self.order == "megatron" and self.packing != "concatenate", "packing",
              "is not supported by Megatron-LM, whose order data.order=megatron reproduces",
-             "Use data.packing=concatenate or data.order=own."),
+             f"Use {own('concatenate')} or {_OWN_ORDER}."),
             (self.order == "own" and self.megatron_samples is not None, "megatron_samples",
-             "has no meaning with data.order=own", "Leave it out, or add data.order=megatron."),
-            self.at_least(1, "megatron_samples", "Use null."),
-            self.at_least(0, "first_sample", "Use 0 to begin with the first sample."),
-            self.above_0("max_epochs", "Use data.max_epochs=4, or null for no limit."),
+             "has no meaning with data.order=own",
+             f"Add {way('.order=megatron')}, or {leave_out(shown='leave it out')}."),
+            self.at_least(1, "megatron_samples", "Give the number of samples of Megatron-LM's whole run."),
+            self.at_least(0, "first_sample", f"Use {own(0)} to begin with the first sample."),
+            self.above_0("max_epochs", f"Use {own(4)}, or {own('null')} for no limit."),
         )  # fmt: skip
         for name, path in self.valid_paths.items():
             yield from self.checked(
                 (not _NAME.fullmatch(name) or name in RESERVED_DOMAINS, "valid_paths",
                  f"names a domain {name!r}; a name is letters, digits, - and _, but "
                  f"not {', '.join(RESERVED_DOMAINS)}",
-                 "Use another name, as in data.valid_paths={wiki: PREFIX}."),
+                 "Choose another name, as in data.valid_paths={NAME: PREFIX}."),
                 (not path.strip(), "valid_paths", f"names no dataset for {name}", _PREFIX_HINT),
             )  # fmt: skip
 
@@ -149,13 +152,13 @@ class DataSettings(DataChoice):
             (self.text is not None and not (self.texts and all(map(str.strip, self.texts))), "text", "names no text",
              "Give a file or a folder, or several: data.text=[FILE,FOLDER]."),
             ("-" in self.texts, "text", "is a pipe, which cannot be read again on resume", "Write it to a file first."),
-            self.at_least(1, "text_limit", "Use 1GiB."),
+            self.at_least(1, "text_limit", f"Use {own('1GiB')}."),
         )
         for key, entry in self.text_fields().items():
             yield from self.problem_if(
                 self.text is None and getattr(self, key) != entry.default, key,
                 "has no effect without data.text, of which it says how a dataset is made",
-                "Leave it out, or add data.text=FILE.",
+                f"{leave_out()}, or add data.text=FILE.",
             )  # fmt: skip
 
     def problems_without_validation(self) -> Iterator[Problem]:
@@ -180,13 +183,14 @@ class BlendPart(Settings):
         shares = {key: v for key in ("weight", "tokens", "epochs") if (v := getattr(self, key)) is not None}
         yield from self.checked(
             (not self.path, "path", "names no dataset", _PREFIX_HINT),
-            (len(shares) != 1, "path", f"has {len(shares)} of weight, tokens and epochs", "Give it exactly one."),
+            (not shares, "path", "has none of weight, tokens and epochs", f"Use {way('.weight=1')}, tokens or epochs."),
+            (len(shares) > 1, "path", f"has {len(shares)} of weight, tokens and epochs", "Give it exactly one."),
             (self.name is not None and (not _NAME.fullmatch(self.name) or self.name in _RESERVED_SOURCES), "name",
              f"is not a valid name for {self.path}; a name is letters, digits, - and _, but "
              f"not {', '.join(_RESERVED_SOURCES)}",
-             "Use another name, as in {path: data/wiki, weight: 1, name: wiki}, or leave it out."),
+             f"Use {own(_valid_name(self.name or ''))}."),
             *(
-                (not 0 < value < float("inf"), key, f"is not a valid share for {self.path}", "Use a number above 0.")
+                (not 0 < value < float("inf"), key, f"is not a valid share for {self.path}", "Give a number above 0.")
                 for key, value in shares.items()
             ),
         )  # fmt: skip
@@ -195,6 +199,14 @@ class BlendPart(Settings):
         # because: a run recorded before these keys existed must not look changed when it is resumed
         unset = {"name": None, "restart": False}
         return {key: value for key, value in super().to_dict().items() if key not in unset or value != unset[key]}
+
+
+def _valid_name(text: str) -> str:
+    """Return `text` as the name of a dataset: other characters than letters, digits, - and _ become _, and a reserved
+    name gets a suffix.
+    """
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", text) or "_"
+    return f"{name}-2" if name in _RESERVED_SOURCES else name
 
 
 def source_names(parts: Sequence[BlendPart]) -> list[str]:
@@ -206,7 +218,7 @@ def source_names(parts: Sequence[BlendPart]) -> list[str]:
     for part in parts:
         name = part.name
         if name is None:
-            base = re.sub(r"[^A-Za-z0-9_-]", "_", PurePath(part.path).name) or "_"
+            base = _valid_name(PurePath(part.path).name)
             candidates = chain([base], (f"{base}-{number}" for number in count(2)))
             name = next(candidate for candidate in candidates if candidate not in taken)
             taken.add(name)
@@ -227,30 +239,31 @@ class BlendSettings(DataChoice):
         yield from super().problems()
         yield from problem_if(
             len(self.datasets) == 0, "datasets", "[]", "names no dataset to blend",
-            "Give a list such as data.datasets=[{path: data/a, weight: 2}, {path: data/b, weight: 1}].",
+            "Give a list such as data.datasets=[{path: PREFIX, weight: 2}, {path: PREFIX, weight: 1}].",
         )  # fmt: skip
         for key in ("datasets", "valid_datasets"):
             parts: tuple[BlendPart, ...] = getattr(self, key)
             weighted = sum(part.weight is not None for part in parts)
             yield from problem_if(
                 weighted not in (0, len(parts)), key, f"{weighted} weights for {len(parts)} datasets",
-                "mixes weights with tokens or epochs, which cannot be compared", "Use weights for all, or for none.",
+                "mixes weights with tokens or epochs, which cannot be compared", "Give weights to all, or to none.",
             )  # fmt: skip
             for values, rule, way_out in (
-                ([part.path for part in parts], "is listed twice", "Add its shares up in one entry."),
+                ([part.path for part in parts], "is listed twice", "Give the sum of its shares in one entry."),
                 ([part.name for part in parts if part.name], "is the name of several datasets",
-                 "Give each dataset a name of its own, or leave the names out."),
+                 "Give each dataset a name of its own."),
             ):  # fmt: skip
                 repeated = [value for value, times in Counter(values).items() if times > 1]
                 yield from problem_if(len(repeated) > 0, key, ", ".join(repeated), rule, way_out)
-        yield from problem_if(
-            any(part.restart for part in self.valid_datasets), "valid_datasets.restart", True,
-            "has no effect, since each validation begins at the first sample", "Leave it out.",
-        )  # fmt: skip
+        for number, part in enumerate(self.valid_datasets):
+            yield from problem_if(
+                part.restart, f"valid_datasets[{number}].restart", True,
+                "has no effect, since each validation begins at the first sample", f"Use {own('false')}.",
+            )  # fmt: skip
         yield from self.checked(
             self.one_validation_key("valid_datasets"),
             (self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
-             "blends by weights only", "Give every dataset a weight, or use data.order=own."),
+             "blends by weights only", f"Give every dataset a weight, or use {_OWN_ORDER}."),
         )  # fmt: skip
 
     @property
@@ -295,18 +308,21 @@ class MaskedSettings(DataSettings):
         return {key: getattr(self, key) for key in keys}
 
     def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+        # because: any packing is refused below, so it must not get the advice to add a mask
+        yield from (problem for problem in super().problems() if problem.key != "packing")
         minimum = 1 if self.pairs == "none" else 2
         no_meaning = "has no meaning with masked samples"
         yield from self.checked(
-            (self.document_mask, "document_mask", no_meaning, "Leave it out."),
-            (self.packing != "concatenate", "packing", no_meaning, "Leave it out."),
+            (self.document_mask, "document_mask", no_meaning, f"{leave_out()}."),
+            (self.packing != "concatenate", "packing", no_meaning, f"{leave_out()}."),
             (self.min_sentences < minimum, "min_sentences",
-             f"must be at least {minimum} with pairs={self.pairs}", f"Use {minimum}."),
-            (not 0 <= self.short_share <= 1, "short_share", "must lie in 0..1", "Use 0.1."),
-            (not 0 < self.mask_share < 1, "mask_share", "must lie between 0 and 1", "Use 0.15."),
-            self.at_least(1, "max_predictions", "Use null for no limit."),
-            (not 1 <= self.max_ngram <= 16, "max_ngram", "must lie in 1..16", "Use 1 or 3."),
+             f"must be at least {minimum} with pairs={self.pairs}", f"Use {own(minimum)}."),
+            (not 0 <= self.short_share <= 1, "short_share", "must lie in 0..1",
+             f"Give a share, such as {example(0.1)}."),
+            (not 0 < self.mask_share < 1, "mask_share", "must lie between 0 and 1",
+             f"Give a share, such as {example(0.15)}."),
+            self.at_least(1, "max_predictions", f"Use {own('null')} for no limit."),
+            (not 1 <= self.max_ngram <= 16, "max_ngram", "must lie in 1..16", f"Use {own(1)} to {own(16)}."),
             (self.order == "megatron" and self.pairs == "next_sentence", "order",
-             "supports pairs=sentence_order and pairs=none only, as Megatron-LM does", "Use order=own."),
+             "supports pairs=sentence_order and pairs=none only, as Megatron-LM does", f"Use {_OWN_ORDER}."),
         )  # fmt: skip

@@ -49,7 +49,7 @@ class Loader:
             if size % (micro_batch * dp_size):
                 raise SettingsError([
                     f"A global batch of {size} samples is not a multiple of micro_batch={micro_batch} x dp={dp_size}. "
-                    f"Use a multiple of {micro_batch * dp_size}."
+                    f"Give a multiple of {micro_batch * dp_size}."
                 ])
         self.dataset, self.order, self.plan = dataset, order, plan
         self.micro_batch, self.dp_index, self.dp_size = micro_batch, dp_index, dp_size

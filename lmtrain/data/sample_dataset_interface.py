@@ -87,7 +87,7 @@ class ShuffledOrder:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise DataError("The data gives no sample. Use more data, a larger share of it or shorter sequences.")
+            raise DataError("The data gives no sample. Give more data, a larger share of it or shorter sequences.")
 
     def ids(self, first: int, count: int) -> Int64s:
         parts: list[Int64s] = []

@@ -88,7 +88,7 @@ class TrainingEvaluator:
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"{subject.model.device} ran out of memory during the evaluation of {planned.name}. "
-                f"Use an eval.batch_size below {self.batch_size}."
+                f"Give an eval.batch_size below {self.batch_size}."
             ) from error
         return {"name": planned.name} | {key: getattr(result, key) for key in _ROW_KEYS}
 

@@ -19,7 +19,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
-from lmtrain.errors import DataError, UsageError, shorten, spelling_hint
+from lmtrain.errors import DataError, UsageError, own, shorten, spelling_hint
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.sample_text_from_prompt import generate_tokens, prompt_tokens
 from lmtrain.eval.sampling_settings import Sampling
@@ -52,7 +52,8 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
             raise UsageError(f"--model_args {name}={value} is not known to lmtrain. {spelling_hint(name, ARGUMENTS)}")
         if max_batch_size is not None or not str(batch_size).isdecimal() or int(batch_size) == 0:
             raise UsageError(
-                f"--batch_size={batch_size} must be a whole number, since lmtrain does not search for a size. Use 8."
+                f"--batch_size={batch_size} must be a whole number, since lmtrain does not search for a size. "
+                f"Use {own(8)}."
             )
         env = ProcessEnv.detect()
         if env.world_size > 1:
@@ -128,7 +129,7 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         if room < 1:
             raise UsageError(
                 f"max_gen_toks={num_new} leaves no room for a prompt: the model's window is {self.max_length} tokens. "
-                "Use fewer."
+                "Give fewer."
             )
         context, ends = prompt_tokens(tokenizer, prompt)[-room:], tokenizer.end_ids
         ids: list[int] = []

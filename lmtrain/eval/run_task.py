@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError, LmtrainError, UsageError
+from lmtrain.errors import DataError, LmtrainError, UsageError, leave_out
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.score_targets import AnswerCache, Scorer, SharedAnswers, Subject, TargetScores
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
@@ -81,7 +81,7 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
     if num_items == 1:
         raise UsageError(
             f"--limit={limit} takes the first items of a text, but {facts.protocol} scores this text as one item. "
-            "Leave --limit out, or give a shorter text."
+            f"{leave_out('--limit', shown='Leave --limit out')}, or give a shorter text."
         )
     if limit >= num_items:
         return prepared

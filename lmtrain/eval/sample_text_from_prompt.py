@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.errors import NonFiniteLossError, UsageError
+from lmtrain.errors import NonFiniteLossError, UsageError, way
 from lmtrain.eval.sampling_settings import Sampling
 from lmtrain.eval.score_targets import Scorable
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -123,7 +123,8 @@ def draw_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator)
     """
     if torch.isnan(logits_V).any() or not torch.isfinite(logits_V).any():
         raise NonFiniteLossError(
-            "The logits of the model are not finite. Try --precision fp32; if that fails too, the weights are damaged."
+            f"The logits of the model are not finite. Try {way('--precision', 'fp32')}; if that fails too, "
+            "the weights are damaged."
         )
     if sampling.temperature == 0:
         return int(logits_V.argmax())

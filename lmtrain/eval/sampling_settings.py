@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, leave_out
 
 DEFAULT_NEW_TOKENS = 200
 MAX_SEED = 2**32 - 1  # because: torch's generator on the CPU reads 32 bits, so 2**32 would draw what 0 draws
@@ -28,9 +28,10 @@ class Sampling:
         if not 0 <= self.temperature < float("inf"):
             raise UsageError(f"temperature={self.temperature} must be at least 0; 0 takes the most likely token.")
         if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k={self.top_k} must be at least 1. Leave it out to allow every token.")
+            raise UsageError(f"top_k={self.top_k} must be at least 1. {leave_out('--top-k')} to allow every token.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1. Leave it out to allow every token.")
+            way_out = f"{leave_out('--top-p')} to allow every token."
+            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1. {way_out}")
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(
                 f"seed={self.seed} is not a whole number from 0 to {MAX_SEED}. Choose a seed in this range; further "

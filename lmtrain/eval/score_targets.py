@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
+from lmtrain.errors import NonFiniteLossError, OutOfMemoryError, way
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.placement.parallel_settings import ONE_PROCESS
 from lmtrain.runtime.processes.fault_injection import fault_point
@@ -170,7 +170,7 @@ class Scorer:
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"{self.model.device} ran out of memory when it scored {self.batch_size} x "
-                f"{batches[0][0].num_fed} tokens. Use a batch size below {self.batch_size}."
+                f"{batches[0][0].num_fed} tokens. Give a batch size below {self.batch_size}."
             ) from error
 
     def _split_scores(
@@ -182,7 +182,7 @@ class Scorer:
         if not np.isfinite(nll).all():
             raise NonFiniteLossError(
                 f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is not "
-                "finite. The weights are damaged or --precision is too narrow: try --precision fp32."
+                f"finite. The weights are damaged or --precision is too narrow: try {way('--precision', 'fp32')}."
             )
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
         return [TargetScores(n, g) for n, g in zip(np.split(nll, ends), np.split(best > 0, ends), strict=True)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, leave_out
 from lmtrain.eval.task import (
     BaselineResult,
     Columns,
@@ -278,7 +278,7 @@ def add_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: To
     """
     if tokenizer.eod_id is None or prepared.documents is None:
         raise DataError(f"{result.protocol} has no baselines: they need whole documents with an end-of-document token. "
-            "Leave --baseline out.")
+            f"{leave_out('--baseline', shown='Leave --baseline out')}.")
     indexed = open_dataset(train, tokenizer)
     bigram = WittenBellBigram(indexed.tokens, tokenizer.vocab_size, tokenizer.eod_id)
     return replace(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lmtrain import __version__
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, load_modules
-from lmtrain.errors import DataError, UsageError, spelling_hint
+from lmtrain.errors import DataError, UsageError, leave_out, spelling_hint, way
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.placement.parallel_settings import ONE_PROCESS
@@ -57,7 +57,7 @@ class TaskOptions:
         """Raise UsageError if the user has given a stride, because the windows of the task `task_id` do not overlap."""
         if self.stride is not None:
             raise UsageError(
-                f"--stride={self.stride} does not apply to {task_id}, which has no overlapping windows. Leave it out."
+                f"--stride={self.stride} does not apply to {task_id}, which has no overlapping windows. {leave_out()}."
             )
 
 
@@ -230,8 +230,10 @@ def find_task(name: str) -> Task:
         task.seq_len = int(windowed["seq_len"])
         return task
     if family := [task_id for task_id in tasks if task_id.startswith(f"{name}/")]:
-        raise UsageError(f"--task={name} stands for several tasks. Choose one of them: {', '.join(family)}.")
-    raise UsageError(f"--task={name} is not an evaluation task. {spelling_hint(name, tasks)} {PLUGIN_WAY_OUT}")
+        tasks_of_it = ", ".join(way(member, instead_of=name) for member in family)
+        raise UsageError(f"--task={name} stands for several tasks. Choose one of them: {tasks_of_it}.")
+    hint = spelling_hint(name, tasks, lambda meant: way(meant, instead_of=name))
+    raise UsageError(f"--task={name} is not an evaluation task. {hint} {PLUGIN_WAY_OUT}")
 
 
 def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
@@ -241,13 +243,17 @@ def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
     """
     if None not in (task.seq_len, requested) and task.seq_len != requested:
         raise UsageError(
-            f"--seq-len={requested} contradicts the window in --task={task.id}-s{task.seq_len}. Give one of the two."
+            f"--seq-len={requested} contradicts the window in --task={task.id}-s{task.seq_len}. Leave out "
+            f"{leave_out(shown='--seq-len')}, or the window of the task."
         )
     window = task.seq_len or requested or model_seq_len
     if window > model_seq_len:
+        fitting = way("--seq-len", str(model_seq_len))
+        if task.seq_len:
+            fitting = way(f"{task.id}-s{model_seq_len}", instead_of=f"{task.id}-s{task.seq_len}")
         raise UsageError(
             f"A window of {window} tokens is longer than the {model_seq_len} positions that this model has learned, "
-            f"also if they are rotary. Use a --seq-len of 1 to {model_seq_len}."
+            f"also if they are rotary. Use {fitting} or less."
         )
     return window
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, way
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -94,7 +94,8 @@ def check_stride(seq_len: int, stride: int) -> None:
     """
     if not 1 <= stride <= seq_len:
         raise UsageError(
-            f"A stride of {stride} does not fit seq_len={seq_len}: it would skip targets. Use 1 to {seq_len}."
+            f"A stride of {stride} does not fit seq_len={seq_len}: it would skip targets. Use "
+            f"{way('--stride', str(seq_len))} or less."
         )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import models, trainers
 
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, own
 from lmtrain.tokenizer import vocabulary_files
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, split_after_words
 
@@ -27,7 +27,7 @@ def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option:
     smallest = len(vocabulary_files.ALPHABET) + 1 if kind == "bpe" else len(vocabulary_files.SPECIAL) + 2
     if vocab_size < smallest:
         name = "a byte-level BPE" if kind == "bpe" else "WordPiece"
-        raise UsageError(f"{option}={vocab_size} is too small for {name}. Use {smallest} or more.")
+        raise UsageError(f"{option}={vocab_size} is too small for {name}. Use {own(smallest)} or more.")
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.Pattern = "gpt2") -> Tokenizer:

@@ -31,7 +31,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
 from data_tools.corpus.flow.word_ngram_hashes import UNSPACED, Hashes, hash_runs, hash_words
 from data_tools.read.compressed_and_parquet_readers import open_decompressed
 from data_tools.read.find_input_files import SUFFIXES, known_suffix
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, own
 from lmtrain.tokenizer.text_from_json_lines import Document
 
 NUM_WORDS, MIN_WORDS = 13, 8
@@ -150,7 +150,7 @@ class DecontaminateStep(SelectionStep):
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise UsageError(f"--action={self.action} is unknown. Use {' or '.join(ACTIONS)}.")
+            raise UsageError(f"--action={self.action} is unknown. Use {' or '.join(map(own, ACTIONS))}.")
 
     def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:

@@ -29,7 +29,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import Documents, Sel
 from data_tools.corpus.flow.word_ngram_hashes import ODD, Hashes, mix, shingles
 from data_tools.read.cut_files_into_chunks import WHOLE_PART, TaskPart
 from data_tools.read.find_input_files import Inputs
-from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, UsageError, example, own
 from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.files.atomic_files import atomic_file, open_output, read_json, storage_errors, write_json
 from lmtrain.tokenizer.text_from_json_lines import Document
@@ -305,7 +305,7 @@ def find_pairs(folder: Path, threshold: float, part: TaskPart = WHOLE_PART, memo
     """
     if not 0 < threshold <= 1:
         raise UsageError(
-            f"--threshold={threshold} must be above 0 and at most 1. Give a similarity such as 0.8."
+            f"--threshold={threshold} must be above 0 and at most 1. Give a similarity such as {example(0.8)}."
         )
     signed = SignedDocuments(folder)
     if signed.minhash is None:
@@ -388,7 +388,7 @@ def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = M
     "longest", as `keep` says.
     """
     if keep not in KEEP:
-        raise UsageError(f"--keep={keep} is unknown. Use {' or '.join(KEEP)}.")
+        raise UsageError(f"--keep={keep} is unknown. Use {' or '.join(map(own, KEEP))}.")
     signed = SignedDocuments(folder)
     paths = [folder / TaskPart(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
     missing = [path.name for path in paths if not path.exists()]

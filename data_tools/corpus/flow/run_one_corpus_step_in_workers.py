@@ -43,7 +43,7 @@ from data_tools.read.parse_chunks_and_bad_lines import (
     read_content,
 )
 from data_tools.read.process_portions_in_workers import build_budget, process_portions
-from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, UsageError, leave_out
 from lmtrain.runtime.files.atomic_files import atomic_file, read_errors, read_json, write_json
 from lmtrain.tokenizer.text_from_json_lines import Document, Reject
 
@@ -122,7 +122,7 @@ def run_step(
     then the report: if the report exists, the step is complete.
     """
     if options.workers < 1:
-        raise UsageError(f"--workers={options.workers} must be at least 1. Leave it out to use every core.")
+        raise UsageError(f"--workers={options.workers} must be at least 1. {leave_out()} to use every core.")
     part = options.reading.part
     sources = find_step_sources(inputs, read_once=part.is_whole)
     refuse_overwriting(sources, outputs.values())

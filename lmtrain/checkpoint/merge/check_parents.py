@@ -14,7 +14,7 @@ from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.checkpoint.view_with_ema_as_weights import MODEL_PREFIX
 from lmtrain.config.settings_base import show
-from lmtrain.errors import CheckpointError, UsageError, join_few
+from lmtrain.errors import CheckpointError, UsageError, join_few, way
 from lmtrain.models.model_settings import ModelSettings, differing_keys, with_explicit_sizes
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runfolder.lineage import file_sha256, parse_lineage
@@ -62,7 +62,7 @@ def check_parents(parents: Sequence[Contents], *, force: bool) -> None:
                 f"{parent.path} and {newest.path} have no common ancestor: they are of different runs, and neither "
                 "run, nor a checkpoint that one of them began from, nor the seed of their first weights is the same. "
                 "The mean of weights that were trained apart from the beginning is no model. Merge checkpoints of one "
-                "run or of its branches, or add --force if you know that they descend from the same weights."
+                f"run or of its branches, or add {way('--force')} if you know that they descend from the same weights."
             )
 
 

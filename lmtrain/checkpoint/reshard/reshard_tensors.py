@@ -52,7 +52,7 @@ from lmtrain.checkpoint.reshard.write_target_files import (
     WorkFolder,
     place_pieces,
 )
-from lmtrain.errors import CheckpointError, LmtrainError, OutputError, UsageError
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError, UsageError, way
 from lmtrain.runfolder.file_names import step_from_name
 from lmtrain.runtime.files.atomic_files import folder_lock, fsync_dir, remove, storage_errors
 from lmtrain.runtime.processes.fault_injection import fault_point
@@ -375,7 +375,7 @@ def write_checkpoint(
                     return WrittenCheckpoint(output, len(targets), total_bytes(targets), 0, was_finished=True)
                 if not overwrite:
                     raise OutputError(f"{output}, made by this command earlier, is damaged: {damages[0]} "
-                                      "Make it again with --overwrite.")  # fmt: skip
+                                      f"Add {way('--overwrite')} to make it again.")  # fmt: skip
             work.check_output(overwrite)
             return Attempt(source, work, targets, key, limits, report).run(state, overwrite)
         except BaseException as error:

@@ -33,7 +33,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
 from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, encode_header, piece_entries
 from lmtrain.checkpoint.disk.tensor_slice_geometry import Box, full_box
 from lmtrain.checkpoint.read_verified_contents import layout_of
-from lmtrain.errors import OutputError, UsageError
+from lmtrain.errors import OutputError, UsageError, leave_out, way
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
@@ -62,11 +62,13 @@ class Limits:
     def __post_init__(self) -> None:
         least = BASE_BYTES + self.workers * self._worker_bytes(MIN_PART_BYTES) + 4 * BLOCK_BYTES
         if self.workers < 1:
-            raise UsageError(f"--workers {self.workers} must be at least 1. Leave it out to use the default.")
+            raise UsageError(f"--workers {self.workers} must be at least 1. "
+                             f"{leave_out('--workers')} to use the default.")  # fmt: skip
         if self.memory_bytes < least:
+            enough = way("--max-memory", f"{-(-least >> 20)}MiB")
             raise UsageError(
                 f"--max-memory {format_bytes(self.memory_bytes)} is too little for {self.workers} workers. "
-                f"Use {format_bytes(least)} or more, or fewer workers."
+                f"Use {enough} or more, or fewer workers."
             )
 
     @property
@@ -310,7 +312,8 @@ class WorkFolder:
         if not os.path.lexists(self.output):
             return
         if not overwrite:
-            raise OutputError(f"{self.output} exists. Choose another output, or replace it with --overwrite.")
+            raise OutputError(f"{self.output} exists. Choose another output, or add "
+                              f"{way('--overwrite')} to replace it.")  # fmt: skip
         is_checkpoint = (self.output / MANIFEST).is_file() and not self.output.is_symlink()
         if not is_checkpoint and not (self.output.is_dir() and not os.listdir(self.output)):
             raise OutputError(f"{self.output} is not a checkpoint, so it is not replaced. Choose another output.")

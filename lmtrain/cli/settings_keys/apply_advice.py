@@ -17,6 +17,7 @@ from lmtrain.config.parse_and_apply_overrides import changed_list_entry, overrid
 from lmtrain.errors import LmtrainError, Way, shell_quoted
 
 _WIDTH = 70
+_NO_NAME = "\0"
 _LIST_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
 
@@ -30,6 +31,8 @@ class Command:
     units: tuple[tuple[str, ...], ...]
     takes_settings: bool
     options: frozenset[str]
+    repeatable: frozenset[str] = frozenset()  # options that may be given several times, with different values
+    flags: frozenset[str] = frozenset()  # options without a value
 
     @property
     def words(self) -> list[str]:
@@ -48,24 +51,45 @@ class Command:
             takes_value = param is not None and not getattr(param, "is_flag", False)
             units.append((word, words.pop(0)) if takes_value and words else (word,))
         takes_settings = any(param.name == "overrides" for param in params)
-        return cls(tuple(verb), tuple(units), takes_settings, frozenset(n for n in names if n.startswith("-")))
+        options = {name: param for name, param in names.items() if name.startswith("-")}
+        repeatable = frozenset(name for name, param in options.items() if param.multiple)
+        flags = frozenset(name for name, param in options.items() if getattr(param, "is_flag", False))
+        return cls(tuple(verb), tuple(units), takes_settings, frozenset(options), repeatable, flags)
 
     def apply(self, way: Way) -> Command:
         """Return the command after this way: what it replaces is removed, and its words stand in the first one's place,
         or at the end.
         """
-        groups = self._as_units([self._whole_list(word) for word in way.new])
-        doomed = [*way.old, *(_name(unit) for unit in groups)]
+        if (replaced := self.with_value(way)) is not None:
+            return replaced
+        groups = self.as_units(way.new)
+        doomed = [*way.old, *(_name(unit) for unit in groups if _name(unit) not in (_NO_NAME, *self.repeatable))]
         places = [index for index, unit in enumerate(self.units) if any(_is_named(unit, name) for name in doomed)]
         kept = [unit for index, unit in enumerate(self.units) if index not in places]
         place = places[0] if places else len(kept)
         return replace(self, units=(*kept[:place], *groups, *kept[place:]))
 
-    def _as_units(self, words: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return words to type in units: an option together with the value that follows it."""
+    def with_value(self, way: Way) -> Command | None:
+        """Return the command after a way of one word in place of another that is the value of an option or a setting.
+        Return None if the way is another, or there is no such value.
+        """
+        if len(way.new) != 1 or len(way.old) != 1:
+            return None
+        [new], [old] = way.new, way.old
+        units = tuple(
+            (*unit[:-1], unit[-1].removesuffix(old) + new) if unit[0] != old and _value(unit) == old else unit
+            for unit in self.units
+        )
+        return None if units == self.units else replace(self, units=units)
+
+    def as_units(self, words: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return words to type in units: an option together with the value that follows it. Words that set an entry of
+        a typed list become words that set the list.
+        """
         units: list[tuple[str, ...]] = []
-        for word in words:
-            if units and units[-1][0].startswith("--") and len(units[-1]) == 1 and not _is_setting(word):
+        for word in map(self._whole_list, words):
+            last = units[-1] if units else ()
+            if len(last) == 1 and last[0].startswith("--") and "=" not in last[0] and last[0] not in self.flags:
                 units[-1] += (word,)
             else:
                 units.append((word,))
@@ -111,7 +135,7 @@ def _nearest(command: Command, ways: Sequence[Way]) -> Way:
 
 def _distance(command: Command, way: Way) -> float | None:
     """Return how far the number that a way sets is from the one that was typed, as a ratio; None if it sets none."""
-    new_units = command._as_units(way.new)
+    new_units = command.as_units(way.new)
     for unit in command.units if len(new_units) == 1 else ():
         if _is_named(unit, _name(new_units[0])):
             with suppress(ValueError, ZeroDivisionError):
@@ -122,12 +146,16 @@ def _distance(command: Command, way: Way) -> float | None:
 
 def fits(command: Command, way: Way) -> bool:
     """Return whether the verb of `command` takes the words of `way`, and has what it removes."""
-    units = command._as_units([command._whole_list(word) for word in way.new])
+    if command.with_value(way) is not None:
+        return True
+    units = command.as_units(way.new)
     names = [name for unit in command.units for name in way.old if _is_named(unit, name)]
     is_taken = all(
-        command.takes_settings if _is_setting(unit[0]) else unit[0] in command.options or not unit[0].startswith("-")
+        command.takes_settings if _is_setting(unit[0])
+        else _name(unit) in command.options if unit[0].startswith("-")
+        else bool(names)  # an argument is only ever typed in place of another
         for unit in units
-    )
+    )  # fmt: skip
     return is_taken and bool(units or names) and not any("[" in unit[0].partition("=")[0] for unit in units)
 
 
@@ -172,7 +200,7 @@ def _is_setting(word: str) -> bool:
 def _name(unit: Sequence[str]) -> str:
     """Return the key of a setting or the name of an option; "" for an argument, which replaces nothing by itself."""
     word = unit[0]
-    return override_key(word) if _is_setting(word) else word.partition("=")[0] if word.startswith("-") else "\0"
+    return override_key(word) if _is_setting(word) else word.partition("=")[0] if word.startswith("-") else _NO_NAME
 
 
 def _is_named(unit: Sequence[str], name: str) -> bool:

@@ -227,6 +227,6 @@ def require_samples(indexed: IndexedDataset, documents: range, seq_len: int, num
     if num_samples == 0:
         raise DataError(
             f"data.split gives 0 samples of {seq_len} tokens: its {len(documents)} of the {indexed.num_documents} "
-            f"documents of {indexed.prefix} hold {num_tokens} tokens. Use more data, a larger share of data.split or "
+            f"documents of {indexed.prefix} hold {num_tokens} tokens. Give more data, a larger share of data.split or "
             "a shorter sequence."
         )

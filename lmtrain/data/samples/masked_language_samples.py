@@ -31,7 +31,7 @@ from lmtrain.data.samples.masked_samples_python_fallback import (
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.errors import DataError, SettingsError
+from lmtrain.errors import DataError, SettingsError, way
 from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.derive_random_seeds import derive_seed
 
@@ -66,7 +66,7 @@ class MaskVocabulary:
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)
             raise DataError(
-                f"The tokenizer has no {names}, which masked samples need. Use a WordPiece vocabulary, as of `lmtrain "
+                f"The tokenizer has no {names}, which masked samples need. Give a WordPiece vocabulary, as of `lmtrain "
                 "tokenizer train --kind wordpiece`, and preprocess the text again with --split-sentences."
             )
         pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
@@ -92,7 +92,7 @@ class MaskedDataset:
         if seq_len < _MIN_SEQ_LEN:
             raise SettingsError([
                 f"A sequence length of {seq_len} tokens has no room for two segments with [CLS] and [SEP]. "
-                f"Use {_MIN_SEQ_LEN} or more."
+                f"Use {way(f'model.seq_len={_MIN_SEQ_LEN}')} or more."
             ])
         DocumentMap.of(indexed, cache)  # to check every entry of the .idx
         self.prefix, self.documents, self.seq_len, self.settings = indexed.prefix, documents, seq_len, settings
@@ -193,13 +193,13 @@ class MaskedDataset:
         if len(rows) == 0:
             raise DataError(
                 f"data.split gives 0 samples: none of its {len(self.documents)} documents of {self.prefix} has "
-                f"{self.settings.min_sentences} sentences. Use more data or a larger share of data.split."
+                f"{self.settings.min_sentences} sentences. Give more data or a larger share of data.split."
             )
         is_single_document = rows[-1, 0] < self._bounds[np.searchsorted(self._bounds, rows[0, 0], side="right")]
         if self.settings.pairs == "next_sentence" and is_single_document:
             raise DataError(
                 f"data.pairs=next_sentence needs sentences of two documents, but only one document of {self.prefix} in "
-                "this part of data.split has samples. Use more data or data.pairs=sentence_order."
+                f"this part of data.split has samples. Give more data, or {way('data.pairs=sentence_order')}."
             )
         return rows
 

@@ -29,12 +29,13 @@ from lmtrain.data.samples.causal_language_samples import (
 from lmtrain.data.store.document_boundaries import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed_dataset import IndexedDataset
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, way
 from lmtrain.runtime import compiled_helpers
 
 SURPLUS = 0.005  # because: Megatron-LM's default; a blend requests this much more than each dataset's share
 _CHUNK = 1 << 20
 _CACHED_FROM = 1 << 20  # sequences in all epochs
+_OWN_ORDER = way("data.order=own", instead_of="data.megatron_samples")
 
 
 def split_sequences(num_sequences: int, ratios: Sequence[float]) -> list[range]:
@@ -165,7 +166,7 @@ class MegatronDataset:
         if indexed.num_sequences > 2**31 - 1:
             raise DataError(
                 f"{indexed.prefix} has {indexed.num_sequences} sequences, but Megatron-LM's order allows "
-                f"{2**31 - 1}. Use data.order=own."
+                f"{2**31 - 1}. Use {_OWN_ORDER}."
             )
         inputs = {
             "sequences": [sequences.start, sequences.stop], "seq_len": seq_len,
@@ -245,7 +246,7 @@ class MegatronBlendOrder:
             d = int(short[0])
             raise DataError(
                 f"Megatron-LM's blend takes {counts[d]} samples of dataset {d + 1}, which has only {sizes[d]}. "
-                "Use data.order=own."
+                f"Use {_OWN_ORDER}."
             )
 
     def ids(self, first: int, count: int) -> Int64s:
@@ -265,7 +266,7 @@ def _require_samples(requested: int, num_samples: int, order: str) -> None:
     if requested > num_samples:
         raise DataError(
             f"Sample {requested} was requested, but Megatron-LM's {order} ends after {num_samples}. "
-            "Set data.megatron_samples to the number of samples of its whole run."
+            "Give data.megatron_samples, the number of samples of its whole run."
         )
 
 

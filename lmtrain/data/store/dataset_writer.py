@@ -20,7 +20,7 @@ import numpy as np
 
 from lmtrain.data.store.block_checksums import BlockSums, MappedFile, TokenBlocks, build_block_file, read_block_file
 from lmtrain.data.store.indexed_dataset import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dataset_file
-from lmtrain.errors import DataError, OutputError
+from lmtrain.errors import DataError, OutputError, way
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 from lmtrain.runtime.processes.fault_injection import fault_point
@@ -290,7 +290,8 @@ def refuse_existing_dataset(prefix: Path) -> None:
     """Raise OutputError if any file of a dataset with this prefix exists."""
     for path in (dataset_file(prefix, suffix) for suffix in SUFFIXES):
         if path.exists():
-            raise OutputError(f"{path} exists already. Choose another output, or add --overwrite to replace it.")
+            raise OutputError(f"{path} exists already. Choose another output, or add "
+                              f"{way('--overwrite')} to replace it.")  # fmt: skip
 
 
 def working_folder(prefix: Path) -> Path:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.store.block_checksums import ChecksumRecord, MappedFile, MappedFiles, TokenBlocks, read_block_file
-from lmtrain.errors import DataError, MissingInputError, join_few
+from lmtrain.errors import DataError, MissingInputError, join_few, way
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 
@@ -418,7 +418,8 @@ def _suggest_dataset(prefix: Path) -> str:
     # because: the shared folder name would make any two full paths similar, so only the last component is compared
     similar = [name for name in prefixes if difflib.get_close_matches(prefix.name, [Path(name).name], n=1, cutoff=0.6)]
     if similar or (prefixes and folder == prefix):
-        return f"Did you mean {similar[0] if similar else join_few(prefixes)}?"
+        named = similar[:1] or prefixes
+        return f"Did you mean {join_few(way(name, instead_of=str(prefix)) for name in named)}?"
     return "Give a dataset's path without .bin or .idx."
 
 

@@ -18,7 +18,7 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.document_boundaries import DocumentMap, split_documents, use_recorded_checksums
 from lmtrain.data.store.indexed_dataset import DatasetInfo, IndexedDataset, dataset_file
 from lmtrain.data.store.joined_dataset import UNKNOWN, open_dataset, require_compatible
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, way
 from lmtrain.runtime.files.atomic_files import read_bytes
 
 _COPIED_TOKENS = 1 << 22
@@ -95,19 +95,22 @@ def split(
     Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially.
     """
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
+        names = zip(("train", "valid", "test"), shares, strict=False)
+        words = [word for name, _ in names for word in ("--output", f"{outputs[0]}_{name}")]
+        as_in = f", as in {way(*words, instead_of='--output')}" if 2 <= len(shares) <= 3 else ""
         raise UsageError(
             f"--shares has {len(shares)} entries, and --output was given {len(outputs)} times. Give two or three "
-            f"shares, and --output once for each, as in --output {outputs[0]}_train --output {outputs[0]}_valid."
+            f"shares, and --output once for each{as_in}."
         )
     if any(not 0 < share < float("inf") for share in shares):
-        raise UsageError(f"The shares {list(shares)} of --shares are not all above 0. Use shares such as 98,2.")
+        raise UsageError(f"The shares {list(shares)} of --shares are not all above 0. Give shares such as 98,2.")
     if len({output.absolute() for output in outputs}) < len(outputs):
         raise UsageError("Two values of --output are the same path. Give each share an output of its own.")
     dataset = open_dataset(prefix)
     parts = dict(zip(outputs, split_documents(dataset.num_documents, shares), strict=False))
     if empty := next((output for output, places in parts.items() if not places), None):
         raise UsageError(
-            f"--output {empty} would get no document: {prefix} has only {dataset.num_documents}. Use other shares, "
+            f"--output {empty} would get no document: {prefix} has only {dataset.num_documents}. Give other shares, "
             "or text that is cut into more documents."
         )
     _verify_source(dataset)

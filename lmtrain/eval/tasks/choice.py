@@ -81,7 +81,7 @@ class Choice(Task):
                 if not 1 <= len(target) <= options.seq_len:
                     raise DataError(
                         f"{source} line {question.line}: the answer {choice[:40]!r} has {len(target)} tokens; the "
-                        f"window takes 1 to {options.seq_len}. Use a tokenizer for such text, or a longer window."
+                        f"window takes 1 to {options.seq_len}. Give a tokenizer for such text, or a longer window."
                     )
                 ids = (context or [eod_id(options.tokenizer)]) + target
                 num_cut += len(ids) > options.seq_len + 1
@@ -165,7 +165,7 @@ class Shots:
         if num_other < recipe.shots:
             raise DataError(
                 f"{recipe.shots_file} has {num_other} questions besides the one that is asked, but "
-                f"{recipe.at.get('shots', task.id)} asks for {recipe.shots}. Use fewer shots, or add rows."
+                f"{recipe.at.get('shots', task.id)} asks for {recipe.shots}. Give fewer shots, or add rows."
             )
         return cls(rows, recipe.shots, recipe.between, f"{_shots_rule(recipe)}, sha256 {sha256}")
 

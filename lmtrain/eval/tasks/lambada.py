@@ -89,7 +89,7 @@ class Lambada(Task):
             if not 1 <= len(example.target) <= options.seq_len:
                 raise DataError(
                     f"{source}: the word to predict in text {number} has {len(example.target)} tokens; the window "
-                    f"takes 1 to {options.seq_len}. Use a tokenizer trained on such text, or a longer window."
+                    f"takes 1 to {options.seq_len}. Give a tokenizer trained on such text, or a longer window."
                 )
             yield example
 

@@ -20,7 +20,7 @@ from lmtrain.batch import IGNORED
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked_language_samples import MaskedDataset, MaskVocabulary, build_sampler
 from lmtrain.data.samples.masked_samples_python_fallback import Sentences
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, way
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.task import Columns, Facts, Prepared, Sums, Task, TaskOptions, perplexity, ratio
 from lmtrain.eval.task_recipes.hash_and_count_texts import (
@@ -307,7 +307,8 @@ def mask_vocabulary(task: Task, options: TaskOptions) -> MaskVocabulary:
     tokens needs it. Raise UsageError if the window in `options` is too short for `task`.
     """
     if options.seq_len < MIN_SEQ_LEN:
-        raise UsageError(f"A window of {options.seq_len} tokens is too short for {task.id}. Use {MIN_SEQ_LEN} or more.")
+        raise UsageError(f"A window of {options.seq_len} tokens is too short for {task.id}. Use "
+                         f"{way('--seq-len', str(MIN_SEQ_LEN))} or more.")  # fmt: skip
     return MaskVocabulary.of(options.tokenizer)
 
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, way
 from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.task import (
     Answers,
@@ -66,7 +66,7 @@ class OneStream(Task):
         if options.stride not in (None, self.stride):
             raise UsageError(
                 f"--stride={options.stride} does not apply to {self.id}, whose stride is {self.stride}. "
-                f"Use --task {self.family}{options.stride}."
+                f"Use {way(f'{self.family}{options.stride}', instead_of=self.id)}."
             )
         return self.prepare_stream(source, options)
 

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
-from lmtrain.errors import SettingsError
+from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
+from lmtrain.errors import SettingsError, Way
 
 
 def shipped(repository: Path, name: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def test_the_config_asks_for_the_path(repository: Path) -> None:
     tree = shipped(repository, "dataset")
     with pytest.raises(SettingsError) as caught:
         build_settings(DataChoice, tree, "data")
-    advice = "Add data.path=PREFIX of a dataset, or data.text=FILE to make a dataset of a text."
+    advice = "Give data.path=PREFIX of a dataset, or data.text=FILE to make a dataset of a text."
     assert str(caught.value) == f"data.path is not set. {advice}"
     assert build_settings(DataChoice, tree | {"path": "books"}, "data") == DataSettings(path="books")
 
@@ -56,7 +56,7 @@ def test_blends_survive_being_written_down() -> None:
         ({"split": (float("nan"),)}, "one to three"),
         ({"path": ""}, "names no dataset"),
         ({"prefetch_steps": -1}, "at least 0"),
-        ({"packing": "best_fit"}, r"Add data\.document_mask=true"),
+        ({"packing": "best_fit"}, r"Add document_mask=true"),
         ({"packing": "document", "order": "megatron"}, "not supported by Megatron-LM"),
         ({"megatron_samples": 5}, "has no meaning with data.order=own"),
         ({"order": "megatron", "megatron_samples": 0}, "at least 1"),
@@ -71,7 +71,7 @@ def test_wrong_values(values: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({}, "has 0 of weight, tokens and epochs"),
+        ({}, "has none of weight, tokens and epochs"),
         ({"weight": 1.0, "epochs": 1.0}, "has 2 of weight, tokens and epochs"),
         ({"weight": 0.0}, "weight=0.0 is not a valid share for a"),
         ({"tokens": -5}, "not a valid share"),
@@ -99,6 +99,32 @@ A, B, LOT = BlendPart(path="a", weight=1.0), BlendPart(path="b", weight=1.0), Bl
 def test_wrong_blends(values: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         BlendSettings(**values)
+
+
+def test_the_ways_out_are_words_to_type() -> None:
+    with pytest.raises(SettingsError) as caught:
+        build_settings(
+            DataChoice, {"kind": "blend", "datasets": [{"path": "a", "tokens": 5, "name": "loss"}]}, "data"
+        )
+    assert caught.value.ways == ((Way(("data.datasets[0].name=loss-2",)),),)
+    with pytest.raises(SettingsError) as caught:
+        build_settings(
+            DataChoice, {"kind": "blend", "datasets": [{"path": "a", "tokens": 5}], "order": "megatron"}, "data"
+        )
+    assert caught.value.ways == ((Way(("data.order=own",), ("data.megatron_samples",)),),)
+
+
+def test_a_packing_of_masked_samples_is_left_out_and_gets_no_mask() -> None:
+    with pytest.raises(SettingsError) as caught:
+        build_settings(MaskedSettings, {"path": "a", "packing": "best_fit"}, "data")
+    assert caught.value.ways == ((Way((), ("data.packing",)),),)
+
+
+def test_validation_restarts_are_named_one_by_one() -> None:
+    parts = (B, BlendPart(path="c", weight=1.0, restart=True))
+    with pytest.raises(SettingsError, match=r"valid_datasets\[1\].restart=true has no effect") as caught:
+        BlendSettings(datasets=(A,), valid_datasets=parts)
+    assert caught.value.ways == ((Way(("valid_datasets[1].restart=false",)),),)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "loss", "accuracy", "ppl", "wïki"])

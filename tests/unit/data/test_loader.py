@@ -110,7 +110,7 @@ def test_the_wait_is_measured(dataset: CausalDataset) -> None:
 
 
 def test_a_batch_that_does_not_divide(dataset: CausalDataset) -> None:
-    with pytest.raises(SettingsError, match=r"not a multiple of micro_batch=3 x dp=1\. Use a multiple of 3"):
+    with pytest.raises(SettingsError, match=r"not a multiple of micro_batch=3 x dp=1\. Give a multiple of 3"):
         build(dataset, micro_batch=3)
 
 

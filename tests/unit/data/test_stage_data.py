@@ -105,7 +105,7 @@ def test_nothing_left_to_train_on_is_refused_with_a_way_out(make: Make) -> None:
 def test_equal_contents_of_which_one_restarts_are_refused(make: Make) -> None:
     twice = [str(make(name, [9] * 20, described=True).prefix) for name in ("a", "b")]
     parts = (BlendPart(path=twice[0], weight=1.0), BlendPart(path=twice[1], weight=1.0, restart=True))
-    with pytest.raises(SettingsError, match=r"equal content, one of them with restart=true.*List each content once"):
+    with pytest.raises(SettingsError, match=r"equal content, one of them with restart=true.*Give each content once"):
         build(BlendSettings(datasets=parts), validate=False)
 
 

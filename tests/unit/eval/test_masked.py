@@ -287,7 +287,7 @@ def test_refusals(
         measured(model, pieces, "masked/tokens", texts, stride=3)
     with pytest.raises(UsageError, match="A stride of 15 does not fit"):
         measured(model, pieces, "masked/pseudo-perplexity", texts, stride=15)
-    with pytest.raises(UsageError, match="Use 8 or more"):
+    with pytest.raises(UsageError, match="Use --seq-len 8 or more"):
         measured(model, pieces, "masked/tokens", texts, seq_len=7)
     with pytest.raises(UsageError, match="has no overlapping windows"):
         measured(model, pieces, PAIR_TASKS[0], sentences, stride=3)

@@ -70,7 +70,7 @@ def test_bytes_are_those_of_the_scored_tokens(tmp_path: Path, tokenizer: Tokeniz
 def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "wiki").write_text(WIKI)
     task = find_task("wikitext/hf-stride512")
-    with pytest.raises(UsageError, match="Use --task wikitext/hf-stride8"):
+    with pytest.raises(UsageError, match="Use wikitext/hf-stride8"):
         task.prepare(tmp_path / "wiki", TaskOptions(tokenizer=tokenizer, seq_len=1024, stride=8))
     with pytest.raises(UsageError, match="stride of 512 does not fit seq_len=64"):
         task.prepare(tmp_path / "wiki", TaskOptions(tokenizer=tokenizer, seq_len=64))

@@ -155,7 +155,7 @@ B = "stages.b.steps=5"
         ([B, "stages.trunk.data.restart=true"], r"data\.restart=true has no effect where a run begins.*later stage"),
         (["data.restart=true"], r"data\.restart=true has no effect where a run begins"),
         ([B, "stages.b.data={kind: blend, datasets: [{path: a, weight: 0}]}"],
-         r"stages\.b\.data\.datasets\[0\]\.weight=0\.0 is not a valid share.*Use a number above 0"),
+         r"stages\.b\.data\.datasets\[0\]\.weight=0\.0 is not a valid share.*Give a number above 0"),
         ([B, "stages.b.data={kind: blend}"], r"data\.datasets=\[\] names no dataset.*Give a list"),
         ([B, "stages.b.recompute=some"], r"stages\.b\.recompute=some is not in conf/recompute/"),
         ([B, "stages.b.eval.interval_steps=3"], r"stages\.b\.eval\.interval_steps=3 has no effect without eval\.tasks"),

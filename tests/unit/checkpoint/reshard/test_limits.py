@@ -14,7 +14,7 @@ MIB = 1 << 20
 def test_limits() -> None:
     with pytest.raises(UsageError, match="--workers 0"):
         Limits(workers=0)
-    with pytest.raises(UsageError, match=r"too little for 4 workers. Use \d+\.\d MiB"):
+    with pytest.raises(UsageError, match=r"too little for 4 workers. Use --max-memory \d+MiB"):
         Limits(memory_bytes=64 * MIB, workers=4)
 
 
