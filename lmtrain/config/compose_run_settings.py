@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
@@ -27,7 +28,16 @@ from lmtrain.config.parse_and_apply_overrides import (
     sweep_refusal,
 )
 from lmtrain.config.settings_base import Settings
-from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, own, spelling_hint
+from lmtrain.errors import (
+    LayoutError,
+    MissingInputError,
+    SettingsError,
+    join_few,
+    leave_out,
+    own,
+    spelling_hint,
+    way,
+)
 
 if TYPE_CHECKING:
     from lmtrain.config.compose_files_with_hydra import CompositionRequest
@@ -121,7 +131,8 @@ def compose_plain(
     for path, _ in setting_references.iter_values(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
             raise SettingsError([
-                f"{setting_references.path_text(path)} names code, but settings are plain data. Remove it."
+                f"{setting_references.path_text(path)} names code, but settings are plain data. "
+                f"{leave_out(setting_references.path_text(path), shown='Remove it')}."
             ])  # fmt: skip
     plain, unresolved = setting_references.resolve_references(tree)
     if problems or unresolved:
@@ -226,13 +237,18 @@ def prepare_composition(
             refusals += [(word, problem) for problem in wrong]
             choices.append(f"~{group}" if override.value() is None else chosen[group])
         elif "/" in group:
-            hint = f"which does not exist. {spelling_hint(group, groups)}"
+            hint = f"which does not exist. {spelling_hint(group, groups, partial(_other_group, word))}"
             refusals.append((word, f"{override.input_line} chooses from the group {group}, {hint}"))
         else:
             changes.append(override)
     if refusals:
         raise RefusedOverrides(refusals, overrides)
     return CompositionRequest(folders, name, roots, groups, chosen, choices), changes
+
+
+def _other_group(override: str, group: str) -> str:
+    """Return the advice to choose from `group` what `override` chooses from another."""
+    return way(f"{group}={override.partition('=')[2]}", instead_of=override, shown=group)
 
 
 def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
@@ -300,7 +316,7 @@ def _existing_config_name(name: str, config_names: Sequence[str], folders: Seque
     if name.removesuffix(".yaml") in config_names:
         return name.removesuffix(".yaml")
     misnamed = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)
-    way_out = f"Rename {misnamed} to {name}.yaml." if misnamed else spelling_hint(name, config_names)
+    way_out = f"Rename {misnamed} to {name}.yaml." if misnamed else spelling_hint(name, config_names, own)
     raise SettingsError([f"--config-name={name} is not in {folders[0]}. {way_out}"])
 
 

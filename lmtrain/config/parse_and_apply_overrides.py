@@ -14,7 +14,7 @@ from typing import Any
 
 from lmtrain.config.setting_references import iter_values, reference_problem
 from lmtrain.config.settings_base import show
-from lmtrain.errors import SettingsError, shell_quoted
+from lmtrain.errors import SettingsError, leave_out, way
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 20
@@ -26,11 +26,11 @@ _PLAIN_TEXT = re.compile(r"[A-Za-z_./~][\w./~@%+-]*")
 _SPECIAL_CHARACTERS = ",[]{}()'\""
 _BLEND_KEYS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset -> several
 _CLOSING_BRACKETS = {"[": "]", "{": "}", "(": ")"}
-_HYDRA_WAYS_OUT = {
-    "hydra.run.dir": "Use run.dir=FOLDER.",
-    "hydra.sweep.dir": "Use -m with run.dir=FOLDER, in which each run gets a folder of its own.",
-    "hydra.sweep.subdir": "Use -m with run.dir=FOLDER, in which each run gets a folder of its own.",
-    "hydra.searchpath": "Use --config-dir FOLDER.",
+_HYDRA_WAYS_OUT = {  # a setting of Hydra's -> the words to type instead; VALUE is its value
+    "hydra.run.dir": ("run.dir=VALUE",),
+    "hydra.sweep.dir": ("-m", "run.dir=VALUE"),
+    "hydra.sweep.subdir": ("-m", "run.dir=VALUE"),
+    "hydra.searchpath": ("--config-dir", "VALUE"),
 }
 
 
@@ -86,7 +86,8 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             continue
         # because: `~key` first removes the old value, which a new mapping would otherwise be merged into
         if previous and (key in groups or not previous.startswith("~")):
-            refusals.append((text, f"{text} sets {key} again, after {previous}. Leave one out."))
+            one_out = leave_out(previous, shown="Leave one out")
+            refusals.append((text, f"{text} sets {key} again, after {previous}. {one_out}."))
         text_by_key[key] = text
         parsed.append(override)
         for _, value in iter_values([] if override.is_sweep_override() else [override.value()]):
@@ -105,10 +106,8 @@ def sweep_refusal(override: Any) -> str:
     key, _, value = text.partition("=")
     hint = blend_hint(key, value)
     if not hint and "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
-        hint = (
-            f" A list is {shell_quoted(f'{key}=[{value}]')}, one text {shell_quoted(f'{key}={hydra_quoted(value)}')}."
-        )
-    return f"{text} names several values. Add -m to run each of them.{hint}"
+        hint = f" A list is {way(f'{key}=[{value}]')}, one text {way(f'{key}={hydra_quoted(value)}')}."
+    return f"{text} names several values. Add {way('-m')} to run each of them.{hint}"
 
 
 def blend_hint(key: str, value: str) -> str:
@@ -119,7 +118,7 @@ def blend_hint(key: str, value: str) -> str:
     if key not in _BLEND_KEYS or len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
         return ""
     parts = ", ".join(f"{{path: {name}, weight: 1}}" for name in names)
-    return f" To mix them in one run, type data=blend {shell_quoted(f'{_BLEND_KEYS[key]}=[{parts}]')}."
+    return f" To mix them in one run, type {way('data=blend', f'{_BLEND_KEYS[key]}=[{parts}]', instead_of=key)}."
 
 
 def apply_override(tree: dict[str, Any], override: Any) -> str | None:
@@ -135,16 +134,17 @@ def apply_override(tree: dict[str, Any], override: Any) -> str | None:
             continue
         child = node.get(part) if isinstance(node, dict) else part  # a list without this entry counts as one value
         if override.is_delete() and not isinstance(child, (dict, list)):
-            return f"{text} removes a key that does not exist. Leave it out."
+            return f"{text} removes a key that does not exist. {leave_out(text)}."
         if not (child is None or isinstance(child, (dict, list))):
             parent = ".".join(path[: depth + isinstance(node, dict)])
-            return f"{text} sets a key of {parent}, which is a single value. Write {parent}=VALUE."
+            value = way(f"{parent}={text.partition('=')[2]}", instead_of=text)
+            return f"{text} sets a key of {parent}, which is a single value. Write {value}."
         if child is None:
             node[part] = {}
         node = node[part]
     if override.is_delete():
         if not isinstance(node, dict) or last not in node:
-            return f"{text} removes a key that does not exist. Leave it out."
+            return f"{text} removes a key that does not exist. {leave_out(text)}."
         del node[last]
     elif isinstance(node, list):
         if not (last.isdecimal() and int(last) < len(node)):
@@ -213,7 +213,11 @@ def _limit_problem(text: str) -> str | None:
             f"Write {key}='TEXT' if it is a text."
         )
     if _HYDRA.match(key):
-        way_out = _HYDRA_WAYS_OUT.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
+        words = [
+            word.replace("VALUE", text.partition("=")[2].strip("[]"))
+            for word in _HYDRA_WAYS_OUT.get(key.lstrip("~+"), ())
+        ]
+        way_out = f"Use {way(*words, instead_of=text)}." if words else f"{leave_out(text)}."
         return f"{text} sets options of Hydra itself, which lmtrain does not use. {way_out}"
     return None
 
@@ -228,18 +232,26 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     key, sign, value = text.partition("=")
     bare = key.lstrip("~+")
     if not sign and after and after[0].startswith("="):
-        joined = shell_quoted(f"{text}{''.join(after) if after[0] == '=' else after[0]}")
+        parts = after if after[0] == "=" else after[:1]
+        joined = way(text + "".join(parts), instead_of=(text, *parts))
         return f"{text!r} has a space before its value. Type {joined}."
     if (text.startswith("=") and before and "=" not in before) or (index > 1 and before == "=" and not sign):
+        return ""
+    if _takes_next_word(before, text, groups) and not _is_text_path(before) and "/" not in before:
         return ""
     if not bare:
         return f"{text!r} is not an override, since it names no key. Write key=value."
     if bare != bare.strip() and _KEY.fullmatch(bare.strip()):
-        return f"{text!r} has a space next to its key. Type {shell_quoted(f'{key.strip()}={value.strip()}')}."
+        return (
+            f"{text!r} has a space next to its key. Type {way(f'{key.strip()}={value.strip()}', instead_of=text)}."
+        )
+    if (group := bare.partition("@")[0]) != bare and group in groups:
+        choice = way(f"{group}={value}", instead_of=text)
+        return f"{text!r} is not an override, since @ has no meaning here. Write {choice}."
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
     if not sign and _is_text_path(text):
-        return f"{text!r} is no setting. To train on the text in it, write data.text={shell_quoted(text)}."
+        return f"{text!r} is no setting. To train on the text in it, write {way(f'data.text={text}', instead_of=text)}."
     if match := re.match(r"([\w.]+)\[", bare):
         return f"{text!r} names an entry of a list. Give the whole list: {match[1]}=[FIRST,SECOND]."
     if not _KEY.fullmatch(key):
@@ -247,18 +259,30 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if sign or key.startswith("~"):
         return None
     if matching_groups := [group for group, choices in groups.items() if text in choices]:
-        return f"{text!r} is not an override, since it names no key. Did you mean {matching_groups[0]}={text}?"
+        choice = way(f"{matching_groups[0]}={text}", instead_of=text)
+        return f"{text!r} is not an override, since it names no key. Did you mean {choice}?"
     if text.endswith((".yaml", ".yml")):
         return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
     if text.endswith(".py"):
-        return f"{text!r} is a Python file, but settings are plain data. Type them as key=value, or in a YAML file."
+        return (
+            f"{text!r} is a Python file, but settings are plain data. {leave_out(text)}; give settings as key=value, "
+            "or in a YAML file."
+        )
     if Path(f"{text}.idx").is_file():
-        return f"{text!r} is a dataset. Write data.path={shell_quoted(text)}."
+        return f"{text!r} is a dataset. Write {way(f'data.path={text}', instead_of=text)}."
+    if after and _takes_next_word(text, after[0], groups):
+        joined = way(f"{text}={after[0]}", instead_of=(text, after[0]))
+        return f"{text!r} and its value are two words. Write {joined}."
     if "=" in before and not set(_SPECIAL_CHARACTERS) & set(before):
         key, _, value = before.partition("=")
-        joined = shell_quoted(f"{key}={hydra_quoted(f'{value} {text}')}")
+        joined = way(f"{key}={hydra_quoted(f'{value} {text}')}", instead_of=(before, text))
         return f"{text!r} is not an override, since it names no key. If it belongs to the word before, type {joined}."
     return f"{text!r} is not an override, since it gives no value. Write {text}=VALUE."
+
+
+def _takes_next_word(text: str, word: str, groups: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether `text` is a key without a value, and the word after it is that value, as in `train.steps 100`."""
+    return "=" not in text + word and bool(_KEY.fullmatch(text)) and ("." in text or text in groups)
 
 
 def _is_text_path(text: str) -> bool:
@@ -276,11 +300,11 @@ def _syntax_problem(text: str) -> str:
     """
     key, _, value = text.partition("=")
     if value.startswith("="):
-        return f"{text!r} is not an override, since it has = twice. Write {shell_quoted(key + value)}."
-    as_text = f"type {shell_quoted(f'{key}={hydra_quoted(value)}')}"
+        return f"{text!r} is not an override, since it has = twice. Write {way(key + value, instead_of=text)}."
+    as_text = f"type {way(f'{key}={hydra_quoted(value)}', instead_of=text)}"
     unmatched = _first_unmatched(value)
     if unmatched in _CLOSING_BRACKETS and value.startswith(unmatched):
-        closed = shell_quoted(f"{text}{_CLOSING_BRACKETS[unmatched]}")
+        closed = way(f"{text}{_CLOSING_BRACKETS[unmatched]}", instead_of=text)
         return f"{text} opens a {unmatched} that is not closed. Type {closed}, or, if it is one text, {as_text}."
     if unmatched:
         sign_words = "a quote" if unmatched in "'\"" else f"a {unmatched}"
