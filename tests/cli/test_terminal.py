@@ -60,4 +60,5 @@ def test_kinds_that_have_a_key_are_a_sentence() -> None:
 
 @pytest.mark.parametrize(("typed", "meant"), [("pretrian", "pretrain"), ("inspekt", "inspect"), ("evall", "eval")])
 def test_a_misspelt_verb(typed: str, meant: str) -> None:
-    assert lmtrain(typed, "x", code=2) == f"error: lmtrain {typed} is not a command. Did you mean {meant}?\n"
+    said = f"error: lmtrain {typed} is not a command. Did you mean {meant}?\nType:\n  lmtrain {meant} optim.lr=1\n"
+    assert lmtrain(typed, "optim.lr=1", code=2) == said

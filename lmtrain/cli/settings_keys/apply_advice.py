@@ -17,6 +17,7 @@ from lmtrain.config.parse_and_apply_overrides import changed_list_entry, overrid
 from lmtrain.errors import LmtrainError, Way, shell_quoted
 
 _WIDTH = 70
+_COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
 _LIST_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
 
@@ -30,6 +31,8 @@ class Command:
     units: tuple[tuple[str, ...], ...]
     takes_settings: bool
     options: frozenset[str]
+    flags: frozenset[str] = frozenset()  # options without a value
+    repeatable: frozenset[str] = frozenset()  # options that may be typed several times
 
     @property
     def words(self) -> list[str]:
@@ -37,35 +40,56 @@ class Command:
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Command:
-        """Split a command line without the program's name into units, by the options that its verb has."""
-        command, verb = _command_of(argv)
+        """Split a command line without the program's name into units, by the options that its verb has. An option that
+        it lacks is taken together with the value that follows, or with all of them if the verb's only arguments are
+        settings.
+        """
+        command, verb = command_of(argv)
         params = command.params if command is not None else []
         names = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
+        arguments = [param.name for param in params if param.param_type_name == "argument"]
         units, words = list[tuple[str, ...]](), list(argv[len(verb) :])
         while words:
             word = words.pop(0)
-            param = names.get(word) if word.startswith("-") else None
-            takes_value = param is not None and not getattr(param, "is_flag", False)
-            units.append((word, words.pop(0)) if takes_value and words else (word,))
-        takes_settings = any(param.name == "overrides" for param in params)
-        return cls(tuple(verb), tuple(units), takes_settings, frozenset(n for n in names if n.startswith("-")))
+            num_values = 0
+            if param := names.get(word) if word.startswith("-") else None:
+                num_values = 0 if getattr(param, "is_flag", False) else param.nargs
+            elif word.startswith("-") and "=" not in word and word not in ("-", "--", *_COMMON_OPTIONS):
+                most = len(words) if arguments == ["overrides"] else 1
+                num_values = next((i for i, value in enumerate(words) if i == most or not _is_value(value)), len(words))
+            units.append((word, *words[:num_values]))
+            del words[:num_values]
+        options = {name: param for name, param in names.items() if name.startswith("-")}
+        flags = {name for name, param in options.items() if getattr(param, "is_flag", False)}
+        return cls(
+            tuple(verb), tuple(units), not {"overrides", "layout"}.isdisjoint(arguments),
+            _COMMON_OPTIONS.union(options or ["--version"]), _COMMON_OPTIONS | flags,
+            frozenset(name for name, param in options.items() if getattr(param, "multiple", False)),
+        )  # fmt: skip
 
     def apply(self, way: Way) -> Command:
         """Return the command after this way: what it replaces is removed, and its words stand in the first one's place,
         or at the end.
         """
         groups = self._as_units([self._whole_list(word) for word in way.new])
-        doomed = [*way.old, *(_name(unit) for unit in groups)]
+        kept_names = self.repeatable if way.old else frozenset[str]()
+        doomed = [*way.old, *(name for unit in groups if (name := _name(unit)) and name not in kept_names)]
         places = [index for index, unit in enumerate(self.units) if any(_is_named(unit, name) for name in doomed)]
         kept = [unit for index, unit in enumerate(self.units) if index not in places]
         place = places[0] if places else len(kept)
         return replace(self, units=(*kept[:place], *groups, *kept[place:]))
 
+    def without(self, names: Iterable[str]) -> Command:
+        """Return the command without the units that these words, keys or options name."""
+        return self.apply(Way((), tuple(names)))
+
     def _as_units(self, words: Sequence[str]) -> list[tuple[str, ...]]:
         """Return words to type in units: an option together with the value that follows it."""
         units: list[tuple[str, ...]] = []
         for word in words:
-            if units and units[-1][0].startswith("--") and len(units[-1]) == 1 and not _is_setting(word):
+            option = units[-1] if units else ("",)
+            takes_value = option[0].startswith("--") and "=" not in option[0] and option[0] not in self.flags
+            if takes_value and len(option) == 1 and not is_setting(word):
                 units[-1] += (word,)
             else:
                 units.append((word,))
@@ -74,7 +98,7 @@ class Command:
     def _whole_list(self, word: str) -> str:
         """Return a word that sets an entry of a list, such as data.datasets[0].weight=1, as one that sets the list."""
         key = word.partition("[")[0]
-        typed = [unit[0] for unit in self.units if _is_setting(unit[0]) and override_key(unit[0]) == key]
+        typed = [unit[0] for unit in self.units if is_setting(unit[0]) and override_key(unit[0]) == key]
         return changed_list_entry(typed[0], word) if "[" in word.partition("=")[0] and typed else word
 
     def lost(self, before: Command) -> list[str]:
@@ -83,7 +107,7 @@ class Command:
         gone = [unit for unit in before.units if unit not in self.units]
         return [
             " ".join(map(shell_quoted, unit)) for unit in gone
-            if not all(part in text for part in _LIST_SIGNS.split(_value(unit)))
+            if not all(part in text for value in _values(unit) for part in _LIST_SIGNS.split(value))
         ]  # fmt: skip
 
 
@@ -96,7 +120,9 @@ def advised(error: LmtrainError, argv: Sequence[str]) -> tuple[Command, list[str
         possible = [way for way in ways if not way.is_example and fits(command, way)]
         if not possible:
             return None
-        command = command.apply(min(possible, key=lambda way: _distance(before, way)))
+        changed = command.apply(min(possible, key=lambda way: _distance(before, way)))
+        # because: options belong to the verb, which may be what was misspelt
+        command = Command.parse(changed.words)
     return None if command.units == before.units else (command, command.lost(before))
 
 
@@ -105,7 +131,7 @@ def _distance(command: Command, way: Way) -> float:
     that the first way is taken.
     """
     for unit in command.units:
-        if len(way.new) == 1 and _is_setting(way.new[0]) and _is_named(unit, override_key(way.new[0])):
+        if len(way.new) == 1 and is_setting(way.new[0]) and _is_named(unit, override_key(way.new[0])):
             with suppress(ValueError, ZeroDivisionError):
                 typed, new = (abs(float(_value(each))) + 1 for each in (unit, (way.new[0],)))
                 return max(typed / new, new / typed)
@@ -117,7 +143,7 @@ def fits(command: Command, way: Way) -> bool:
     units = command._as_units(way.new)
     names = [name for unit in command.units for name in way.old if _is_named(unit, name)]
     is_taken = all(
-        command.takes_settings if _is_setting(unit[0]) else unit[0] in command.options or not unit[0].startswith("-")
+        command.takes_settings if is_setting(unit[0]) else unit[0] in command.options or not unit[0].startswith("-")
         for unit in units
     )
     return is_taken and bool(units or names) and not any("[" in unit[0].partition("=")[0] for unit in units)
@@ -146,7 +172,7 @@ def shell_lines(words: Iterable[str]) -> str:
     return " \\\n    ".join(lines)
 
 
-def _command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
+def command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
     """Return the click command that a command line calls, None if there is none, and the words that name it."""
     if not argv or argv[0] not in HELP:
         return None, []
@@ -157,14 +183,14 @@ def _command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
     return command, verb
 
 
-def _is_setting(word: str) -> bool:
+def is_setting(word: str) -> bool:
     return "=" in word and not word.startswith("-")
 
 
 def _name(unit: Sequence[str]) -> str:
     """Return the key of a setting or the name of an option; "" for an argument, which replaces nothing by itself."""
     word = unit[0]
-    return override_key(word) if _is_setting(word) else word.partition("=")[0] if word.startswith("-") else "\0"
+    return override_key(word) if is_setting(word) else word.partition("=")[0] if word.startswith("-") else ""
 
 
 def _is_named(unit: Sequence[str], name: str) -> bool:
@@ -173,5 +199,15 @@ def _is_named(unit: Sequence[str], name: str) -> bool:
 
 
 def _value(unit: Sequence[str]) -> str:
-    """Return the value that a unit gives; for a word without one, the word."""
-    return unit[-1] if len(unit) > 1 else unit[0].partition("=")[2] or unit[0]
+    """Return the last value that a unit gives; for a word without one, the word."""
+    return _values(unit)[-1]
+
+
+def _values(unit: Sequence[str]) -> Sequence[str]:
+    """Return the values that a unit gives; for a word without one, the word."""
+    return unit[1:] or (unit[0].partition("=")[2] or unit[0],)
+
+
+def _is_value(word: str) -> bool:
+    """Return whether a word can be the value of an option that is not known: a negative number is one."""
+    return "=" not in word and (not word.startswith("-") or word == "-" or word[1:2].isdigit())
