@@ -44,7 +44,7 @@ FOREIGN_NAMES = {
     "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
     "model.seq_len": "seq_length max_seq_len max_seq_length max_position_embeddings sequence_length context_length "
     "block_size n_ctx n_positions",
-    "model.dropout": "hidden_dropout resid_pdrop dropout_rate attention_dropout attn_pdrop",
+    "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
     "model.rotary_base": "rope_theta rope_base rotary_emb_base global_rope_theta",
     "model.local_rotary_base": "rope_local_base_freq local_rope_theta rope_local_theta",
     "model.rotary_share": "rotary_pct partial_rotary_factor rotary_percent rotary_percentage",
@@ -134,6 +134,7 @@ UNSUPPORTED_SETTINGS = {
             "exit_interval exit_signal_handler",
         "lmtrain reads no file of another tool's settings; give them as KEY=VALUE.":
             "config_file yaml_cfg args_file",
+        "model.dropout is the same in all parts of a block.": "attention_dropout attn_pdrop embd_pdrop",
         "Validation takes the batches of train.micro_batch.": "per_device_eval_batch_size eval_batch_size",
         "model.num_kv_heads says it.": "group_query_attention",
         "recompute=full computes every block again.": "recompute_method recompute_num_layers",

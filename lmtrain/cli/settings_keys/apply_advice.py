@@ -73,8 +73,11 @@ class Command:
         """
         groups = self._as_units([self._whole_list(word) for word in way.new])
         kept_names = self.repeatable if way.old else frozenset[str]()
-        doomed = [*way.old, *(name for unit in groups if (name := _name(unit)) and name not in kept_names)]
-        places = [index for index, unit in enumerate(self.units) if any(_is_named(unit, name) for name in doomed)]
+        new_names = {name for unit in groups if (name := _name(unit)) and name not in kept_names}
+        places = [
+            index for index, unit in enumerate(self.units)
+            if _name(unit) in new_names or any(_is_named(unit, name) for name in way.old)
+        ]  # fmt: skip
         kept = [unit for index, unit in enumerate(self.units) if index not in places]
         place = places[0] if places else len(kept)
         return replace(self, units=(*kept[:place], *groups, *kept[place:]))

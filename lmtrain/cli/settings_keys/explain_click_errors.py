@@ -120,13 +120,16 @@ def _explain_unknown_option(option: str, name: str, error: Any, command: Command
     refusal, closest = f"{option} is not an option of {name}.", [spelt] if spelt in own_options else []
     if not closest and not is_run_verb and (problem := _explain_synonym(option, name, own_options, arguments, command)):
         return problem
-    closest = closest or difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
-    if not closest and command.takes_settings and option.startswith("--"):
+    if not closest and command.takes_settings:
         # because: the tables of other tools' names take time to build
-        from lmtrain.cli.settings_keys.explain_foreign_line import explain_foreign_line
+        from lmtrain.cli.settings_keys.explain_foreign_line import explain_foreign_line, is_foreign
 
-        if found := explain_foreign_line(name, command, own_options, only="parallel." if "layout" in arguments else ""):
+        only = "parallel." if "layout" in arguments else ""
+        if is_foreign(option, command, own_options) and (
+            found := explain_foreign_line(name, command, own_options, only)
+        ):
             return _Problem(*found)
+    closest = closest or difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
     closest = closest or list(filter(None, [option_named(option, own_options)]))
     closest = closest or ([own for own in own_options if own.startswith(option)] if len(option) > 2 else [])
     if closest := closest or difflib.get_close_matches(option, own_options, cutoff=0.7):
@@ -161,6 +164,9 @@ def _renamed(option: str, own: str, command: Command) -> str:
         values = _values_of(unit)
         if own in command.flags and "=" in unit[0]:
             values = []
+        if own in command.repeatable and option.endswith("s"):  # because: other tools take a list there
+            words += [word for value in values for part in value.split(",") for word in (own, part)]
+            continue
         words += [own, *values] if own in command.flags or len(values) == 1 else [f"{own}={' '.join(values)}"]
     return way(*words, instead_of=option, shown=own) if words else own
 
@@ -172,13 +178,14 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     metavars = [str(p.metavar or p.name).upper() for p in click_command.params if p.param_type_name == "argument"]
     taken = f"takes {' and '.join(metavars)} alone" if metavars else "takes no arguments"
     words = [unit[0] for unit in command.units if len(unit) == 1 and unit[0] in text]
-    extra = words[-len(text.split()) :] or [text]
+    taken_words, extra = words[: -len(text.split())], words[-len(text.split()) :] or [text]
     found = [(word, f"--{word.partition('=')[0].replace('_', '-')}") for word in extra if "=" in word]
     if found and len(found) == len(extra) and all(option in command.options for _, option in found):
         new = [part for word, option in found for part in (option, word.partition("=")[2])]
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Use {way(*new, instead_of=extra)}.")
     is_are, them = ("is", "it") if len(extra) == 1 else ("are", "them")
-    hint = leave_out(*extra, shown=f"Leave {them} out")
+    # because: a word that is typed twice is too much only once
+    hint = way(*(word for word in taken_words if word in extra), instead_of=extra, shown=f"Leave {them} out")
     return _Problem(f"{text} {is_are} too much for {name}, which {taken}. {hint}.", tuple(extra))
 
 

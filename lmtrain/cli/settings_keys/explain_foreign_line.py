@@ -12,9 +12,12 @@ from collections.abc import Collection, Mapping
 from lmtrain.cli.settings_keys.apply_advice import Command, is_setting
 from lmtrain.cli.settings_keys.foreign_translation import Translation
 from lmtrain.cli.settings_keys.translate_foreign_flags import translate_options
+from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.errors import shorten, way
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+
+_KNOWN_NAMES = {*UNSUPPORTED_SETTINGS, *(name for names in FOREIGN_NAMES.values() for name in names.split())}
 
 
 def explain_foreign_line(
@@ -25,7 +28,7 @@ def explain_foreign_line(
     is no setting whose key begins with `only`. `name` is the command's full name, such as "lmtrain pretrain"; options
     similar to its `own_options` are left as they are.
     """
-    units = [unit for unit in command.units if _is_foreign(unit[0].partition("=")[0], command, own_options)]
+    units = [unit for unit in command.units if is_foreign(unit[0].partition("=")[0], command, own_options)]
     scripts = [unit[0] for unit in command.units if len(unit) == 1 and unit[0].endswith(".py") and "=" not in unit[0]]
     given = {override_key(unit[0]): unit[0] for unit in command.units if is_setting(unit[0])}
     result = translate_options(units, [*given.values()], counts_as="gpus" if command.verb == ("plan",) else "")
@@ -35,7 +38,9 @@ def explain_foreign_line(
     no_program = "lmtrain reads no settings from a program; give them as KEY=VALUE."
     result.left_out += [f"{script}: {no_program}" for script in scripts]
     for key in given.keys() & result.settings.keys():  # because: what is typed in lmtrain's own words counts
-        result.left_out.append(f"{key}={result.settings.pop(key)}: {given[key]} is given.")
+        typed = result.origins[key].typed if key in result.origins else f"{key}={result.settings[key]}"
+        result.left_out.append(f"{typed}: {given[key]} is given.")
+        del result.settings[key]
     words = [*(f"{key}={value}" for key, value in result.settings.items()), *_process_words(result, command)]
     options = tuple(dict.fromkeys(unit[0].partition("=")[0] for unit in units))
     old = (*options, *scripts)
@@ -62,13 +67,15 @@ def _process_words(result: Translation, command: Command) -> list[str]:
     return []
 
 
-def _is_foreign(option: str, command: Command, own_options: Collection[str]) -> bool:
-    """Return whether a word is an option that the verb has not, and no misspelling of one that it has."""
-    return (
-        option.startswith("--") and len(option) > 2 and option not in command.options
-        and option.lower().replace("_", "-") not in own_options
-        and not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
-    )  # fmt: skip
+def is_foreign(option: str, command: Command, own_options: Collection[str]) -> bool:
+    """Return whether a word is an option that the verb has not: another tool's name of a setting, or no misspelling of
+    an option that the verb has.
+    """
+    spelt = option.lower().replace("_", "-")
+    if not option.startswith("--") or len(option) == 2 or option in command.options or spelt in own_options:
+        return False
+    is_known = spelt.rpartition(".")[2].lstrip("-").replace("-", "_") in _KNOWN_NAMES
+    return is_known or not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
 
 
 def _layout_process_count(settings: Mapping[str, str]) -> str:

@@ -52,8 +52,8 @@ OPTIONS = {
     "--prepend-bos": "--add-bos --append-bos --prepend-bod",
     "--to": "--format --target --target-format --saver --model-type --export-format",
     "--from": "--source --source-format --loader --format",
-    "--format": "--input-format --file-type --type --data-format",
     "--kind": "--type --algorithm --model-type --method",
+    "--format": "--input-format --file-type --type --data-format",
     "--json": "--as-json --output-json --print-json",
     "--max-memory": "--memory --ram --max-ram",
     "--memory": "--max-memory --ram --max-ram",
@@ -74,7 +74,7 @@ ARGUMENTS = {
     "inputs": "input input-file input-files input-path input-dir data files file source text data-path train-file "
     "corpus",
     "checkpoint": "checkpoint model ckpt checkpoint-path ckpt-path model-path model-dir checkpoint-dir load path "
-    "model-name-or-path pretrained ckpt-dir run run-dir in-dir",
+    "input model-name-or-path pretrained ckpt-dir run run-dir in-dir",
     "checkpoints": "checkpoint checkpoints model models ckpt ckpts input inputs load",
     "source": "source input model checkpoint ckpt checkpoint-path model-path load load-dir hf-model path input-dir "
     "model-name-or-path checkpoint-dir hf-path",

@@ -43,17 +43,23 @@ def advice(line: str) -> str:
         ("generate x --seed 3x", "generate x --seed 3"),
         ("preprocess x --tokenizer t --max-bad -1", "preprocess x --tokenizer t --max-bad 0"),
         ("verify a b", "verify a"),
+        ("verify a a", "verify a"),
         ("generate x top_k=3", "generate x --top-k 3"),
         ("env --json=yes", "env --json"),
         ("env --json=false", "env"),
         ("corpus clean a -o b --field f -j 3", "corpus clean a --output b --key f --workers 3"),
         ("generate --ckpt x --temp 1 --max_tokens 4", "generate x --temperature 1 --max-new-tokens 4"),
+        ("eval x --tasks a,b", "eval x --task a --task b"),
+        ("slurm render data.path=x --output_dir o", "slurm render data.path=x run.dir=o"),
+        ("config explain optim.lr --lr 3", "config explain optim.lr optim.lr=3"),
+        ("tokenizer train --input x --vocab 9 -o y --type bpe",
+         "tokenizer train x --vocab-size 9 --output y --kind bpe"),
         ("merge a --out b --model c", "merge a --output b c"),
         ("eval x --tp 2 --tasks a", "eval x parallel.tp=2 --nproc 2 --task a"),
         ("branch r --lr 1e-3 --dcay 10", "branch r optim.lr=1e-3 --decay 10"),
         ("export x --too hf --too megatron --output y", "export x --to hf --to megatron --output y"),
     ],
-)
+)  # fmt: skip
 def test_the_words_to_type(line: str, typed: str) -> None:
     assert advice(line) == typed
 
