@@ -26,6 +26,7 @@ FOREIGN_NAMES = {
     "optim.weight_decay": "wd",
     "optim": "optimizer optimizer_type optimizer_name",
     "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule decay_type",
+    "schedule.decay": "lr_wsd_decay_style",
     "schedule.warmup_steps": "lr_warmup_iters warmup_iters warmup num_warmup_steps lr_warmup_steps",
     "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch "
     "local_batch_size device_batch_size mbs",

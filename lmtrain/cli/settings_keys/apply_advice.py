@@ -92,7 +92,7 @@ class Command:
         for word in words:
             option = units[-1] if units else ("",)
             takes_value = option[0].startswith("--") and "=" not in option[0] and option[0] not in self.flags
-            if takes_value and len(option) == 1 and not is_setting(word):
+            if takes_value and len(option) == 1 and (option[0] in self.options or not is_setting(word)):
                 units[-1] += (word,)
             else:
                 units.append((word,))

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
-from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, option_named
+from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, layout_named, option_named
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, leave_out, spelling_hint, way
 
@@ -117,6 +117,10 @@ def _explain_unknown_option(option: str, name: str, error: Any, command: Command
     # because: such a verb is called with whole lines of other tools, whose names of settings count first
     is_run_verb = "overrides" in arguments and any(param.name == "config_dir" for param in params)
     own_options, spelt = [own for own in command.options if own.startswith("--")], option.lower().replace("_", "-")
+    if len(option) == 2:  # because: of a long option with one dash, click names the first letter
+        whole = (unit[0].partition("=")[0] for unit in command.units if unit[0].startswith(option))
+        option = next((word for word in whole if f"-{word}" in own_options), option)
+        spelt = spelt if len(option) == 2 else f"-{option}"
     refusal, closest = f"{option} is not an option of {name}.", [spelt] if spelt in own_options else []
     if not closest and not is_run_verb and (problem := _explain_synonym(option, name, own_options, arguments, command)):
         return problem
@@ -146,6 +150,9 @@ def _explain_synonym(
     """
     refusal, units = f"{option} is not an option of {name}.", _units(option, command)
     values = [value for unit in units for value in _values_of(unit)]
+    if command.verb == ("reshard",) and option in (sizes := layout_named(command.units)):
+        to = way("--to", ",".join(sizes.values()), instead_of=sizes)
+        return _Problem(f"{', '.join(sizes)} cannot be given to {name}. Use {to}.", tuple(sizes))
     if (synonym := option_named(option, own_options)) and units:
         return _Problem(f"{refusal} Did you mean {_renamed(option, synonym, command)}?", (option,))
     if values and argument_named(option, arguments):

@@ -40,7 +40,10 @@ VALUES = {
         "none": "model.positions=rotary model.layer_pattern=F",
     },
     "device": {"mps": "compute.device=cpu"},
-    "report_to": {"all": "observe.wandb=online", "tensorboard": "observe.tensorboard=true"},
+    "report_to": {
+        "wandb": "observe.wandb=online", "all": "observe.wandb=online", "tensorboard": "observe.tensorboard=true",
+        "wandb tensorboard": "observe.wandb=online", "tensorboard wandb": "observe.wandb=online",
+    },
     "logger_name": {"wandb": "observe.wandb=online", "tensorboard": "observe.tensorboard=true"},
     "lr_scheduler_type": {
         "constant_with_warmup": "schedule=constant", "cosine_with_min_lr": "schedule=cosine",
@@ -54,7 +57,8 @@ VALUES = {
     "activation_checkpoint.mode": {"none": "recompute=none", "full": "recompute=full",
                                    "selective": "recompute=attention"},
 }  # fmt: skip
-# option -> value -> why it is left out
+_SINKS = "Metrics are written to a file of run.dir, to TensorBoard and, with observe.wandb=online, to Weights & Biases."
+# option -> value -> why it is left out; "" is any other value
 VALUE_NOTES = {
     "init_from": {
         "resume": "A run resumes from its own run.dir by itself.",
@@ -68,7 +72,8 @@ VALUE_NOTES = {
     },
     "resume_from_checkpoint": {"true": "A run resumes from its own run.dir by itself."},
     "data_parallel_shard_degree": {"-1": "parallel.dp_shard=N gives the number of processes that share the weights."},
-    "report_to": {"none": "Weights & Biases is off here as well."},
+    "report_to": {"none": "Weights & Biases is off here as well.", "": _SINKS},
+    "logger_name": {"": _SINKS},
     "data": {"": "The data are named by data.path=PREFIX of a dataset, or data.text=FILE to make one of a text."},
 }  # fmt: skip
 # options in another unit: the setting, and the number or the setting to multiply with or to divide by

@@ -6,7 +6,7 @@ names of settings are in foreign_options.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 # option of lmtrain -> the names of it in Megatron-LM, Hugging Face, lm-evaluation-harness, nanoGPT, litgpt and others
 OPTIONS = {
@@ -90,6 +90,16 @@ ARGUMENTS = {
     "output": "output out output-dir",
     "text": "text prompt input",
 }
+# options of other tools for a size of the layout that lmtrain reshard writes -> its name in --to
+SIZES = {
+    name: size
+    for size, names in {
+        "tp": "tp tp-size tensor-parallel-size tensor-model-parallel-size target-tensor-parallel-size",
+        "pp": "pp pp-size pipeline-parallel-size pipeline-model-parallel-size target-pipeline-parallel-size",
+        "dp_shard": "dp-shard dp target-data-parallel-size data-parallel-size",
+    }.items()
+    for name in names.split()
+}
 # options of Megatron-LM's preprocess_data.py and its like that have no counterpart -> why
 LEFT_OUT = {
     "tokenizer-type": "The tokenizer's file says of which type it is.",
@@ -116,6 +126,13 @@ def option_named(option: str, own_options: Collection[str]) -> str | None:
     """Return which of a verb's `own_options` other tools call `option`; None if there is none."""
     name = option.lower().replace("_", "-") if option.startswith("--") else option
     return next((own for own, names in OPTIONS.items() if own in own_options and name in names.split()), None)
+
+
+def layout_named(units: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Return option -> size of a layout, such as "tp=2", for the units that other tools have for one."""
+    words = {unit[0].partition("=")[0]: unit[0].partition("=")[2] or unit[-1] for unit in units}
+    names = {option: option.lstrip("-").lower().replace("_", "-") for option in words if option.startswith("--")}
+    return {option: f"{SIZES[name]}={words[option]}" for option, name in names.items() if name in SIZES}
 
 
 def argument_named(option: str, arguments: Sequence[str]) -> str | None:
