@@ -31,6 +31,7 @@ then the marks are taken out, and `ways` holds what can be typed. The command li
     way("optim.lr=1", instead_of="lr=1")  in place of this word, key or option
     own(2)                                give the key that the message begins with this value; shown as "2"
     leave_out()                           "Leave it out": remove the key that the message begins with
+    fill_in("data.path=PREFIX")           type this with a value of one's own in place of the capitals
     example(0.1)                          a value of that key which is allowed, shown but not meant: it is not applied
 """
 
@@ -41,7 +42,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _START, _END = "\x02", "\x03"
 _MARK = re.compile(f"{_START}(.*?){_END}", re.DOTALL)
@@ -72,36 +73,42 @@ class SettingsError(UsageError):
 
     problems: tuple[str, ...]
     marked_problems: tuple[str, ...]
+    subject: str
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        _hold_problems(self, problems)
+    def __init__(self, problems: Sequence[str], subject: str = "settings") -> None:
+        _hold_problems(self, problems, subject)
 
 
 class RanksDifferError(UsageError):
     """An error raised on every rank before the first step; rank 0's message names the difference."""
 
 
-def _hold_problems(error: SettingsError | LayoutError, problems: Sequence[str]) -> None:
-    """Make `error` report these problems: `marked_problems` as given, `problems` without the marks of their ways."""
+def _hold_problems(error: SettingsError | LayoutError, problems: Sequence[str], subject: str = "settings") -> None:
+    """Make `error` report these problems: `marked_problems` as given, `problems` without the marks of their ways.
+    `subject` says what is wrong, if there are several.
+    """
     split = [split_ways(problem) for problem in problems]
-    error.marked_problems = tuple(problems)
+    error.subject, error.marked_problems = subject, tuple(problems)
     error.problems = tuple(type(problem)(text) for problem, (text, _) in zip(problems, split, strict=True))
-    LmtrainError.__init__(error, _numbered_list(error.problems))
+    LmtrainError.__init__(error, _numbered_list(error.problems, subject))
     error.ways = tuple(tuple(ways) for _, ways in split)
 
 
 _MAX_PROBLEM_CHARS = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot
 
 
-def _numbered_list(problems: Sequence[str]) -> str:
-    """Return the text of an error with these problems: one as it is, several as numbered lines. The middle of a very
-    long problem is cut out.
+def _numbered_list(problems: Sequence[str], subject: str) -> str:
+    """Return the text of an error with these problems: one as it is, several as numbered lines below "2 settings are
+    wrong:", with this `subject`. The middle of a very long line is cut out.
     """
     half = _MAX_PROBLEM_CHARS // 2
-    problems = [p if len(p) <= _MAX_PROBLEM_CHARS else f"{p[:half]} ... {p[-half:]}" for p in problems]
+    lines = [
+        "\n   ".join(t if len(t) <= _MAX_PROBLEM_CHARS else f"{t[:half]} ... {t[-half:]}" for t in problem.split("\n"))
+        for problem in problems
+    ]
     if len(problems) == 1:
-        return problems[0]
-    return "\n".join([f"{len(problems)} settings are wrong:", *(f"  {i}. {p}" for i, p in enumerate(problems, 1))])
+        return lines[0].replace("\n   ", "\n")
+    return "\n".join([f"{len(problems)} {subject} are wrong:", *(f"  {i}. {line}" for i, line in enumerate(lines, 1))])
 
 
 class DataError(LmtrainError):
@@ -152,6 +159,7 @@ class LayoutError(LmtrainError):
 
     problems: tuple[str, ...]
     marked_problems: tuple[str, ...]
+    subject: str
 
     exit_code = 78
 
@@ -178,6 +186,20 @@ def settings_error(problems: Sequence[str]) -> LmtrainError:
     if all(isinstance(problem, LayoutProblem) for problem in problems):
         return LayoutError(*problems)
     return SettingsError(problems)
+
+
+def joined(errors: Sequence[LmtrainError]) -> LmtrainError:
+    """Return one error that reports the problems of all, each once, with the exit code and notes of the first."""
+    first = errors[0]
+    problems = dict.fromkeys(text for error in errors for text in getattr(error, "marked_problems", (error.marked,)))
+    if len(errors) == 1 or len(problems) == 1:
+        return first
+    of_settings = all(getattr(error, "subject", "") == "settings" for error in errors)
+    result = SettingsError([*problems], "settings" if of_settings else "things")
+    result.exit_code = first.exit_code
+    for note in getattr(first, "__notes__", ()):
+        result.add_note(note)
+    return result
 
 
 def error_from_peer(exit_code: int, message: str) -> LmtrainError:
@@ -223,34 +245,39 @@ class Way:
     new: tuple[str, ...]
     old: tuple[str, ...] = ()
     is_example: bool = False  # an allowed value to show, which nobody asked for
+    is_form: bool = False  # words to fill in, such as data.path=PREFIX
+
+    def with_words(self, change: Callable[[str], str]) -> Way:
+        return replace(self, new=tuple(map(change, self.new)), old=tuple(map(change, self.old)))
 
 
 def way(*words: str, instead_of: str | Iterable[str] = (), shown: str | None = None) -> str:
     """Return the text of `words` to type, marked as a way out. `instead_of` are the words, keys or options that they
     replace; a key's or option's own other values need not be named. `shown` replaces the text that a person reads.
     """
-    return _marked(words, (instead_of,) if isinstance(instead_of, str) else instead_of, shown)
+    return _marked(Way(words, (instead_of,) if isinstance(instead_of, str) else tuple(instead_of)), shown)
 
 
 def own(value: object) -> str:
     """Return a value to give to the key that the message begins with, marked as a way out."""
-    return _marked([f"{_OWN_KEY}{value}"], (), str(value))
+    return _marked(Way((f"{_OWN_KEY}{value}",)), str(value))
 
 
 def example(value: object) -> str:
     """Return an allowed value of the key that the message begins with, marked as one that is shown but not applied."""
-    return _marked([f"{_OWN_KEY}{value}"], (), str(value), is_example=True)
+    return _marked(Way((f"{_OWN_KEY}{value}",), is_example=True), str(value))
+
+
+def fill_in(*words: str) -> str:
+    """Return words with a place in capitals to fill in, such as data.path=PREFIX, marked as a way out."""
+    return _marked(Way(words, is_form=True), " ".join(words))
 
 
 def leave_out(*keys: str, shown: str = "Leave it out") -> str:
     """Return `shown`, marked as the advice to remove the words of these keys, options or arguments: by default those
     of the key that the message begins with.
     """
-    return _marked((), keys or (_OWN_KEY,), shown)
-
-
-def _marked(new: Iterable[str], old: Iterable[str], shown: str | None, *, is_example: bool = False) -> str:
-    return f"{_START}{json.dumps([[*new], [*old], shown, is_example])}{_END}"
+    return _marked(Way((), keys or (_OWN_KEY,)), shown)
 
 
 def within_group(group: str, message: str, *, applies: Callable[[str], bool] | None = None) -> str:
@@ -262,38 +289,25 @@ def within_group(group: str, message: str, *, applies: Callable[[str], bool] | N
 
     def moved(word: str) -> str:
         relative = word.removeprefix(".")
-        is_inside = word != relative if applies is None else applies(_key(relative))
+        is_inside = word != relative if applies is None else applies(relative.partition("=")[0])
         return f".{group}.{relative}" if is_inside else word
 
-    return f"{group}.{_rewritten(message, moved)}"
+    return f"{group}.{_with_words(message, moved)}"
 
 
 def with_own_key(key: str, message: str) -> str:
     """Return a message in whose ways the own key is `key`, which may begin with "." if it is relative."""
-    return _rewritten(message, lambda word: f"{key}{word.rstrip(_OWN_KEY) if word == _OWN_KEY else word}"
-                      if word.startswith(_OWN_KEY) else word)  # fmt: skip
 
+    def named(word: str) -> str:
+        return f"{key}{'' if word == _OWN_KEY else word}" if word.startswith(_OWN_KEY) else word
 
-def _rewritten(message: str, change: Callable[[str], str]) -> str:
-    """Return the message with `change` applied to every word of its ways."""
-
-    def replace(match: re.Match[str]) -> str:
-        if (parts := _parse(match[1])) is None:
-            return match[0]
-        new, old, shown, is_example = parts
-        return _marked(map(change, new), map(change, old), shown, is_example=is_example)
-
-    return _MARK.sub(replace, message)
+    return _with_words(message, named)
 
 
 def split_ways(message: str) -> tuple[str, list[Way]]:
     """Return the text of a message that a person reads, and the ways that were marked in it, in their order."""
     ways: list[Way] = []
-
-    def drop_mark(way: Way) -> None:
-        ways.append(way)
-
-    return with_other_ways(message, drop_mark), ways
+    return with_other_ways(message, ways.append), ways
 
 
 def with_other_ways(message: str, change: Callable[[Way], Way | None]) -> str:
@@ -303,30 +317,37 @@ def with_other_ways(message: str, change: Callable[[Way], Way | None]) -> str:
     option = re.match(r"--?[A-Za-z][\w-]*", message)
     key = option[0] if option else _MARK.sub("", message).partition("=")[0].split(" ")[-1]
 
+    def changed(way: Way, shown: str | None) -> str:
+        way = way.with_words(lambda word: word.removeprefix("."))
+        other = change(way)
+        if other is not None:
+            return _marked(other, shown)
+        return " ".join(map(shell_quoted, way.new)) if shown is None else shown
+
+    return _sub_marks(with_own_key(key, message), changed)
+
+
+def _with_words(message: str, change: Callable[[str], str]) -> str:
+    """Return the message with `change` applied to every word of its ways."""
+    return _sub_marks(message, lambda way, shown: _marked(way.with_words(change), shown))
+
+
+def _marked(way: Way, shown: str | None) -> str:
+    """Return the mark of a way; `shown` is the text that a person reads, by default the way's new words."""
+    return f"{_START}{json.dumps([way.new, way.old, way.is_example, way.is_form, shown])}{_END}"
+
+
+def _sub_marks(message: str, change: Callable[[Way, str | None], str]) -> str:
+    """Return a message with each mark replaced by `change` of its way and the text to show."""
+
     def replace(match: re.Match[str]) -> str:
-        if (parts := _parse(match[1])) is None:
+        try:
+            new, old, is_example, is_form, shown = json.loads(match[1])
+        except ValueError:
             return match[0]  # because: the characters came from what a user typed
-        new, old, shown, is_example = parts
-        new, old = ([word.removeprefix(".") for word in words] for words in (new, old))
-        changed = change(Way(tuple(new), tuple(old), is_example))
-        if changed is None:
-            return " ".join(map(shell_quoted, new)) if shown is None else shown
-        return _marked(changed.new, changed.old, shown, is_example=is_example)
+        return change(Way(tuple(new), tuple(old), is_example, is_form), shown)
 
-    return _MARK.sub(replace, with_own_key(key, message))
-
-
-def _parse(text: str) -> tuple[list[str], list[str], str | None, bool] | None:
-    """Return (new words, old words, text to show, whether it is an example) of a mark; None if `text` is none."""
-    try:
-        new, old, shown, is_example = json.loads(text)
-    except ValueError:
-        return None
-    return new, old, shown, is_example
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0]
+    return _MARK.sub(replace, message)
 
 
 def shell_quoted(word: str) -> str:

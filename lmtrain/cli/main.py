@@ -7,27 +7,22 @@ Verbs live in files beside this one, are listed in subcommands.py, and import wh
 from __future__ import annotations
 
 import atexit
-import difflib
 import errno
 import gc
 import os
-import re
 import sys
-from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lmtrain import __version__
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error
-from lmtrain.cli.subcommands import VerbGroup
-from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
+from lmtrain.cli.subcommands import ClickError, VerbGroup
+from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.runtime.files.explain_os_errors import limit_reached
 
-# because: depending on its version, typer bundles click under a name of its own or imports the package
-ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 _OS_ERRORS: tuple[tuple[tuple[int, ...], type[LmtrainError], str], ...] = (
     (
         (errno.EAGAIN,), StorageError,
@@ -46,45 +41,6 @@ _OS_ERRORS: tuple[tuple[tuple[int, ...], type[LmtrainError], str], ...] = (
         "{file} cannot be written: {reason}. Choose another output.",
     ),
 )  # fmt: skip
-# a pattern in pydantic's message -> the rule in our words
-_CLICK_RULES = {
-    "valid integer": "is not a whole number", "valid number": "is not a number",
-    r"greater than or equal to (\S+)": r"must be at least \1", r"less than or equal to (\S+)": r"must be at most \1",
-}  # fmt: skip
-
-
-def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
-    """Return a UsageError that says in lmtrain's style what an error of click (typer's parser) means and what to type
-    instead. `argv` is the command line without the program's name.
-    """
-    context = getattr(error, "ctx", None)
-    command = command_name(context) if context is not None else " ".join(["lmtrain", *argv[:1]])
-    help_hint = f"`{command} --help` shows how it is called."
-    message = error.format_message().strip().replace("Value error, ", "")  # because: pydantic puts it before texts
-    if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
-        takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
-        if takes_settings:
-            from lmtrain.cli.settings_keys.translate_foreign_flags import foreign_line_message
-
-            if rule := foreign_line_message(command, error, argv):
-                return UsageError(rule)
-        way_out = _suggest_option(option, command, error, argv, takes_settings)
-        return UsageError(f"{option} is not an option of {command}. {way_out}")
-    if match := re.match(r"No such command ['\"](.*?)['\"]", message):
-        verbs = getattr(getattr(context, "command", None), "commands", {})
-        return UsageError(f"{command} {match[1]} is not a command. {spelling_hint(match[1], verbs)}")
-    if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):
-        from lmtrain.config.name_suggestions import suggest_value
-
-        option = re.match(r"Invalid value for ['\"](--?[\w-]+)", message)
-        choices = re.findall(r"['\"](\S+?)['\"]", match[2])
-        name = f"{option[1]} {match[1]}" if option else match[1]
-        return UsageError(f"{name} is not an allowed value. {suggest_value(match[1], choices)}")
-    if match := re.match(r"Invalid value for ['\"](--?[\w-]+).*?['\"]: (.*)", message):
-        found = ((re.search(pattern, match[2]), rule) for pattern, rule in _CLICK_RULES.items())
-        rule = next((part.expand(rule) for part, rule in found if part), f"is refused: {match[2]}")
-        return UsageError(f"{_with_full_stop(f'{match[1]} {_option_value(match[1], argv)} {rule}')} {help_hint}")
-    return UsageError(f"{_with_full_stop(message)} {help_hint}")
 
 
 def error_from_os(error: OSError) -> LmtrainError:
@@ -98,89 +54,6 @@ def error_from_os(error: OSError) -> LmtrainError:
         if error.errno in numbers:
             return error_type(message.format(file=file, reason=reason))
     return StorageError(f"Reading or writing {file} failed: {reason}. Check the disk; --debug shows the traceback.")
-
-
-def command_name(context: Any) -> str:
-    """Return the full name of a click context's command, such as "lmtrain data show"."""
-    words: list[str] = []
-    while context is not None and context.parent is not None:
-        words.insert(0, str(context.info_name))
-        context = context.parent
-    return " ".join(["lmtrain", *words])
-
-
-def _with_full_stop(message: str) -> str:
-    message = " ".join(message.split())
-    return message if message.endswith((".", "?")) else f"{message}."
-
-
-def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], takes_settings: bool) -> str:
-    """Return a sentence that tells the user what to type instead of the unknown option `option`: a similar option of
-    the command, or, if `takes_settings`, the setting that another tool calls so, or else how to list the options.
-    """
-    params = error.ctx.command.params
-    hidden = {name for param in params if getattr(param, "hidden", False) for name in param.opts}
-    # because: click's own choice of similar options is often far off, and names hidden ones
-    own_options = [own for own in error.possibilities or () if own not in hidden]
-    similar = [own for own in own_options if own.startswith(option)]
-    similar = similar or difflib.get_close_matches(option, own_options, cutoff=0.7)
-    name = option.lstrip("-").lower().replace("-", "_")
-    closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
-    explain = _explain_setting_option if takes_settings else _explain_layout_option
-    if not closest and (sentence := explain(option, name, params, argv)):
-        return sentence
-    return f"Did you mean {' or '.join(closest or similar)}?" if similar else f"`{command} --help` lists its options."
-
-
-def _explain_layout_option(option: str, name: str, params: Sequence[Any], argv: Sequence[str]) -> str:
-    """Return a sentence about an unknown option that is an axis of a layout, on a command that takes a layout as the
-    value of one option; "" for other options and commands. `name` is the option in snake case.
-    """
-    from lmtrain.cli.settings_keys.translate_foreign_flags import layout_option
-
-    hint = layout_option(name, params, argv)
-    return f"{option} is part of a layout: type {hint}." if hint else ""
-
-
-def _explain_setting_option(option: str, name: str, params: Sequence[Any], argv: Sequence[str]) -> str:
-    """Return a sentence about an unknown option on a command that takes settings: what to type for another tool's
-    number of processes, why there is no such setting, or which setting it is; "" if it is none of these.
-    """
-    from lmtrain.cli.settings_keys.translate_foreign_flags import PROCESS_COUNT_NAMES
-    from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
-
-    if name in PROCESS_COUNT_NAMES and any("--nproc" in param.opts for param in params):
-        return "Did you mean --nproc?"
-    if name in UNSUPPORTED_SETTINGS:
-        return UNSUPPORTED_SETTINGS[name]
-    overrides = _suggest_settings(option, name, argv)
-    return f"Settings are words without dashes: type {' or '.join(overrides)}." if overrides else ""
-
-
-def _option_value(option: str, argv: Sequence[str]) -> str:
-    """Return the value that the user typed for an option, as "--x=1" or "--x 1" in the command line `argv`; "" if there
-    is none.
-    """
-    for word, next_word in zip(argv, [*argv[1:], ""], strict=True):
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-        if word == option and not next_word.startswith("--") and "=" not in next_word:
-            return next_word
-    return ""
-
-
-def _suggest_settings(option: str, name: str, argv: Sequence[str]) -> list[str]:
-    """Return the overrides KEY=VALUE that a user may have meant by the unknown option `option`; [] if none is similar.
-    `name` is the option in snake case without dashes; the value is taken from the command line `argv`.
-    """
-    from lmtrain.config.compose_run_settings import group_choices
-    from lmtrain.config.name_suggestions import SettingNames
-    from lmtrain.train.run_config import RunConfig
-
-    value = _option_value(option, argv) or "true"
-    groups = group_choices()
-    chosen = [f"{group}={name}" for group, choices in groups.items() if name in choices]
-    return chosen or SettingNames(RunConfig, groups).suggest_overrides(name, value)
 
 
 app = typer.Typer(
@@ -275,10 +148,12 @@ def _main(arguments: list[str] | None) -> None:
         if debug and not isinstance(error, ClickError):
             raise
         reported = error_from_os(error) if isinstance(error, OSError) else error
-        reported = reported if isinstance(reported, LmtrainError) else usage_error_from_click(reported, arguments)
-        from lmtrain.cli.settings_keys.apply_advice import advice_lines
+        from lmtrain.cli.find_accepted_line import lead_on, settings_problems
+        from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
 
-        print_error(reported, advice_lines(reported, arguments))
+        if not isinstance(reported, LmtrainError):
+            reported = usage_error_from_click(reported, arguments, settings_problems)
+        print_error(*lead_on(reported, arguments))
         sys.exit(reported.exit_code)
     if isinstance(code, int):
         sys.exit(code)

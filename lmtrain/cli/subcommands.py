@@ -23,6 +23,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+# because: depending on its version, typer bundles click under a name of its own or imports the package
+ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 _TYPE_WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
 # in the order in which a user needs them, which is that of `lmtrain --help`
 HELP = {

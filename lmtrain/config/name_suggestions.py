@@ -26,6 +26,7 @@ FOREIGN_NAMES = {
     "optim.weight_decay": "wd",
     "optim": "optimizer optimizer_type optimizer_name",
     "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule decay_type",
+    "schedule.decay": "lr_wsd_decay_style",
     "schedule.warmup_steps": "lr_warmup_iters warmup_iters warmup num_warmup_steps lr_warmup_steps",
     "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch "
     "local_batch_size device_batch_size mbs",
@@ -42,7 +43,8 @@ FOREIGN_NAMES = {
     "model.num_heads": "num_attention_heads n_head n_heads heads",
     "model.num_kv_heads": "num_key_value_heads num_query_groups n_kv_heads",
     "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
-    "model.seq_len": "seq_length max_seq_len max_position_embeddings sequence_length context_length block_size n_ctx",
+    "model.seq_len": "seq_length max_seq_len max_seq_length max_position_embeddings sequence_length context_length "
+    "block_size n_ctx n_positions",
     "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
     "model.rotary_base": "rope_theta rope_base rotary_emb_base global_rope_theta",
     "model.local_rotary_base": "rope_local_base_freq local_rope_theta rope_local_theta",
@@ -71,10 +73,10 @@ FOREIGN_NAMES = {
     "parallel.zero": "zero_stage",
     "recompute": "recompute_granularity gradient_checkpointing activation_checkpointing checkpoint_activations",
     "precision": "mixed_precision dtype torch_dtype",
-    "checkpoint.interval_steps": "save_interval save_steps save_every save_freq checkpoint_interval",
+    "checkpoint.interval_steps": "save_interval save_steps save_every save_freq checkpoint_interval ckpt_interval",
     "checkpoint.keep_last": "save_total_limit max_checkpoints",
     "checkpoint.resume": "load resume_from_checkpoint resume_from restore",
-    "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint",
+    "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint initial_checkpoint_dir",
     "checkpoint.ema.decay": "ema_decay ema_beta ema_rate ema_decay_rate",
     "checkpoint.ema.every_steps": "update_every_n_steps apply_ema_every_n_steps ema_every_n_steps ema_update_interval",
     "checkpoint.ema.from_step": "start_step ema_start_step ema_start",
@@ -82,7 +84,7 @@ FOREIGN_NAMES = {
     "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
     "data.text": "train_file text_file text_path input_file",
     "data.valid_path": "valid_data_path val_data_path eval_data",
-    "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name",
+    "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name tokenizer_dir",
     "run.dir": "output_dir save out_dir save_dir output run_dir log_dir logging_dir",
     "train.seed": "random_seed data_seed",
     "model.norm": "normalization norm_type",
@@ -97,7 +99,7 @@ FOREIGN_NAMES = {
     "parallel.dp_replicate": "data_parallel_replicate_degree",
     "parallel.schedule": "pipeline_parallel_schedule pp_schedule",
     "parallel.timeout_s": "ddp_timeout",
-    "observe.wandb": "report_to wandb_log use_wandb wandb_mode",
+    "observe.wandb": "report_to wandb_log use_wandb wandb_mode logger_name",
     "observe.wandb_name": "wandb_exp_name wandb_run_name run_name",
     "data.index_dir": "data_cache_path",
     "precision.initial_scale": "initial_loss_scale",
@@ -132,9 +134,20 @@ UNSUPPORTED_SETTINGS = {
         "The schedule ends where the run does, with train.steps.":
             "lr_decay_iters lr_decay_samples lr_wsd_decay_iters",
         "The kernels are chosen for the machine.":
-            "use_flash_attn flash_attn attn_implementation attention_backend transformer_impl use_mcore_models "
-            "use_legacy_models fused use_fused_rmsnorm masked_softmax_fusion no_masked_softmax_fusion "
+            "use_flash_attn flash_attn use_flash_attn_v2 attn_implementation attention_backend transformer_impl "
+            "use_mcore_models use_legacy_models fused use_fused_rmsnorm masked_softmax_fusion no_masked_softmax_fusion "
             "bias_gelu_fusion no_bias_gelu_fusion attention_softmax_in_fp32 cross_entropy_loss_fusion",
+        "A run stops at run.time_limit, after a stage with stop_after=true, or when a file STOP is made in run.dir.":
+            "exit_interval exit_signal_handler",
+        "lmtrain reads no file of another tool's settings; give them as KEY=VALUE.":
+            "config_file yaml_cfg args_file",
+        "model.dropout is the same in all parts of a block.": "attention_dropout attn_pdrop embd_pdrop",
+        "Validation takes the batches of train.micro_batch.": "per_device_eval_batch_size eval_batch_size",
+        "model.num_kv_heads says it.": "group_query_attention",
+        "recompute=full computes every block again.": "recompute_method recompute_num_layers",
+        "A run's folder always holds a checkpoint to go on from.": "enable_checkpoint checkpoint.enable",
+        "--nproc-per-node gives the processes of a node; lmtrain is started once on each node.":
+            "num_nodes nnodes master_addr master_port node_rank rdzv_backend rdzv_endpoint",
         "The device decides it.": "distributed_backend backend ddp_backend local_rank",
         "Gradient sums and messages overlap with the computation automatically.":
             "overlap_grad_reduce overlap_param_gather tp_comm_overlap no_gradient_accumulation_fusion ddp_impl",
@@ -143,6 +156,9 @@ UNSUPPORTED_SETTINGS = {
         "observe.log_interval_steps.": "save_strategy eval_strategy evaluation_strategy logging_strategy",
         "lmtrain has no such switch; leave it out.":
             "do_train do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
+            "no_save_optim no_save_rng use_mmap no_mmap_bin_files manual_gc manual_gc_interval ckpt_format "
+            "empty_unused_memory_level no_check_for_nan_in_loss_and_grad no_create_attention_mask_in_dataloader "
+            "calculate_per_token_loss use_dist_ckpt auto_detect_ckpt_format "
             "remove_unused_columns num_workers dataloader_num_workers dataloader_type dataset_impl",
         "A run resumes where its run.dir stopped; another run.dir starts a new run.": "overwrite_output_dir",
         "checkpoint.ema.decay=0.999 keeps an average of the weights, which validation and evaluations measure as well.":

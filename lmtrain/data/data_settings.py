@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lmtrain.config.build_typed_settings import quantity, required
 from lmtrain.config.settings_base import Check, Choice, Problem, Settings, problem_if, show
-from lmtrain.errors import example, leave_out, own, way
+from lmtrain.errors import example, fill_in, leave_out, own, way
 from lmtrain.runfolder.tensorboard_metric_names import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -22,7 +22,9 @@ _RESERVED_SOURCES = (*RESERVED_DOMAINS, REST)
 _UNUSED = "is never read with train.valid_interval_steps=0, which means no validation"
 _PREFIX_HINT = "Give a .bin's path without the suffix."
 _VALIDATION_HINT = f"Add {way('train.valid_interval_steps=200')}, or {leave_out(shown='leave it out')}."
-_PATH_OR_TEXT = "Give data.path=PREFIX of a dataset, or data.text=FILE to make a dataset of a text."
+_PATH_OR_TEXT = (
+    f"Give {fill_in('data.path=PREFIX')} of a dataset, or {fill_in('data.text=FILE')} to make a dataset of a text."
+)
 _OWN_ORDER = way(".order=own", instead_of=".megatron_samples")  # because: only Megatron-LM's order has that number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -37,6 +38,12 @@ TITAN = (
 )
 
 
+def final_words(text: str) -> list[str]:
+    """The words after `lmtrain` of the command that an error message ends with, but for a place to fill in."""
+    words = shlex.split(re.split(r"\nType[^\n]*:\n", text)[-1].replace("\\\n", ""))[1:]
+    return [word for word in words if word != "data.path=PREFIX"]
+
+
 @pytest.mark.parametrize(
     ("foreign", "typed", "said"),
     [
@@ -45,42 +52,123 @@ TITAN = (
           "schedule.warmup_steps=10", "optim.betas=[0.9,0.95]", "data=blend", "run.dir=ck", "model.norm=rmsnorm",
           "data.datasets=[{path: a, weight: 0.3}, {path: b, weight: 0.7}]", "train.valid_samples=32",
           "data.split=[949,50,1]", "model.tied=false"],
-         ["--vocab-file: The tokenizer is stored with the dataset", "--use-flash-attn: The kernels are chosen"]),
+         ["--vocab-file v.json: The tokenizer is stored with the dataset", "--use-flash-attn: The kernels are chosen",
+          "--eval-iters 2 is train.valid_samples=32 here, 2 x train.global_batch."]),
         pytest.param(
             MEGATRON_DECODER,
             ["model.positions=rotary", "model.rotary_share=0.5", "model.rotary_scaling=llama3",
              "model.rotary_factor=4", "model.rotary_original_len=8192", "model.qk_norm=head", "model.bias=qkv",
              "model.activation=relu2", "model.norm_weight=from_zero", "model.window=32", "model.layer_pattern=wf"],
-            ["--layer-types: model.layer_pattern says it with a letter for each layer"],
+            ["--layer-types x: model.layer_pattern says it with a letter for each layer"],
             marks=pytest.mark.wide,
         ),
         (NANOGPT,
          ["train.global_batch=48", "train.micro_batch=12", "train.valid_samples=240", "schedule=constant",
           "compute.compile=false", "data.path=x"],
-         ["--foo has no counterpart that lmtrain knows", "config/train.py: lmtrain reads no settings from a program"]),
+         ["--foo=1 has no counterpart that lmtrain knows", "config/train.py: lmtrain reads no settings from"]),
         (TRAINER,
          ["train.global_batch=8", "schedule.warmup_steps=10", "observe.wandb=online", "optim=adamw", "precision=bf16"],
-         ["--num_train_epochs: A run counts steps or tokens"]),
+         ["--num_train_epochs 3: A run counts steps or tokens"]),
         (TITAN, ["--nproc 2", "train.micro_batch=4", "optim.lr=3e-4", "observe.log_interval_steps=5"],
-         ["--parallelism.context_parallel_degree: There is no context parallelism here"]),
+         ["--parallelism.context_parallel_degree 2: There is no context parallelism here"]),
     ],
     ids=["megatron", "megatron decoder", "nanogpt", "trainer", "titan"],
 )  # fmt: skip
 def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], said: list[str]) -> None:
     text = lmtrain("pretrain", *shlex.split(foreign), code=2)
-    words = shlex.split(text.partition("Type:\n")[2].replace("\\\n", ""))
-    line = " ".join(words)
-    assert [word for word in typed if f" {word} " not in f"{line} "] == []
+    words = final_words(text)
+    line = " ".join(words) + " "
+    assert [word for word in typed if f" {word} " not in line] == []
     assert [note for note in said if note not in text] == []
     assert " --load" not in line
     assert "checkpoint.resume" not in line
-    lmtrain(*words[1:], "--print-config")
+    lmtrain(*words, "--print-config")
+
+
+@pytest.mark.parametrize(
+    ("foreign", "typed", "said"),
+    [
+        ("--grad_clip=0.0", "optim.clip_norm=null", "--grad_clip=0.0 is optim.clip_norm=null here."),
+        ("--wandb_log=True --wandb_project=p", "observe.wandb=online observe.wandb_project=p", ""),
+        ("--wandb_log=False", "", "--wandb_log=False: It is off here as well."),
+        ("--beta2=0.99", "optim.betas=[0.9,0.99]", ""),
+        ("--exit-interval 7", "", "--exit-interval 7: A run stops at run.time_limit"),
+        ("--cpu", "compute.device=cpu", ""),
+        ("--seq-length 32 --max-position-embeddings 64", "model.seq_len=32 model.num_positions=64", ""),
+        ("--seq-length 32 --max-position-embeddings 64 --position-embedding-type rope",
+         "model.seq_len=32 model.positions=rotary", "--max-position-embeddings 64: Rotary positions"),
+        ("--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
+         "model.num_layers=8 parallel.pp=2 parallel.vp=2 parallel.schedule=interleaved --nproc 2", ""),
+        ("--init_from=gpt2 --eval_only=False --compile --device=mps", "compute.compile=true compute.device=cpu",
+         "--init_from=gpt2: checkpoint.init_from=FOLDER"),
+        ("--per_device_train_batch_size 8 --fp16 --logging_steps 5 --warmup_ratio 0.05 --gradient_checkpointing",
+         "train.micro_batch=8 precision=fp16 observe.log_interval_steps=5 recompute=full train.global_batch=8 "
+         "schedule.warmup_steps=50", ""),
+        ("--model.flavor 8B --optimizer.name AdamW --metrics.enable_wandb --job.config_file x.toml",
+         "optim=adamw observe.wandb=online model=llama3_8b", "--job.config_file x.toml: lmtrain reads no file"),
+        ("--train.max_tokens 1000000 --precision bf16-true --devices 2 --data TextFiles --eval.max_iters 4",
+         "train.tokens=1000000 precision=bf16 parallel.dp_shard=2 train.valid_samples=32 --nproc 2",
+         "--data TextFiles: The data are named by data.path=PREFIX"),
+        ("--eval-iters 0 --fp16 --bf16 True", "train.valid_interval_steps=0 precision=bf16",
+         "--fp16: --bf16 True sets precision too."),
+    ],
+)  # fmt: skip
+def test_an_option_whose_value_changes_is_translated_and_named(foreign: str, typed: str, said: str) -> None:
+    text = lmtrain("pretrain", "data.path=x", *shlex.split(foreign), code=2)
+    assert final_words(text) == ["pretrain", "data.path=x", *typed.split()]
+    assert said in text
+    lmtrain(*final_words(text), "--print-config")
+
+
+def test_datasets_are_blended_by_weight_or_equally() -> None:
+    for foreign, weights in (("a b", "1 1"), ("0.3 a 0.7 b", "0.3 0.7")):
+        first, second = weights.split()
+        words = final_words(lmtrain("pretrain", "--data-path", *foreign.split(), code=2))
+        blend = f"data.datasets=[{{path: a, weight: {first}}}, {{path: b, weight: {second}}}]"
+        assert words == ["pretrain", "data=blend", blend]
+    assert final_words(lmtrain("pretrain", "--data-path", "a", code=2)) == ["pretrain", "data.path=a"]
+
+
+def test_a_loaded_model_is_resumed_or_begins_a_run() -> None:
+    assert final_words(lmtrain("pretrain", "--load", "c", code=2)) == ["pretrain", "checkpoint.resume=c"]
+    words = final_words(lmtrain("pretrain", "--load", "c", "--finetune", code=2))
+    assert words == ["pretrain", "checkpoint.init_from=c"]
+
+
+def test_what_a_training_run_cannot_do_is_not_left_out() -> None:
+    text = lmtrain("pretrain", "data.path=x", "--eval_only", "--max_iters=3", code=2)
+    assert "Start `lmtrain eval CHECKPOINT --task TASK`" in text
+    assert "Type:" not in text
+    assert "Give optim.lr=VALUE." in lmtrain("pretrain", "data.path=x", "--lr", code=2)
+
+
+def test_everything_wrong_in_a_line_is_told_together() -> None:
+    wrong = ["--dry-rnu", "optim.lrr=1", "--grad_clip=0.5", "train.stepz=4", "--foo", "3"]
+    text = lmtrain("pretrain", "data.path=x", *wrong, code=2)
+    assert text.startswith("error: 4 things are wrong:\n  1. --dry-rnu is not an option of lmtrain pretrain.")
+    assert "--foo 3 has no counterpart" in text
+    assert final_words(text) == [
+        "pretrain", "data.path=x", "--dry-run", "optim.lr=1", "optim.clip_norm=0.5", "train.steps=4"
+    ]  # fmt: skip
+
+
+def test_options_of_megatrons_preprocessing() -> None:
+    foreign = (
+        "--input a.jsonl --json-keys text --output-prefix p --vocab-file v --merge-file m --tokenizer-type T "
+        "--append-eod --workers 4 --partitions 2 --log-interval 10 --dataset-impl mmap"
+    )
+    text = lmtrain("preprocess", *foreign.split(), code=2)
+    typed = "preprocess a.jsonl --key text --output p --tokenizer v --append-eod --workers 4"
+    assert final_words(text) == typed.split()
+    assert "--merge-file m is not an option of lmtrain preprocess. The merges are read from merges.txt" in text
 
 
 def test_a_verb_without_processes_of_its_own_names_the_layout() -> None:
     text = lmtrain("slurm", "render", "data.path=x", "--num-gpus", "2", "--lr", "1", code=2)
-    assert "2 processes follow from the layout: parallel.dp_shard=2." in text
+    assert "--num-gpus 2 is parallel.dp_shard=2 here." in text
     assert "--nproc" not in text
+    planned = lmtrain("plan", "hardware=h100", "model=gpt2", "--num-gpus", "2", code=2)
+    assert final_words(planned) == ["plan", "hardware=h100", "model=gpt2", "gpus=2"]
 
 
 def test_what_is_not_here_is_said_where_it_stands_alone() -> None:
@@ -90,21 +178,22 @@ def test_what_is_not_here_is_said_where_it_stands_alone() -> None:
 
 def test_what_cannot_be_reckoned_with_is_said_and_nothing_is_dropped() -> None:
     said = lmtrain("pretrain", "--warmup-ratio", "inf", "--train-iters", "10", code=2)
-    assert "--warmup-ratio is schedule.warmup_steps here" in said
-    assert "0.3 a 0.7" in lmtrain("pretrain", "--data-path", "0.3", "a", "0.7", "--train-iters", "10", code=2)
+    assert "--warmup-ratio inf: It is schedule.warmup_steps here" in said
+    said = lmtrain("pretrain", "--data-path", "0.3", "a", "0.7", code=2)
+    assert "{path: 0.3, weight: 1}, {path: a, weight: 1}, {path: 0.7, weight: 1}" in said
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("reshard run --tp 2", "--tp is part of a layout: type --to tp=2."),
-        ("reshard run --tp=2 --pipeline-parallel-size 4", "--tp is part of a layout: type --to tp=2,pp=4."),
-        ("reshard run --to tp=2 --dp 4", "--dp is part of a layout: type --to tp=2,dp_shard=4."),
-        ("export run --to megatron --output o --tp 2", "--tp is part of a layout: type --layout tp=2."),
+        ("reshard run --tp 2", "--to tp=2"),
+        ("reshard run --tp=2 --pipeline-parallel-size 4", "--to tp=2,pp=4"),
+        ("reshard run --to tp=2 --dp 4", "--to tp=2,dp_shard=4"),
+        ("export run --to megatron --output o --tp 2", "--layout tp=2"),
         ("reshard run --dtyp fp32", "`lmtrain reshard --help` lists its options."),  # --dtype is only there to refuse
         ("verify run --tp 2", "`lmtrain verify --help` lists its options."),
         ("pretrain --nodes 3", "`lmtrain slurm render --gpus-per-node N` writes the job"),
-        ("slurm render --nnodes 3", "Did you mean --nodes?"),
+        ("slurm render --nnodes 3", "--nodes 3"),
     ],
 )
 def test_axes_and_nodes_lead_to_options_that_there_are(line: str, said: str) -> None:

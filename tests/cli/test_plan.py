@@ -323,7 +323,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "--layout", "tp=2", "--doublings", "2"], 2,
          "--doublings has no effect with --layout"),
         (["--calibrate", "--top", "3"], 2, "--top has no effect with --calibrate"),
-        (["hardware=h100", "gpus=8", "--by", "luck"], 2, "--by luck is not an allowed value. Known: joules, time."),
+        (["hardware=h100", "gpus=8", "--by", "luck"], 2, "--by luck is not one of time, joules."),
         *wide(
             (["hardware=cpu", "gpus=8", "compute.device=cuda"], 2, "Use auto, or"),
             (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),

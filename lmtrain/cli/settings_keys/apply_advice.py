@@ -17,7 +17,7 @@ from lmtrain.config.parse_and_apply_overrides import changed_list_entry, overrid
 from lmtrain.errors import LmtrainError, Way, shell_quoted
 
 _WIDTH = 70
-_NO_NAME = "\0"
+_COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
 _LIST_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
 
@@ -31,8 +31,8 @@ class Command:
     units: tuple[tuple[str, ...], ...]
     takes_settings: bool
     options: frozenset[str]
-    repeatable: frozenset[str] = frozenset()  # options that may be given several times, with different values
     flags: frozenset[str] = frozenset()  # options without a value
+    repeatable: frozenset[str] = frozenset()  # options that may be typed several times
 
     @property
     def words(self) -> list[str]:
@@ -40,21 +40,32 @@ class Command:
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Command:
-        """Split a command line without the program's name into units, by the options that its verb has."""
-        command, verb = _command_of(argv)
+        """Split a command line without the program's name into units, by the options that its verb has. An option that
+        it lacks is taken together with the value that follows, or with all of them if the verb's only arguments are
+        settings.
+        """
+        command, verb = command_of(argv)
         params = command.params if command is not None else []
         names = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
+        arguments = [param.name for param in params if param.param_type_name == "argument"]
         units, words = list[tuple[str, ...]](), list(argv[len(verb) :])
         while words:
             word = words.pop(0)
-            param = names.get(word) if word.startswith("-") else None
-            takes_value = param is not None and not getattr(param, "is_flag", False)
-            units.append((word, words.pop(0)) if takes_value and words else (word,))
-        takes_settings = any(param.name == "overrides" for param in params)
+            num_values = 0
+            if param := names.get(word) if word.startswith("-") else None:
+                num_values = 0 if getattr(param, "is_flag", False) else param.nargs
+            elif word.startswith("-") and "=" not in word and word not in ("-", "--", *_COMMON_OPTIONS):
+                most = len(words) if arguments == ["overrides"] else 1
+                num_values = next((i for i, value in enumerate(words) if i == most or not _is_value(value)), len(words))
+            units.append((word, *words[:num_values]))
+            del words[:num_values]
         options = {name: param for name, param in names.items() if name.startswith("-")}
-        repeatable = frozenset(name for name, param in options.items() if param.multiple)
-        flags = frozenset(name for name, param in options.items() if getattr(param, "is_flag", False))
-        return cls(tuple(verb), tuple(units), takes_settings, frozenset(options), repeatable, flags)
+        flags = {name for name, param in options.items() if getattr(param, "is_flag", False)}
+        return cls(
+            tuple(verb), tuple(units), not {"overrides", "layout"}.isdisjoint(arguments),
+            _COMMON_OPTIONS.union(options or ["--version"]), _COMMON_OPTIONS | flags,
+            frozenset(name for name, param in options.items() if getattr(param, "multiple", False)),
+        )  # fmt: skip
 
     def apply(self, way: Way) -> Command:
         """Return the command after this way: what it replaces is removed, and its words stand in the first one's place,
@@ -63,8 +74,12 @@ class Command:
         if (replaced := self.with_value(way)) is not None:
             return replaced
         groups = self.as_units(way.new)
-        doomed = [*way.old, *(_name(unit) for unit in groups if _name(unit) not in (_NO_NAME, *self.repeatable))]
-        places = [index for index, unit in enumerate(self.units) if any(_is_named(unit, name) for name in doomed)]
+        kept_names = self.repeatable if way.old else frozenset[str]()
+        new_names = {name for unit in groups if (name := _name(unit)) and name not in kept_names}
+        places = [
+            index for index, unit in enumerate(self.units)
+            if _name(unit) in new_names or any(_is_named(unit, name) for name in way.old)
+        ]  # fmt: skip
         kept = [unit for index, unit in enumerate(self.units) if index not in places]
         place = places[0] if places else len(kept)
         return replace(self, units=(*kept[:place], *groups, *kept[place:]))
@@ -76,11 +91,16 @@ class Command:
         if len(way.new) != 1 or len(way.old) != 1:
             return None
         [new], [old] = way.new, way.old
+        if any(unit[0] == old or _name(unit) == old for unit in self.units):
+            return None
         units = tuple(
-            (*unit[:-1], unit[-1].removesuffix(old) + new) if unit[0] != old and _value(unit) == old else unit
-            for unit in self.units
+            (*unit[:-1], unit[-1].removesuffix(old) + new) if _value(unit) == old else unit for unit in self.units
         )
         return None if units == self.units else replace(self, units=units)
+
+    def without(self, names: Iterable[str]) -> Command:
+        """Return the command without the units that these words, keys or options name."""
+        return self.apply(Way((), tuple(names)))
 
     def as_units(self, words: Sequence[str]) -> list[tuple[str, ...]]:
         """Return words to type in units: an option together with the value that follows it. Words that set an entry of
@@ -88,8 +108,9 @@ class Command:
         """
         units: list[tuple[str, ...]] = []
         for word in map(self._whole_list, words):
-            last = units[-1] if units else ()
-            if len(last) == 1 and last[0].startswith("--") and "=" not in last[0] and last[0] not in self.flags:
+            option = units[-1] if units else ("",)
+            takes_value = option[0].startswith("--") and "=" not in option[0] and option[0] not in self.flags
+            if takes_value and len(option) == 1 and (option[0] in self.options or not is_setting(word)):
                 units[-1] += (word,)
             else:
                 units.append((word,))
@@ -98,7 +119,7 @@ class Command:
     def _whole_list(self, word: str) -> str:
         """Return a word that sets an entry of a list, such as data.datasets[0].weight=1, as one that sets the list."""
         key = word.partition("[")[0]
-        typed = [unit[0] for unit in self.units if _is_setting(unit[0]) and override_key(unit[0]) == key]
+        typed = [unit[0] for unit in self.units if is_setting(unit[0]) and override_key(unit[0]) == key]
         return changed_list_entry(typed[0], word) if "[" in word.partition("=")[0] and typed else word
 
     def lost(self, before: Command) -> list[str]:
@@ -107,7 +128,7 @@ class Command:
         gone = [unit for unit in before.units if unit not in self.units]
         return [
             " ".join(map(shell_quoted, unit)) for unit in gone
-            if not all(part in text for part in _LIST_SIGNS.split(_value(unit)))
+            if not all(part in text for value in _values(unit) for part in _LIST_SIGNS.split(value))
         ]  # fmt: skip
 
 
@@ -117,27 +138,32 @@ def advised(error: LmtrainError, argv: Sequence[str]) -> tuple[Command, list[str
     """
     before = command = Command.parse(argv)
     for ways in error.ways:
-        possible = [way for way in ways if not way.is_example and fits(command, way)]
+        possible = nearest_first(before, [way for way in ways if fits(command, way)])
         if not possible:
             return None
-        command = command.apply(_nearest(before, possible))
+        # because: options belong to the verb, which may be what was misspelt
+        command = Command.parse(command.apply(possible[0]).words)
     return None if command.units == before.units else (command, command.lost(before))
 
 
-def _nearest(command: Command, ways: Sequence[Way]) -> Way:
-    """Return the first way; if it sets a number in place of a number, the one whose number is nearest to that."""
-    if _distance(command, ways[0]) is None:
-        return ways[0]
-    key = _name(ways[0].new)
-    rivals = [way for way in ways if _distance(command, way) is not None and _name(way.new) == key]
-    return min(rivals, key=lambda way: _distance(command, way) or 0.0)
+def nearest_first(command: Command, ways: Sequence[Way]) -> list[Way]:
+    """Return the ways that are meant: neither only shown nor to be filled in. If the first sets a number in place of a
+    typed one, those that set the same key come in the order of their distance from that.
+    """
+    meant = [way for way in ways if not (way.is_example or way.is_form)]
+    if not meant or _distance(command, meant[0]) is None:
+        return meant
+    key = _name(meant[0].new)
+    rivals = [way for way in meant if _name(way.new) == key and _distance(command, way) is not None]
+    rivals.sort(key=lambda way: _distance(command, way) or 0.0)
+    return rivals + [way for way in meant if way not in rivals]
 
 
 def _distance(command: Command, way: Way) -> float | None:
     """Return how far the number that a way sets is from the one that was typed, as a ratio; None if it sets none."""
     new_units = command.as_units(way.new)
     for unit in command.units if len(new_units) == 1 else ():
-        if _is_named(unit, _name(new_units[0])):
+        if _name(new_units[0]) and _is_named(unit, _name(new_units[0])):
             with suppress(ValueError, ZeroDivisionError):
                 typed, new = (abs(float(_value(each))) + 1 for each in (unit, new_units[0]))
                 return max(typed / new, new / typed)
@@ -151,23 +177,12 @@ def fits(command: Command, way: Way) -> bool:
     units = command.as_units(way.new)
     names = [name for unit in command.units for name in way.old if _is_named(unit, name)]
     is_taken = all(
-        command.takes_settings if _is_setting(unit[0])
+        command.takes_settings if is_setting(unit[0])
         else _name(unit) in command.options if unit[0].startswith("-")
         else bool(names)  # an argument is only ever typed in place of another
         for unit in units
     )  # fmt: skip
     return is_taken and bool(units or names) and not any("[" in unit[0].partition("=")[0] for unit in units)
-
-
-def advice_lines(error: LmtrainError, argv: Sequence[str]) -> str:
-    """Return the lines to print below an error: the command to type next, and what it leaves out and the error does not
-    name; "" if the error holds no words to type.
-    """
-    if not any(error.ways) or (found := advised(error, argv)) is None:
-        return ""
-    command, lost = found
-    left_out = [text for text in lost if text not in str(error)]
-    return (f"\nLeft out: {', '.join(left_out)}." if left_out else "") + f"\nType:\n  {shell_lines(command.words)}"
 
 
 def shell_lines(words: Iterable[str]) -> str:
@@ -182,7 +197,7 @@ def shell_lines(words: Iterable[str]) -> str:
     return " \\\n    ".join(lines)
 
 
-def _command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
+def command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
     """Return the click command that a command line calls, None if there is none, and the words that name it."""
     if not argv or argv[0] not in HELP:
         return None, []
@@ -193,14 +208,14 @@ def _command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
     return command, verb
 
 
-def _is_setting(word: str) -> bool:
+def is_setting(word: str) -> bool:
     return "=" in word and not word.startswith("-")
 
 
 def _name(unit: Sequence[str]) -> str:
     """Return the key of a setting or the name of an option; "" for an argument, which replaces nothing by itself."""
     word = unit[0]
-    return override_key(word) if _is_setting(word) else word.partition("=")[0] if word.startswith("-") else _NO_NAME
+    return override_key(word) if is_setting(word) else word.partition("=")[0] if word.startswith("-") else ""
 
 
 def _is_named(unit: Sequence[str], name: str) -> bool:
@@ -209,5 +224,15 @@ def _is_named(unit: Sequence[str], name: str) -> bool:
 
 
 def _value(unit: Sequence[str]) -> str:
-    """Return the value that a unit gives; for a word without one, the word."""
-    return unit[-1] if len(unit) > 1 else unit[0].partition("=")[2] or unit[0]
+    """Return the last value that a unit gives; for a word without one, the word."""
+    return _values(unit)[-1]
+
+
+def _values(unit: Sequence[str]) -> Sequence[str]:
+    """Return the values that a unit gives; for a word without one, the word."""
+    return unit[1:] or (unit[0].partition("=")[2] or unit[0],)
+
+
+def _is_value(word: str) -> bool:
+    """Return whether a word can be the value of an option that is not known: a negative number is one."""
+    return "=" not in word and (not word.startswith("-") or word == "-" or word[1:2].isdigit())

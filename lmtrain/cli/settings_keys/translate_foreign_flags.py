@@ -1,292 +1,165 @@
-"""Translate a command line of another tool (Megatron-LM, nanoGPT, ...) to settings, for the error message about it.
+"""Translate options of another tool (Megatron-LM, nanoGPT, transformers, ...) to settings, for the message about them.
 
-Called by main if a verb does not have an option. Other tools' names of settings are in config/name_suggestions.py; this
-module converts their values.
+Called by explain_foreign_line. Its tables are in foreign_options.py, and names that only stand for another key in
+config/name_suggestions.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from lmtrain.cli.settings_keys.apply_advice import shell_lines
+from lmtrain.cli.settings_keys import foreign_options as tables
+from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
+from lmtrain.cli.settings_keys.reckon_foreign_values import reckon
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
-from lmtrain.errors import shorten
-from lmtrain.placement.parallel_settings import AXES
-from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, types_by_key, union_members
 from lmtrain.train.run_config import RunConfig
 
-PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
-_SWITCHES = {
-    "swiglu": "model.activation=silu model.gated=true", "squared_relu": "model.activation=relu2",
-    "disable_bias_linear": "model.bias=none", "add_qkv_bias": "model.bias=all",
-    "untie_embeddings_and_output_weights": "model.tied=false",
-    "use_rotary_position_embeddings": "model.positions=rotary",
-    "qk_layernorm": "model.qk_norm=head", "use_qk_norm": "model.qk_norm=head",
-    "apply_layernorm_1p": "model.norm_weight=from_zero", "use_parallel_residual": "model.parallel_block=two_norms",
-    "use_rope_scaling": "model.rotary_scaling=llama3 model.rotary_factor=8 model.rotary_original_len=8192",
-    "use_distributed_optimizer": "parallel.zero=1", "recompute_activations": "recompute=attention",
-    "gradient_checkpointing": "recompute=full", "checkpoint_activations": "recompute=full",
-    "use_cpu": "compute.device=cpu", "no_cuda": "compute.device=cpu", "cpu": "compute.device=cpu",
-}  # fmt: skip
-_POSITIONS = {
-    "yarn": "model.positions=rotary model.rotary_scaling=yarn", "none": "model.positions=rotary model.layer_pattern=F"
-}  # fmt: skip
-# options in another unit: the setting, and the setting to multiply with or to divide by
-_CONVERSIONS = {
-    "min_lr": ("schedule.min_ratio", "/", "optim.lr"), "warmup_ratio": ("schedule.warmup_steps", "*", "train.steps"),
-    "lr_warmup_fraction": ("schedule.warmup_steps", "*", "train.steps"),
-    "train_samples": ("train.steps", "/", "train.global_batch"),
-    "lr_warmup_samples": ("schedule.warmup_steps", "/", "train.global_batch"),
-    "eval_iters": ("train.valid_samples", "*", "train.global_batch"),
-    "gradient_accumulation_steps": ("train.global_batch", "*", "train.micro_batch"),
-}  # fmt: skip
-_BETAS = {"adam_beta1": 0, "adam_beta2": 1, "beta1": 0, "beta2": 1}
-_OFF_SWITCHES = {"decay_lr": "schedule=constant"}  # overrides for options that are off; on is the default here
-_LAYOUT_OPTIONS = ("--layout", "--to")  # of `lmtrain export` and `lmtrain reshard`; export's --to names a program
-_FALSE, _TRUE = ("false", "0", "no", "none"), ("true", "1", "yes")
+_KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
+_YAML = {"": "true", "True": "true", "False": "false", "None": "null"}
 
 
-@dataclass
-class Translation:
-    """Another tool's options in terms of lmtrain: settings, number of processes, notes, and options that are unknown.
+def translate_options(
+    units: Sequence[tuple[str, ...]], typed_settings: Sequence[str] = (), counts_as: str = ""
+) -> Translation:
+    """Translate another tool's options, each a tuple of the option and its values as typed, to settings of lmtrain.
+    Options without a counterpart are in `left_out`, `unknown` or `refused` of the result. `counts_as` is the key that
+    the verb has for a number of processes, if any.
     """
-
-    settings: dict[str, str] = field(default_factory=dict)
-    processes: str = ""
-    notes: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-
-def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
-    """Translate another tool's command-line options (Megatron-LM, nanoGPT, ...) to settings of lmtrain. `options` maps
-    each option, such as "--train-iters", to its values as typed. Options without a counterpart are listed in the
-    result's `notes` or `unknown`.
-    """
-    result, to_convert, betas = Translation(), list[tuple[str, str, str]](), ["0.9", "0.95"]
-    groups = group_choices()
-    names = SettingNames(RunConfig, groups)
-    for option, values in options.items():
-        name, value = option.lstrip("-").lower().replace("-", "_"), " ".join(values)
-        last = name.rpartition(".")[2]
-        if last in PROCESS_COUNT_NAMES:
-            result.processes = value
-        elif last in _BETAS:
-            betas[_BETAS[last]] = value
-            result.settings["optim.betas"] = f"[{','.join(betas)}]"
-        elif last in _CONVERSIONS:
-            to_convert.append((option, last, value))
-        elif last in UNSUPPORTED_SETTINGS:
-            result.notes.append(f"{option}: {UNSUPPORTED_SETTINGS[last]}")
-        elif last in _OFF_SWITCHES and value.lower() in _FALSE:
-            _add_override(result, _OFF_SWITCHES[last])
-        elif last in _OFF_SWITCHES or (value.lower() in _FALSE and _switch_override(last, groups)):
-            continue  # because: a feature that is off there is off here by default
-        elif override := (
-            (_switch_override(last, groups) if value.lower() in ("", *_TRUE) else "")
-            or _decoder_overrides(last, values)
-        ):
-            _add_overrides(result, override)
-        elif override := _combined_override(last, values):
-            _add_override(result, override)
-        elif overrides := names.suggest_overrides(name, _to_yaml(value)):
-            _add_override(result, overrides[0])
-        else:
+    result = Translation(typed_settings, counts_as)
+    for option in map(Option, units):
+        result.all_names.add(option.name)
+        if not any(step(result, option) for step in _STEPS):
             result.unknown.append(option)
-    # because: other conversions depend on train.global_batch, so it comes first
-    for option, last, value in sorted(to_convert, key=lambda item: _CONVERSIONS[item[1]][0] != "train.global_batch"):
-        key, operator, factor_key = _CONVERSIONS[last]
-        # because: nanoGPT's --eval_iters counts micro-batches, and Megatron's --eval-iters batches
-        if option == "--eval_iters" and "train.micro_batch" in result.settings:
-            factor_key = "train.micro_batch"
-        _add_converted(result, option, value, key, operator, factor_key)
-    if {"add_qkv_bias", "disable_bias_linear"} <= {option.lstrip("-").replace("-", "_") for option in options}:
-        result.settings["model.bias"] = "qkv"  # because: each of the two alone says another value
-    if result.settings.get("checkpoint.resume") == result.settings.get("run.dir"):
-        result.settings.pop("checkpoint.resume", None)  # because: a run resumes from its own checkpoints by default
-    if result.settings.get("schedule") == "constant":
-        result.settings.pop("schedule.min_ratio", None)
+    reckon(result)
     return result
 
 
-def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str | None:
-    """Return the error message for a command line `argv` with another tool's options: the lmtrain command to type
-    instead, and the options without a counterpart. Return None if fewer than two options are foreign. `command` is the
-    full name, such as "lmtrain pretrain", and `error` the error of click.
-    """
-    own_options = {name: param for param in error.ctx.command.params for name in (*param.opts, *param.secondary_opts)}
-    verb, kept_words, options, scripts = command.split()[1:], list[str](), dict[str, list[str]](), list[str]()
-    remaining = list(argv[len(verb) :])
-    while remaining:
-        option, sign, value = remaining.pop(0).partition("=")
-        values = [value] if sign else []
-        own_option = own_options.get(option) if option.startswith("-") else None
-        while option.startswith("-") and not sign and remaining and not _begins_option_or_setting(remaining[0]):
-            if own_option is not None and (values or getattr(own_option, "is_flag", False)):
-                break
-            values.append(remaining.pop(0))
-        if own_option is not None:
-            kept_words += [option, *values]
-        elif option.startswith("--"):
-            options[option] = values
-        elif option.endswith(".py") and not sign:
-            scripts.append(option)
-        else:
-            kept_words.append(f"{option}{sign}{value}")
-    if len(options) < 2:
-        return None
-    translation = translate_options(options)
-    translation.notes += [
-        f"{script}: lmtrain reads no settings from a program; give them as KEY=VALUE." for script in scripts
-    ]
-    settings = [f"{key}={value}" for key, value in translation.settings.items()]
-    count = translation.processes
-    if not count and ProcessEnv.detect().world_size == 1:
-        count = _layout_process_count(translation.settings)
-    processes = ["--nproc", count] if count and "--nproc" in own_options and "--nproc" not in kept_words else []
-    if translation.processes and "--nproc" not in own_options:
-        translation.notes.append(f"{count} processes follow from the layout: parallel.dp_shard={count}.")
-    line = shell_lines([*command.split()[1:], *kept_words, *settings, *processes])
-    unknown = [f"{option} has no counterpart that lmtrain knows." for option in translation.unknown]
-    notes = "".join(f"\n  {note}" for note in [*translation.notes, *unknown])
-    return (
-        f"{shorten(', '.join(options))} are not options of {command}, whose settings are words without dashes."
-        + (f" Left out:{notes}\n" if notes else " ")
-        + f"Type:\n  {line}"
-    )
+def _take_processes(result: Translation, option: Option) -> bool:
+    if option.name not in tables.PROCESS_COUNT_NAMES or not option.value.isdecimal():
+        return False
+    result.processes, result.counted_by = option.value, option
+    return True
 
 
-def layout_option(name: str, params: Sequence[Any], argv: Sequence[str]) -> str:
-    """Return the option to type for an axis of a layout that was typed as an option of its own, such as "--to
-    tp=2,pp=4" for `--tp 2 --pp 4`. `name` is the option in snake case, `params` are the parameters of the command in
-    click, `argv` is the command line. Return "" if `name` is no axis, or if the command takes no layout.
-    """
-    own_options = {option for param in params for option in param.opts}
-    takes_layout = next((option for option in _LAYOUT_OPTIONS if option in own_options), "")
-    if not takes_layout or _layout_axis(name) is None:
-        return ""
-    sizes: dict[str, str] = {}
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        option, sign, value = word.partition("=")
-        value = value if sign else following
-        if option == takes_layout:
-            sizes |= {axis: size for axis, _, size in (part.partition("=") for part in value.split(",")) if size}
-        elif option.startswith("--") and (axis := _layout_axis(option.lstrip("-").lower().replace("-", "_"))):
-            sizes[axis] = value if value.isdecimal() else "N"
-    return f"{takes_layout} {','.join(f'{axis}={size}' for axis, size in sizes.items())}"
+def _take_value(result: Translation, option: Option) -> bool:
+    """Translate an option by a table of its values."""
+    value = option.value.lower()
+    if overrides := (option.within(tables.VALUES) or {}).get(value):
+        return result.set(option, overrides)
+    notes = option.within(tables.VALUE_NOTES) or {}
+    why = notes.get(value) or notes.get("")
+    return result.omit(option, why) if why else False
 
 
-def _layout_axis(name: str) -> str | None:
-    """Return the axis of a layout that an option in snake case names, also by another tool's name, or None."""
-    keys = [f"parallel.{name}", *(key for key, names in FOREIGN_NAMES.items() if name in names.split())]
-    axes = {f"parallel.{axis}": axis for axis in AXES} | {"parallel.dp": "dp_shard"}
-    return next((axes[key] for key in keys if key in axes), None)
+def _take_other_verb(result: Translation, option: Option) -> bool:
+    if (sentence := option.within(tables.OTHER_VERBS)) is None:
+        return False
+    if option.is_off:
+        return result.omit(option, "It is off here as well.")
+    result.refused.append(f"{option.typed}: {sentence}")
+    return True
 
 
-def _layout_process_count(settings: Mapping[str, str]) -> str:
-    """Return, as text, the product of parallel.tp, pp, dp_replicate and dp_shard in these settings (1 where not set):
-    the number of processes. Return "" if it is 1, or if a size is not a whole number.
-    """
-    sizes = [settings.get(f"parallel.{axis}", "1") for axis in ("tp", "pp", "dp_replicate", "dp_shard")]
-    count = math.prod(int(size) if size.isdecimal() else 0 for size in sizes)
-    return str(count) if count > 1 else ""
+def _take_switch(result: Translation, option: Option) -> bool:
+    """Translate an option that is on or off, or the name of a choice of a group, such as --bf16."""
+    choice = next((f"{group}={option.name}" for group, names in group_choices().items() if option.name in names), "")
+    on, off = option.within(tables.SWITCHES) or choice, option.within(tables.OFF_SWITCHES)
+    if overrides := (option.is_off and off) or (option.is_on and on):
+        return result.set(option, overrides)
+    if option.is_off and on:
+        return result.omit(option, "It is off here as well.")
+    if option.is_on and off and option.name not in _KEY_OF:
+        return result.omit(option, "It is on here as well.")
+    return False
 
 
-def _begins_option_or_setting(word: str) -> bool:
-    """Return True if a word is an option or a setting, not a value; a negative number is a value."""
-    return (word.startswith("-") and not word[1:2].isdigit()) or "=" in word
+def _leave_for_later(result: Translation, option: Option) -> bool:
+    """Put an option aside that depends on other settings; its name decides."""
+    names = (*tables.CONVERSIONS, *tables.BETAS, *tables.POSITION_COUNTS, *tables.VIRTUAL_STAGES, "finetune", "flavor",
+             *tables.LAYERS_PER_STAGE)  # fmt: skip
+    if option.path in names or option.name in names or option.path == "model.name":
+        result.later.append(option)
+        return True
+    return False
 
 
-def _to_yaml(value: str) -> str:
-    """Return a value in YAML's spelling; a switch without a value is `true`."""
-    return {"": "true", "True": "true", "False": "false", "None": "null"}.get(value, value)
+def _take_reason(result: Translation, option: Option) -> bool:
+    why = option.within(UNSUPPORTED_SETTINGS)
+    return result.omit(option, why) if why else False
 
 
-def _switch_override(name: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the overrides, with a blank between two, for an option that is a switch, such as "swiglu", or the name of
-    a choice of a group; empty for others.
-    """
-    return _SWITCHES.get(name) or next((f"{group}={name}" for group, choices in groups.items() if name in choices), "")
-
-
-def _decoder_overrides(name: str, values: Sequence[str]) -> str:
-    """Return the lmtrain overrides, separated by blanks, for a Megatron-LM option whose value has to be converted, such
-    as window_size. `name` is the option in snake case, `values` are its words. Return "" for an option or value that
-    this function does not know.
-    """
-    value = " ".join(values)
-    if name == "position_embedding_type":
-        return _POSITIONS.get(value, "")
-    numbers = [int(word) for word in value.strip("()").replace(",", " ").split() if word.isdecimal()]
+def _take_numbers(result: Translation, option: Option) -> bool:
+    """Translate an option of Megatron-LM with several numbers, or one that counts otherwise."""
+    numbers = [int(word) for word in option.value.strip("()").replace(",", " ").split() if word.isdecimal()]
     number = numbers[0] if numbers else 0
-    match name:
+    match option.name:
         case "window_size" if len(numbers) == 2:
-            return f"model.window={number + 1}"  # because: Megatron-LM's number leaves the token itself out
+            return result.set(option, f"model.window={number + 1}")  # because: there the token itself is left out
         case "window_attn_skip_freq" if len(numbers) == 1 and number > 1:
-            return f"model.layer_pattern={'w' * (number - 1)}f"
+            return result.set(option, f"model.layer_pattern={'w' * (number - 1)}f")
         case "no_rope_freq" if len(numbers) == 1 and number > 1:
-            return f"model.layer_pattern={'f' * (number - 1)}F"
+            return result.set(option, f"model.layer_pattern={'f' * (number - 1)}F")
         case "rotary_seq_len_interpolation_factor":
-            return f"model.rotary_scaling=linear model.rotary_factor={value}"
-    return ""
+            return result.set(option, f"model.rotary_scaling=linear model.rotary_factor={option.value}")
+        case "rampup_batch_size" if len(option.values) == 3:
+            start, increment, samples = option.values
+            rampup = f"train.rampup={{start: {start}, increment: {increment}, samples: {samples}}}"
+            return result.set(option, rampup, is_as_typed=True)
+        case "split" if option.values:
+            return result.set(option, f"data.split=[{','.join(option.values)}]", is_as_typed=True)
+        case "eval_iters" | "eval_samples" | "max_eval_steps" if option.value == "0":
+            return result.set(option, "train.valid_interval_steps=0")
+    return False
 
 
-def _combined_override(name: str, values: Sequence[str]) -> str:
-    """Return the one override for another tool's option that takes several values, such as `--split 98 1 1`. `name` is
-    the option in snake case, `values` are its words. Return "" for all other options.
-    """
-    if name == "rampup_batch_size" and len(values) == 3:
-        return "train.rampup={{start: {}, increment: {}, samples: {}}}".format(*values)
-    if name == "split" and values:
-        return f"data.split=[{','.join(values)}]"
-    if values and len(values) % 2 == 0 and name in FOREIGN_NAMES["data.path"].split():
-        pairs = zip(values[::2], values[1::2], strict=True)
-        return f"data.datasets=[{', '.join(f'{{path: {path}, weight: {weight}}}' for weight, path in pairs)}]"
-    return ""
+def _take_datasets(result: Translation, option: Option) -> bool:
+    """Translate a list of datasets: pairs of weight and path, or paths of equal weight."""
+    key = _KEY_OF.get(option.name, "")
+    if key not in ("data.path", "data.valid_path") or len(option.values) < 2:
+        return False
+    pairs = list(zip(option.values[1::2], option.values[::2], strict=False))
+    if len(option.values) % 2 or not all(_is_number(weight) for _, weight in pairs):
+        pairs = [(path, "1") for path in option.values]
+    blend = ", ".join(f"{{path: {path}, weight: {weight}}}" for path, weight in pairs)
+    if len(pairs) == 1:
+        return result.set(option, f"{key}={pairs[0][0]}")
+    result.settings["data"] = "blend"
+    return result.set(option, f"{key.removesuffix('path')}datasets=[{blend}]", is_as_typed=True)
 
 
-def _add_overrides(result: Translation, overrides: str) -> None:
-    """Add `overrides`, KEY=VALUE words separated by blanks, to `result.settings`. The first one replaces an earlier
-    value of its key; the others are added only if their key has no value yet.
+def _rename(result: Translation, option: Option) -> bool:
+    """Translate an option whose value stays: to the key that it stands for or is spelled like."""
+    value = _YAML.get(option.value, option.value)
+    if key := tables.PATHS.get(option.path):
+        found = result.names.suggest_overrides(key, value) if "." not in key else [f"{key}={value}"]
+    else:
+        found = result.names.suggest_overrides(option.path, value)
+    if not found or found[0].endswith("=NAME"):
+        return False
+    key, _, new = found[0].partition("=")
+    if not option.values and bool not in union_members(types_by_key(RunConfig).get(key)):
+        result.refused.append(f"{option.typed}: It has no value. Give {key}=VALUE.")
+        return True
+    if key in tables.ZERO_IS_NULL and _is_number(new) and float(new) == 0:
+        new = "null"
+    result.set(option, f"{key}={new}", is_as_typed=True)
+    if new != option.value:
+        result.changed.append(f"{option.typed} is {key}={new} here.")
+    elif len(found) > 1:
+        result.changed.append(f"{option.typed} is {key}={new} here; it could also be {' or '.join(found[1:])}.")
+    return True
 
-    because: the others are an option's defaults, which an option of its own may have set before
-    """
-    first, *others = overrides.split()
-    _add_override(result, first)
-    for override in others:
-        if override.partition("=")[0] not in result.settings:
-            _add_override(result, override)
+
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        return math.isfinite(float(text))
+    return False
 
 
-def _add_override(result: Translation, override: str) -> None:
-    """Add one override KEY=VALUE to `result.settings`, replacing an earlier value. The key `data.datasets` also sets
-    `data` to "blend", the kind of data that reads several datasets.
-    """
-    key, _, value = override.partition("=")
-    if key == "data.datasets":
-        result.settings["data"] = "blend"
-    result.settings[key] = value
-
-
-def _add_converted(result: Translation, option: str, value: str, key: str, operator: str, factor_key: str) -> None:
-    """Set `key` in `result.settings` to a converted value: `value` times (`operator` "*") or divided by ("/") the
-    setting `factor_key`. If `result.settings` lacks that setting, or one of them is not a number, add a sentence about
-    `option` to `result.notes` instead.
-    """
-    if key == "train.global_batch" and key in result.settings:
-        # because: nanoGPT's batch is a micro-batch
-        result.settings.setdefault(factor_key, result.settings[key])
-    try:
-        factor, number = float(result.settings[factor_key]), float(value)
-        product = number * factor if operator == "*" else number / factor
-        if key == "train.global_batch":
-            product *= float(result.processes or 1)
-        rounded = str(max(1, round(product)))
-    except (KeyError, ValueError, ZeroDivisionError, OverflowError):
-        operation = "times" if operator == "*" else "divided by"
-        result.notes.append(f"{option} is {key} here, which is its value {operation} {factor_key}.")
-        return
-    result.settings[key] = f"{product:.6g}" if key == "schedule.min_ratio" else rounded
+_STEPS: tuple[Callable[[Translation, Option], bool], ...] = (
+    _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch, _leave_for_later, _take_reason,
+    _take_datasets, _rename,
+)  # fmt: skip

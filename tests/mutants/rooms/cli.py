@@ -310,9 +310,9 @@ MUTANTS = [
     Mutant(
         name="megatrons_window_lacks_the_token_itself",
         file="lmtrain/cli/settings_keys/translate_foreign_flags.py",
-        function="_decoder_overrides",
-        old='return f"model.window={number + 1}"',
-        new='return f"model.window={number}"',
+        function="_take_numbers",
+        old='f"model.window={number + 1}"',
+        new='f"model.window={number}"',
         breaks="A line of Megatron-LM's is answered with a window that is one token shorter.",
         only_for="--window-size",
     ),

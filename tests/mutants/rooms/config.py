@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="dollar_is_left_to_the_shell",
-        file="lmtrain/config/parse_and_apply_overrides.py",
+        file="lmtrain/errors.py",
         function="shell_quoted",
         old=r"""re.search(r'["$`\\!]', word)""",
         new=r"""re.search(r'["`\\!]', word)""",

@@ -1,0 +1,158 @@
+"""Find the line that is accepted: what was typed, changed as its errors advise until its words and settings are right.
+
+Called by main before it prints an error. Each corrected line is checked as the verb itself would check it, so that the
+line printed below an error is not refused in its turn, and so that what is wrong with it is told at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import Any
+
+from lmtrain.cli.settings_keys.apply_advice import Command, command_of, fits, nearest_first, shell_lines
+from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
+from lmtrain.cli.subcommands import ClickError
+from lmtrain.config.compose_run_settings import expand_sweep
+from lmtrain.config.parse_and_apply_overrides import override_key
+from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined
+
+_PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
+_MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
+_MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
+_MAX_RUNS = 4  # of a sweep, whose settings are checked
+
+
+def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str]:
+    """Return what to print for `error`, the refusal of the command line `argv`: the error with what else is wrong with
+    that line, and the text of the line to type next, with what it leaves out. The text is "" if an error leaves it to
+    the user what to type.
+    """
+    typed = command = Command.parse(argv)
+    errors, seen, changed, refusal = [error], {typed.units}, set[str](), error
+    for _ in range(_MAX_ROUNDS):
+        step = _best_step(command, refusal)
+        if step is None or step[0].units in seen:
+            return joined(errors), ""
+        following, refused = step
+        changed |= {_key(unit) for unit in {*command.units} ^ {*following.units}}
+        seen.add(following.units)
+        command = following
+        if refused is None:
+            return (told := joined(errors)), _line(told, typed, command)
+        refusal = refused
+        if not changed & {text.partition("=")[0] for text in getattr(refused, "problems", [str(refused)])}:
+            errors.append(refused)  # because: what the advice itself brought in is no mistake of the user
+    return joined(errors), ""
+
+
+def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainError | None] | None:
+    """Return the command after a way out of each problem of `error`, with the error that refuses it, which is None if
+    there are ways that are accepted. Return None if a problem has no way that can be typed.
+    """
+    choices = [
+        nearest_first(command, [way for way in ways if fits(command, way)])
+        or [way for way in ways if way.is_form and fits(command, way)]
+        for ways in error.ways
+    ]
+    first = None
+    for ways in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
+        following = command
+        for way in ways:
+            following = Command.parse(following.apply(way).words)  # because: the verb may be what was misspelt
+        refusal = refusal_of(following)
+        first = first or (following, refusal)
+        if refusal is None:
+            return following, None
+    return first
+
+
+def _line(error: LmtrainError, typed: Command, command: Command) -> str:
+    """Return the lines to print below an error: what the corrected command leaves out and the error does not name, and
+    the command.
+    """
+    left_out = [text for text in command.lost(typed) if text not in str(error)]
+    places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word))]
+    form = f", with {' and '.join(places)} filled in" if places else ""
+    lost = f"\nLeft out: {', '.join(left_out)}." if left_out else ""
+    return f"{lost}\nType{form}:\n  {shell_lines(command.words)}"
+
+
+def refusal_of(command: Command) -> LmtrainError | None:
+    """Return the error that refuses a command for its words or its settings, before any file is read; None if there is
+    none.
+    """
+    words, (click_command, verb) = command.words, command_of(command.words)
+    if click_command is None or {"--help", "-h", "--version"} & set(words):
+        return None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            params = click_command.make_context(" ".join(verb), words[len(verb) :], obj=words).params
+            _check_settings_of(verb, params)
+    except (UsageError, LayoutError) as error:
+        return error
+    except ClickError as error:
+        return usage_error_from_click(error, words, settings_problems)
+    except LmtrainError:
+        return None  # because: it is about a file
+    return None
+
+
+def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the marked problems of the settings in a command line, whose parsed parameters are `params`. A setting that
+    is missing is none of them, as the word that gives it may be the one that is wrong.
+    """
+    try:
+        _check_settings_of(command_of(words)[1], params)
+    except (SettingsError, LayoutError) as error:
+        yield from (problem for problem in error.marked_problems if " is not set" not in problem)
+    except LmtrainError:
+        return  # because: it is about a file or a missing word, and is reported when the corrected line is typed
+
+
+def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any]) -> None:
+    if check := _CHECKS.get(" ".join(verb)):
+        check(params)
+
+
+def _check_run(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
+
+    overrides, config_dir = params["overrides"] or [], params["config_dir"]
+    is_sweep = params.get("multirun") or params.get("array")
+    runs = expand_sweep(overrides, config_dir=config_dir)[:_MAX_RUNS] if is_sweep else [overrides]
+    for run in runs:
+        compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
+
+
+def _check_settings(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
+
+    compose_settings(params["overrides"] or [], config_dir=params["config_dir"])
+
+
+def _check_question(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.plan.plan_question_and_search import read_question
+
+    if not params["calibrate"]:
+        read_question(params["overrides"] or [], params["layout"], params["config_dir"], params["config_name"])
+
+
+def _check_explained(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.settings.explain_setting import ComposedSettings
+
+    ComposedSettings.compose(params["overrides"] or [], params["config_dir"], params["config_name"])
+
+
+# verbs that take settings -> what refuses wrong ones
+_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    "pretrain": _check_run, "slurm render": _check_run, "slurm submit": _check_run, "plan": _check_question,
+    "data index": _check_settings, "data blend": _check_settings, "config explain": _check_explained,
+}  # fmt: skip
+
+
+def _key(unit: Sequence[str]) -> str:
+    return override_key(unit[0])

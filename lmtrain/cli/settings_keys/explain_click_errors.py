@@ -1,0 +1,301 @@
+"""Explain an error of click, typer's parser of command lines: all that is wrong in the line, and what to type instead.
+
+Called by main. Click stops at the first word that it cannot take. Here that word is corrected, or taken out, and the
+rest is parsed again without being run, so that one message names everything; settings are then composed as well.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
+from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, layout_named, option_named
+from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
+from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
+from lmtrain.errors import LmtrainError, SettingsError, UsageError, fill_in, joined, leave_out, spelling_hint, way
+
+_LAYOUT_OPTIONS = {("reshard",): "--to", ("export",): "--layout"}  # verb -> the option that takes a layout
+_KINDS = {"valid int": "a whole number", "valid number": "a number", "valid float": "a number"}
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A problem of the command line: its marked message, and the words, options or keys that it is about."""
+
+    text: str
+    names: tuple[str, ...] = ()
+    filler: tuple[str, ...] = ()  # words with which the rest of the line can be parsed; for what is missing
+
+
+def usage_error_from_click(
+    error: Any, argv: Sequence[str], find_settings_problems: Callable[[Sequence[str], dict[str, Any]], Iterable[str]]
+) -> LmtrainError:
+    """Return a UsageError that says in lmtrain's style what is wrong in the command line `argv` and what to type
+    instead. `argv` stands without the program's name; `error` is click's error about its first wrong word.
+    `find_settings_problems` is called with the corrected words and the verb's parsed parameters.
+    """
+    problems, words, context = list[LmtrainError](), list(argv), None
+    while error is not None and len(problems) <= len(argv):
+        problem = _explain(error, Command.parse(words))
+        if str(reported := UsageError(problem.text)) in map(str, problems):
+            break
+        problems.append(reported)
+        found = advised(reported, words)
+        command = found[0] if found else Command.parse(words).without(problem.names)
+        words = [*command.words, *problem.filler]
+        context, error = _parse_again(words)
+    if context is not None:
+        problems += map(SettingsError, ([problem] for problem in find_settings_problems(words, context.params)))
+    return joined(problems)
+
+
+def _parse_again(words: Sequence[str]) -> tuple[Any, Any]:
+    """Parse a command line without running it. Return click's context and None, or None and click's error; both are
+    None if there is no command to parse for, or if the line ends otherwise.
+    """
+    command, verb = command_of(words)
+    rest = [word for word in words[len(verb) :] if word not in ("--help", "-h")]
+    if command is None or (getattr(command, "commands", None) and not rest):
+        return None, None
+    try:
+        context = command.make_context(" ".join(verb), rest, obj=list(words))
+        if getattr(command, "commands", None):
+            command.resolve_command(context, rest)
+        return context, None
+    except ClickError as error:
+        return None, error
+    except (LmtrainError, typer.Exit, typer.Abort):
+        return None, None  # because: what is wrong beside click's rules is reported when the corrected line is typed
+
+
+def _explain(error: Any, command: Command) -> _Problem:
+    """Return what an error of click about the typed `command` means."""
+    name, message = " ".join(("lmtrain", *command.verb)), " ".join(error.format_message().split())
+    click_command, _ = command_of(command.words)
+    hints = parameter_types(click_command) if click_command is not None else {}
+    param = getattr(error, "param", None)
+    option = getattr(error, "option_name", None)
+    if option and hasattr(error, "possibilities"):
+        return _explain_unknown_option(option, name, error, command)
+    if match := re.match(r"No such command ['\"](.*?)['\"]", message):
+        verbs = getattr(click_command, "commands", HELP)
+        word = match[1]
+        way_out = spelling_hint(word, verbs, lambda verb: way(verb, instead_of=word))
+        return _Problem(f"{name} {word} is not a command. {way_out}", (word,))
+    if match := re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
+        return _explain_extra_words(match[1], name, click_command, command)
+    if option and "does not take a value" in message:
+        return _explain_switch(option, command)
+    if option:
+        param = next(param for param in click_command.params if option in param.opts)
+        return _explain_no_value(option, param, hints.get(param.name))
+    if type(error).__name__ == "MissingParameter" and param is not None:
+        return _explain_missing(param, name, hints.get(param.name))
+    if param is not None:
+        return _explain_value(param, hints.get(param.name), error.message, command)
+    return _Problem(f"{_with_full_stop(message)} `{name} --help` shows how it is called.")
+
+
+def _explain_unknown_option(option: str, name: str, error: Any, command: Command) -> _Problem:
+    """Return the problem that the verb `name` has no option `option`: its words in place of a similar option or of what
+    other tools call so; for a verb that takes settings, everything in `command` that is another tool's.
+    """
+    params = error.ctx.command.params
+    arguments = [str(param.name) for param in params if param.param_type_name == "argument"]
+    # because: such a verb is called with whole lines of other tools, whose names of settings count first
+    is_run_verb = "overrides" in arguments and any(param.name == "config_dir" for param in params)
+    hidden = {name for param in params if getattr(param, "hidden", False) for name in param.opts}
+    own_options = [own for own in command.options if own.startswith("--") and own not in hidden]
+    spelt = option.lower().replace("_", "-")
+    if len(option) == 2:  # because: of a long option with one dash, click names the first letter
+        whole = (unit[0].partition("=")[0] for unit in command.units if unit[0].startswith(option))
+        option = next((word for word in whole if f"-{word}" in own_options), option)
+        spelt = spelt if len(option) == 2 else f"-{option}"
+    refusal = f"{option} is not an option of {name}."
+    closest = [spelt] if spelt in own_options else []
+    has_no_setting = option.lstrip("-").replace("-", "_") in UNSUPPORTED_SETTINGS
+    has_synonym = has_no_setting and option_named(option, own_options)
+    synonym = None
+    if not closest and (has_synonym or not is_run_verb):
+        synonym = _explain_synonym(option, name, own_options, arguments, command)
+    if synonym is not None:
+        return synonym
+    if not closest and command.takes_settings:
+        # because: the tables of other tools' names take time to build
+        from lmtrain.cli.settings_keys.explain_foreign_line import explain_foreign_line, is_foreign
+
+        only = "parallel." if "layout" in arguments else ""
+        if is_foreign(option, command, own_options) and (
+            found := explain_foreign_line(name, command, own_options, only)
+        ):
+            return _Problem(*found)
+    closest = closest or difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
+    closest = closest or list(filter(None, [option_named(option, own_options)]))
+    closest = closest or ([own for own in own_options if own.startswith(option)] if len(option) > 2 else [])
+    if closest := closest or difflib.get_close_matches(option, own_options, cutoff=0.7):
+        meant = " or ".join(_renamed(option, own, command) for own in closest)
+        return _Problem(f"{refusal} Did you mean {meant}?", (option,))
+    return _Problem(f"{refusal} `{name} --help` lists its options.", (option,))
+
+
+def _explain_synonym(
+    option: str, name: str, own_options: Collection[str], arguments: Sequence[str], command: Command
+) -> _Problem | None:
+    """Return the problem of an option that other tools have for one of the verb's, for one of its arguments, or for
+    what it does anyway; None if there is none.
+    """
+    refusal, units = f"{option} is not an option of {name}.", _units(option, command)
+    values = [value for unit in units for value in _values_of(unit)]
+    layout_option = _LAYOUT_OPTIONS.get(command.verb)
+    if layout_option and option in (sizes := layout_named(command.units)):
+        typed = [value for unit in _units(layout_option, command) for value in _values_of(unit)]
+        to = way(layout_option, ",".join([*typed, *sizes.values()]), instead_of=sizes)
+        return _Problem(f"{', '.join(sizes)} cannot be given to {name}. Use {to}.", tuple(sizes))
+    if (synonym := option_named(option, own_options)) and units:
+        return _Problem(f"{refusal} Did you mean {_renamed(option, synonym, command)}?", (option,))
+    if values and argument_named(option, arguments):
+        give = way(*values, instead_of=option, shown=" ".join(values))
+        return _Problem(f"{refusal} Give {give} without it.", (option,))
+    if units and (sentence := LEFT_OUT.get(option.lstrip("-").lower().replace("_", "-"))):
+        typed = ", ".join(" ".join(unit) for unit in units)
+        return _Problem(f"{typed} is not an option of {name}. {sentence} {leave_out(option)}.", (option,))
+    return None
+
+
+def _renamed(option: str, own: str, command: Command) -> str:
+    """Return the marked option `own` of the verb, with all values that were typed for `option`."""
+    words: list[str] = []
+    for unit in _units(option, command):
+        values = _values_of(unit)
+        if own in command.flags and "=" in unit[0]:
+            values = []
+        if own in command.repeatable and option.endswith("s"):  # because: other tools take a list there
+            words += [word for value in values for part in value.split(",") for word in (own, part)]
+            continue
+        words += [own, *values] if own in command.flags or len(values) == 1 else [f"{own}={' '.join(values)}"]
+    return way(*words, instead_of=option, shown=own) if words else own
+
+
+def _explain_extra_words(text: str, name: str, click_command: Any, command: Command) -> _Problem:
+    """Return the problem that a verb takes fewer arguments: those in `text`, separated by blanks, are too many. An
+    argument such as seed=1 is an option, if the verb has it.
+    """
+    metavars = [str(p.metavar or p.name).upper() for p in click_command.params if p.param_type_name == "argument"]
+    taken = f"takes {' and '.join(metavars)} alone" if metavars else "takes no arguments"
+    words = [unit[0] for unit in command.units if len(unit) == 1 and unit[0] in text]
+    taken_words, extra = words[: -len(text.split())], words[-len(text.split()) :] or [text]
+    found = [(word, f"--{word.partition('=')[0].replace('_', '-')}") for word in extra if "=" in word]
+    if found and len(found) == len(extra) and all(option in command.options for _, option in found):
+        new = [part for word, option in found for part in (option, word.partition("=")[2])]
+        return _Problem(f"{text} is not an argument of {name}, which {taken}. Use {way(*new, instead_of=extra)}.")
+    is_are, them = ("is", "it") if len(extra) == 1 else ("are", "them")
+    # because: a word that is typed twice is too much only once
+    hint = way(*(word for word in taken_words if word in extra), instead_of=extra, shown=f"Leave {them} out")
+    return _Problem(f"{text} {is_are} too much for {name}, which {taken}. {hint}.", tuple(extra))
+
+
+def _explain_switch(option: str, command: Command) -> _Problem:
+    """Return the problem that a switch has a value."""
+    typed = next((unit[0] for unit in command.units if unit[0].startswith(f"{option}=")), option)
+    is_off = typed.partition("=")[2].lower() in ("false", "no", "0", "off")
+    way_out = f"{leave_out(typed)}." if is_off else f"Use {way(option, instead_of=typed)}."
+    return _Problem(f"{typed} has a value, but {option} is a switch. {way_out}", (typed,))
+
+
+def _explain_no_value(option: str, param: Any, hint: Any) -> _Problem:
+    """Return the problem that an option is given without its value."""
+    words, filler = f"{option} {value_placeholder(param, hint)}", _filler(param, hint) if param.required else ()
+    return _Problem(f"{option} is given without its value. Give {words}.", (option,), filler)
+
+
+def _explain_missing(param: Any, name: str, hint: Any) -> _Problem:
+    """Return the problem that an argument or an option which the verb `name` needs is not given. `hint` is its type."""
+    placeholder = value_placeholder(param, hint)
+    filler = _filler(param, hint)
+    if len(filler) < 2:
+        return _Problem(f"{placeholder} is not given, and {name} needs it. Give {placeholder}.", filler=filler)
+    option = filler[0]
+    return _Problem(
+        f"{option} is not given, and {name} needs it. Give {fill_in(option, placeholder)}.", filler=filler
+    )
+
+
+def _explain_value(param: Any, hint: Any, message: str, command: Command) -> _Problem:
+    """Return the problem that an option has a wrong value, which `message` of click or of the option's parser explains.
+    """
+    from lmtrain.config.name_suggestions import closest_value, number_meant
+
+    is_option = param.param_type_name == "option"
+    option = next((name for name in param.opts if _units(name, command)), param.opts[0]) if is_option else ""
+    units = _units(option, command) if is_option else _argument_units(param, command)
+    wrong = _wrong_unit(units, message)
+    value = wrong[-1].removeprefix(f"{option}=") if wrong else ""
+    typed, filler = " ".join(wrong), _filler(param, hint) if param.required else ()
+    given = f"{option} {value}" if is_option else f"{value or 'The value'} for {value_placeholder(param, hint)}"
+
+    def mark(new: object) -> str:
+        return way(*([option] if is_option else []), str(new), instead_of=typed, shown=str(new))
+
+    if match := re.search(r"is not one of (.+?)\.?$", message):
+        choices = re.findall(r"['\"](\S+?)['\"]", match[1])
+        closest = closest_value(value, choices)
+        way_out = f"Did you mean {mark(closest)}?" if closest else "Give one of these."
+        return _Problem(f"{given} is not one of {', '.join(choices)}. {way_out}", (typed,), filler)
+    if match := re.search(r"(greater|less) than or equal to (\S+)", message):
+        bound = f"{mark(match[2])} or {'more' if match[1] == 'greater' else 'less'}"
+        return _Problem(f"{given} is out of range. Use {bound}.", (typed,))
+    if rule := next((rule for word, rule in _KINDS.items() if word in message), None):
+        meant = number_meant(value)
+        if meant is not None and rule == "a whole number":
+            meant = str(int(float(meant))) if float(meant).is_integer() else None
+        way_out = f"Did you mean {mark(meant)}?" if meant else f"Give {rule}."
+        return _Problem(f"{given} is not {rule}. {way_out}", (typed,), filler)
+    rule = _with_full_stop(message.removeprefix("Value error, "))
+    return _Problem(f"{given} is refused: {rule}", (typed,), filler)
+
+
+def _argument_units(param: Any, command: Command) -> list[tuple[str, ...]]:
+    """Return the units that can be values of the argument `param`: arguments of one word stand before it."""
+    arguments = [each for each in command_of(command.words)[0].params if each.param_type_name == "argument"]
+    first = next((place for place, each in enumerate(arguments) if each.name == param.name), 0)
+    return [unit for unit in command.units if not unit[0].startswith("-")][first:]
+
+
+def _wrong_unit(units: Sequence[tuple[str, ...]], message: str) -> tuple[str, ...]:
+    """Return which of the units that give a parameter's values is the one that `message` is about: it quotes the value,
+    or is about numbers; () if there are none.
+    """
+    quoted = re.search(r"['\"](\S*?)['\"]", message)
+    for unit in units:
+        value = unit[-1].partition("=")[2] if unit[0].startswith("-") and "=" in unit[0] else unit[-1]
+        is_number = re.fullmatch(r"[+-]?\d+" if "valid int" in message else r"[+-]?[\d.]+(e[+-]?\d+)?", value)
+        if (quoted and quoted[1] == value) or ("valid" in message and not is_number):
+            return unit
+    return units[-1] if units else ()
+
+
+def _filler(param: Any, hint: Any) -> tuple[str, ...]:
+    """Return words that give a parameter a value of its type, with which the rest of a line can be parsed."""
+    literals = [each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is typing.Literal]
+    value = str(typing.get_args(literals[0])[0]) if literals else "1"
+    return (param.opts[0], value) if param.param_type_name == "option" else (value,)
+
+
+def _units(option: str, command: Command) -> list[tuple[str, ...]]:
+    return [unit for unit in command.units if unit[0].partition("=")[0] == option]
+
+
+def _values_of(unit: Sequence[str]) -> list[str]:
+    """Return the values that were typed for an option, as "--x=1" or "--x 1"."""
+    return [unit[0].partition("=")[2]] if "=" in unit[0] else list(unit[1:])
+
+
+def _with_full_stop(message: str) -> str:
+    return message if message.endswith((".", "?")) else f"{message}."

@@ -1,0 +1,122 @@
+"""What another tool's options become: the classes that translate_foreign_flags and reckon_foreign_values fill in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from lmtrain.cli.settings_keys import foreign_options as tables
+from lmtrain.config.compose_run_settings import compose_plain, group_choices
+from lmtrain.config.name_suggestions import SettingNames
+from lmtrain.errors import LmtrainError, shell_quoted, shorten
+from lmtrain.train.run_config import RunConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of another tool with its values, as typed."""
+
+    unit: tuple[str, ...]
+
+    @cached_property
+    def typed(self) -> str:
+        """The option and its values as a person typed them."""
+        return shorten(" ".join(map(shell_quoted, self.unit)))
+
+    @cached_property
+    def path(self) -> str:
+        """The option in snake case without dashes, such as "training.steps"."""
+        return self.unit[0].partition("=")[0].lstrip("-").lower().replace("-", "_")
+
+    @property
+    def name(self) -> str:
+        """The last part of a dotted option."""
+        return self.path.rpartition(".")[2]
+
+    @cached_property
+    def values(self) -> tuple[str, ...]:
+        sign, value = self.unit[0].partition("=")[1:]
+        return (value, *self.unit[1:]) if sign else self.unit[1:]
+
+    @property
+    def value(self) -> str:
+        return " ".join(self.values)
+
+    @property
+    def is_off(self) -> bool:
+        return self.value.lower() in tables.FALSE
+
+    @property
+    def is_on(self) -> bool:
+        return self.value.lower() in ("", *tables.TRUE)
+
+    def within(self, table: Mapping[str, T]) -> T | None:
+        """Return the entry of a table for the option's whole path, or else for its last part."""
+        return table.get(self.path) or table.get(self.name)
+
+
+@dataclass
+class Translation:
+    """Another tool's options in terms of lmtrain: settings, the number of processes, and sentences on what was changed,
+    left out or is unknown. `typed_settings` are the settings of lmtrain in the same command.
+    """
+
+    typed_settings: Sequence[str] = ()
+    counts_as: str = ""  # the verb's own key for the number of processes, such as "gpus" of a plan
+    settings: dict[str, str] = field(default_factory=dict)
+    processes: str = ""
+    counted_by: Option | None = None  # the option that gave the number of processes
+    changed: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    unknown: list[Option] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # what a training run cannot do
+    origins: dict[str, Option] = field(default_factory=dict)  # key -> the option that set it
+    later: list[Option] = field(default_factory=list)  # options that depend on settings
+    all_names: set[str] = field(default_factory=set)  # of the options, without the parts before a dot
+
+    @cached_property
+    def names(self) -> SettingNames:
+        return SettingNames(RunConfig, group_choices())
+
+    def set(self, option: Option, overrides: str, *, is_as_typed: bool = False) -> bool:
+        """Add overrides KEY=VALUE, separated by blanks. The first replaces an earlier value of its key, the others are
+        defaults that other options may set. Note what the option became, unless its value `is_as_typed`.
+        """
+        first, *others = overrides.split() if not is_as_typed else [overrides]
+        key, _, value = first.partition("=")
+        if (earlier := self.origins.get(key)) and self.settings.get(key) not in (None, value):
+            self.left_out.append(f"{earlier.typed}: {option.typed} sets {key} too.")
+        self.settings[key], self.origins[key] = value, option
+        added = [word for word in others if word.partition("=")[0] not in self.settings]
+        self.settings |= {word.partition("=")[0]: word.partition("=")[2] for word in added}
+        if not is_as_typed:
+            self.changed.append(f"{option.typed} is {' '.join([first, *added])} here.")
+        return True
+
+    def omit(self, option: Option, why: str) -> bool:
+        self.left_out.append(f"{option.typed}: {why}")
+        return True
+
+    def value_of(self, key: str) -> Any:
+        """Return the value of a setting: translated, typed, or the default of the chosen configs; None if unknown."""
+        if key in self.settings:
+            return self.settings[key]
+        node: Any = self._composed
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        return node
+
+    @cached_property
+    def _composed(self) -> dict[str, Any]:
+        """The settings of the command as far as they are translated, not checked."""
+        words = [f"{key}={value}" for key, value in self.settings.items()]
+        own = [word for word in self.typed_settings if word.partition("=")[0] not in self.settings]
+        for candidate in ([*own, *words], words, own, []):
+            with suppress(LmtrainError):
+                return compose_plain(candidate)
+        return {}

@@ -1,0 +1,142 @@
+"""What other tools and other verbs call the options of lmtrain: one table for all verbs, in lower case with dashes.
+
+Called by explain_click_errors for an option that a verb does not have. A synonym counts where the verb has the option;
+names of settings are in foreign_options.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+# option of lmtrain -> the names of it in Megatron-LM, Hugging Face, lm-evaluation-harness, nanoGPT, litgpt and others
+OPTIONS = {
+    "--output": "-o --out --output-dir --output-path --output-file --outfile --output-folder --save-dir --save "
+    "--save-path --save-to --output-prefix --output-name --dest --destination --out-dir --out-file --dst --target-dir",
+    "--key": "--column --columns --text-column --text-field --field --fields --json-key --json-keys --keys --text-key "
+    "--content-key --text-column-name -k",
+    "--workers": "-j -w --num-workers --num-proc --processes --num-processes --nprocs --procs --threads --num-threads "
+    "--jobs --n-jobs --preprocessing-num-workers",
+    "--tokenizer": "--tokenizer-model --tokenizer-path --tokenizer-name --tokenizer-file --tokenizer-dir --vocab-file "
+    "--vocab --tokenizer-name-or-path --tokenizer-name-or-dir -t",
+    "--vocab-size": "--vocab --n-vocab --num-tokens --size --vocabsize",
+    "--task": "--tasks --task-name --benchmark --benchmarks -t",
+    "--data": "--dataset --data-path --data-file --input --text --file",
+    "--batch-size": "--batch --micro-batch-size --per-device-eval-batch-size --eval-batch-size --bs --max-batch-size",
+    "--seq-len": "--seq-length --sequence-length --max-seq-len --max-seq-length --context-length --max-length "
+    "--block-size --window",
+    "--limit": "--max-samples --num-examples --max-examples --sample-limit",
+    "--samples": "--log-samples --samples-file",
+    "--nproc": "--num-gpus --gpus --devices --n-gpus --ngpu --nproc-per-node --num-processes --world-size",
+    "--max-new-tokens": "--max-length --max-tokens --max-gen-len --max-gen-length --num-tokens --length "
+    "--num-new-tokens --tokens-to-generate --out-seq-length --max-output-tokens --n-predict -n",
+    "--temperature": "--temp -t",
+    "--top-k": "--topk --k",
+    "--top-p": "--topp --p --nucleus",
+    "--num-samples": "--num-return-sequences --n-samples --n --samples --num --num-completions --best-of",
+    "--prompt": "--start --text --prompts --input --input-text --prefix -p",
+    "--seed": "--random-seed --rng-seed --data-seed",
+    "--precision": "--dtype --torch-dtype --mixed-precision --params-dtype",
+    "--dtype": "--precision --torch-dtype --params-dtype --outtype",
+    "--device": "--accelerator --device-type",
+    "--weights": "--use-weights --model-weights",
+    "--number": "--num --count --num-samples --limit",
+    "--count": "--num --number -n --num-samples --num-documents",
+    "--fraction": "--share --ratio --rate",
+    "--shares": "--split --splits --ratios --weights --ratio",
+    "--ratios": "--split --splits --shares --ratio",
+    "--threshold": "--jaccard --jaccard-threshold --similarity --sim",
+    "--against": "--eval-data --eval-files --tasks-dir --reference",
+    "--split": "--split-by --documents",
+    "--overwrite": "--force -f --overwrite-output-dir --overwrite-cache --clobber --yes -y",
+    "--append-eod": "--append-eos --add-eos --eod --add-eod",
+    "--prepend-bos": "--add-bos --append-bos --prepend-bod",
+    "--to": "--format --target --target-format --saver --model-type --export-format",
+    "--from": "--source --source-format --loader --format",
+    "--kind": "--type --algorithm --model-type --method",
+    "--format": "--input-format --file-type --type --data-format",
+    "--json": "--as-json --output-json --print-json",
+    "--max-memory": "--memory --ram --max-ram",
+    "--memory": "--max-memory --ram --max-ram",
+    "--nodes": "--nnodes --num-nodes --n-nodes -N",
+    "--run": "--run-dir --rundir",
+    "--every": "--interval --refresh -n --seconds",
+    "--where": "--filter --query",
+    "--top": "--num --limit -n --count",
+    "--lowercase": "--do-lower-case --do-lowercase --lower-case --lower --uncased",
+    "--max-bad": "--max-errors --max-bad-lines",
+    "--shard-tokens": "--shard-size --tokens-per-shard --max-shard-tokens",
+    "--steps": "--checkpoints --checkpoint-steps",
+    "--partition": "-p --queue",
+    "--account": "-a",
+    "--time": "--time-limit --walltime",
+}
+# argument of a verb, by its name in the program -> options that other tools have for it
+ARGUMENTS = {
+    "inputs": "input input-file input-files input-path input-dir data files file source text data-path train-file "
+    "corpus",
+    "checkpoint": "checkpoint model ckpt checkpoint-path ckpt-path model-path model-dir checkpoint-dir load path "
+    "input model-name-or-path pretrained ckpt-dir run run-dir in-dir",
+    "checkpoints": "checkpoint checkpoints model models ckpt ckpts input inputs load",
+    "source": "source input model checkpoint ckpt checkpoint-path model-path load load-dir hf-model path input-dir "
+    "model-name-or-path checkpoint-dir hf-path",
+    "path": "path checkpoint model ckpt run dataset input load file tokenizer run-dir checkpoint-dir",
+    "prefix": "prefix input dataset data data-path path data-prefix input-prefix",
+    "prefixes": "prefix prefixes input inputs dataset datasets data data-path path data-prefix",
+    "run": "run run-dir path out-dir output-dir checkpoint load logdir",
+    "runs": "run runs run-dir path logdir",
+    "folders": "folder folders run runs dir logdir path",
+    "name": "name corpus dataset",
+    "url": "url uri link",
+    "recipe": "recipe config file config-file",
+    "output": "output out output-dir",
+    "text": "text prompt input",
+}
+# options of other tools for a size of the layout that lmtrain reshard writes -> its name in --to
+SIZES = {
+    name: size
+    for size, names in {
+        "tp": "tp tp-size tensor-parallel-size tensor-model-parallel-size target-tensor-parallel-size",
+        "pp": "pp pp-size pipeline-parallel-size pipeline-model-parallel-size target-pipeline-parallel-size",
+        "dp_shard": "dp-shard dp target-data-parallel-size data-parallel-size",
+    }.items()
+    for name in names.split()
+}
+# options of Megatron-LM's preprocess_data.py and its like that have no counterpart -> why
+LEFT_OUT = {
+    "tokenizer-type": "The tokenizer's file says of which type it is.",
+    "merge-file": "The merges are read from merges.txt beside vocab.json.",
+    "partitions": "All workers write one dataset together.",
+    "log-interval": "The progress is always shown.",
+    "dataset-impl": "There is one format of datasets.",
+    "keep-newlines": "Line ends are kept.",
+    "keep-sequential-samples": "The order of the documents is kept.",
+    "find-optimal-num-workers": "Without --workers, every core has one.",
+    "chunk-size": "The size of the pieces is chosen automatically.",
+    "vocab-extra-ids": "The tokenizer's file holds all tokens.",
+    "trust-remote-code": "No code of a model is ever run.",
+    "apply-chat-template": "Models are evaluated as they are trained, without a chat template.",
+    "verbosity": "Messages are always complete.",
+    "verbose": "Messages are always complete.",
+    "quiet": "Progress is shown on stderr, and results on stdout.",
+    "do-sample": "--temperature 0 chooses the likeliest token, and any other temperature samples.",
+    "num-nodes": "The command runs on this machine.",
+}
+
+
+def option_named(option: str, own_options: Collection[str]) -> str | None:
+    """Return which of a verb's `own_options` other tools call `option`; None if there is none."""
+    name = option.lower().replace("_", "-") if option.startswith("--") else option
+    return next((own for own, names in OPTIONS.items() if own in own_options and name in names.split()), None)
+
+
+def layout_named(units: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Return option -> size of a layout, such as "tp=2", for the units that other tools have for one."""
+    words = {unit[0].partition("=")[0]: unit[0].partition("=")[2] or unit[-1] for unit in units}
+    names = {option: option.lstrip("-").lower().replace("_", "-") for option in words if option.startswith("--")}
+    return {option: f"{SIZES[name]}={words[option]}" for option, name in names.items() if name in SIZES}
+
+
+def argument_named(option: str, arguments: Sequence[str]) -> str | None:
+    """Return which of a verb's `arguments` other tools give by the option `option`; None if there is none."""
+    name = option.lstrip("-").lower().replace("_", "-")
+    return next((own for own in arguments if name in ARGUMENTS.get(own, "").split()), None)

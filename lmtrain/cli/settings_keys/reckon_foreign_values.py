@@ -1,0 +1,198 @@
+"""Reckon the settings that follow from several of another tool's options together, such as betas, batches and stages.
+
+Called by translate_foreign_flags when all options that stand by themselves are translated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+from lmtrain.cli.settings_keys import foreign_options as tables
+from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
+from lmtrain.config.compose_run_settings import group_choices
+from lmtrain.config.parse_and_apply_overrides import override_key
+
+
+def reckon(result: Translation) -> None:
+    """Translate the options that were put aside, then settle what contradicts or repeats itself."""
+    for names, step in _STEPS:
+        if options := [option for option in result.later if option.path in names or option.name in names]:
+            step(result, options)
+    _share_processes(result)
+    # because: a conversion depends on train.global_batch, and that on the size of a micro-batch
+    converted = [option for option in result.later if option.within(tables.CONVERSIONS)]
+    batches = [option for option in converted if _conversion(option)[0] == "train.global_batch"]
+    for option in batches:
+        _convert(result, option)
+    if not batches:
+        _add_global_batch(result)
+    for option in converted:
+        if option not in batches:
+            _convert(result, option)
+    _settle(result)
+
+
+def _conversion(option: Option) -> tuple[str, str, str]:
+    found = option.within(tables.CONVERSIONS)
+    assert found is not None
+    return found
+
+
+def _convert(result: Translation, option: Option) -> None:
+    """Set the key that an option is in another unit: its value times or divided by another setting's."""
+    key, operator, factor_key = _conversion(option)
+    # because: nanoGPT's --eval_iters counts micro-batches, and Megatron's --eval-iters batches
+    if option.unit[0].startswith("--eval_iters") and "train.micro_batch" in result.settings:
+        factor_key = "train.micro_batch"
+    if key == "train.global_batch" and key in result.settings and factor_key not in result.settings:
+        # because: nanoGPT's batch is a micro-batch
+        result.settings[factor_key] = result.settings[key]
+        result.origins.pop(key, None)
+    processes = result.processes if key == "train.global_batch" else ""
+    try:
+        factor = float(factor_key if factor_key.isdecimal() else str(result.value_of(factor_key)))
+        product = float(option.value) * factor if operator == "x" else float(option.value) / factor
+        product *= float(processes or 1)
+        rounded = f"{product:.6g}" if key == "schedule.min_ratio" else str(max(1, round(product)))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        operation = "times" if operator == "x" else "divided by"
+        result.omit(option, f"It is {key} here, which is its value {operation} {factor_key}.")
+        return
+    result.set(option, f"{key}={rounded}")
+    reckoning = f"{option.value} {operator} {factor_key}" + (f" x {processes} processes" if processes else "")
+    result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {reckoning}."
+
+
+def _share_processes(result: Translation) -> None:
+    """Let the processes that the layout does not use share the work on other samples."""
+    if result.counts_as and result.counted_by is not None:
+        result.set(result.counted_by, f"{result.counts_as}={result.processes}")
+        return
+    if result.counted_by is None or any("parallel.dp_" in word for word in (*result.settings, *result.typed_settings)):
+        return
+    with suppress(ValueError, ZeroDivisionError):
+        copies, rest = divmod(int(result.processes), math.prod(
+            int(str(result.value_of(f"parallel.{axis}"))) for axis in ("tp", "pp", "dp_replicate", "dp_shard")
+        ))  # fmt: skip
+        if copies > 1 and not rest:
+            result.settings["parallel.dp_shard"] = str(copies)
+            result.changed.append(f"{result.counted_by.typed} is parallel.dp_shard={copies} here.")
+
+
+def _add_global_batch(result: Translation) -> None:
+    """Set train.global_batch if only the size of a micro-batch is given: each copy of the model reads one, as there."""
+    option = result.origins.get("train.micro_batch")
+    typed = {override_key(word) for word in result.typed_settings}
+    if option is None or option.name not in tables.MICRO_BATCHES or "train.global_batch" in {*result.settings, *typed}:
+        return
+    with suppress(ValueError, ZeroDivisionError):
+        size, tp, pp = (int(str(result.value_of(k))) for k in ("train.micro_batch", "parallel.tp", "parallel.pp"))
+        layout = math.prod(int(str(result.value_of(f"parallel.dp_{axis}"))) for axis in ("replicate", "shard"))
+        copies = max(layout, int(result.processes or 1) // (tp * pp), 1)
+        result.settings["train.global_batch"] = str(size * copies)
+        note = f" on {copies} copies of the model" if copies > 1 else ""
+        result.changed.append(f"{option.typed} is train.global_batch={size * copies} too, one micro-batch{note}.")
+
+
+def _set_betas(result: Translation, options: list[Option]) -> None:
+    """Set both betas of Adam from options for one of them."""
+    betas = ["0.9", "0.95"]
+    for option in options:
+        betas[tables.BETAS[option.name]] = option.value
+    result.settings["optim.betas"] = f"[{','.join(betas)}]"
+    if len(options) < len(betas):
+        result.changed.append(f"{options[0].typed} is optim.betas=[{','.join(betas)}] here.")
+
+
+def _set_positions(result: Translation, options: list[Option]) -> None:
+    """Set the number of learned positions, if it is not the length of a sequence; rotary positions have no number."""
+    *_, option = options
+    typed = {override_key(word): word.partition("=")[2] for word in result.typed_settings}
+    length = result.settings.get("model.seq_len") or typed.get("model.seq_len")
+    if length is None:
+        result.set(option, f"model.seq_len={option.value}")
+    elif option.value == length:
+        result.omit(option, f"It is model.seq_len={length}.")
+    elif result.value_of("model.positions") == "learned":
+        result.set(option, f"model.num_positions={option.value}")
+    else:
+        result.omit(option, "Rotary positions have no greatest number.")
+
+
+def _set_virtual_stages(result: Translation, options: list[Option]) -> None:
+    """Set parallel.vp, from the number of stages of a process or from the layers of each stage."""
+    *_, option = options
+    try:
+        count = int(option.value)
+        if option.name in tables.LAYERS_PER_STAGE:
+            layers, pp = (int(str(result.value_of(key))) for key in ("model.num_layers", "parallel.pp"))
+            count, rest = divmod(layers, pp * count)
+            if rest or not count:
+                raise ValueError
+    except (ValueError, ZeroDivisionError):
+        result.omit(option, "It is parallel.vp here: model.num_layers / parallel.pp / the layers of a stage.")
+        return
+    if count == 1:
+        result.omit(option, "parallel.vp is 1 by default.")
+        return
+    result.set(option, f"parallel.vp={count} parallel.schedule=interleaved")
+
+
+def _set_model(result: Translation, options: list[Option]) -> None:
+    """Choose the model of torchtitan's --model.name and --model.flavor, whose default is Llama 3."""
+    parts = {option.path: option.value.lower() for option in options}
+    family, flavor = parts.get("model.name", "llama3"), parts.get("model.flavor", parts.get("flavor", ""))
+    choice = f"{family}_{flavor}"
+    if family == "llama3" and flavor == "debugmodel":
+        choice = "llama_tiny"
+    if choice not in group_choices()["model"]:
+        result.unknown += options
+        return
+    result.settings["model"] = choice
+    result.changed.append(f"{' '.join(option.typed for option in options)} is model={choice} here.")
+
+
+def _finetune(result: Translation, options: list[Option]) -> None:
+    """Let a run begin with the weights of --load, instead of going on from it."""
+    *_, option = options
+    if option.is_off:
+        result.omit(option, "It is off here as well.")
+    elif source := result.settings.pop("checkpoint.resume", None):
+        load = result.origins.pop("checkpoint.resume")
+        result.settings["checkpoint.init_from"] = source
+        result.changed.append(f"{load.typed} {option.typed} is checkpoint.init_from={source} here.")
+    else:
+        result.omit(option, "checkpoint.init_from=PATH begins with the weights of a checkpoint.")
+
+
+def _settle(result: Translation) -> None:
+    """Change what contradicts or repeats itself in the translated settings."""
+    settings, origins = result.settings, result.origins
+    if {"add_qkv_bias", "disable_bias_linear"} <= result.all_names:
+        settings["model.bias"] = "qkv"  # because: each of the two alone says another value
+        result.left_out = [text for text in result.left_out if not text.endswith("sets model.bias too.")]
+        result.changed.append("--add-qkv-bias --disable-bias-linear is model.bias=qkv here.")
+    resume = origins.get("checkpoint.resume")
+    if resume is not None and settings.get("checkpoint.resume") == settings.get("run.dir"):
+        del settings["checkpoint.resume"]
+        result.omit(resume, "A run resumes from its own run.dir by itself.")
+    ratio = origins.get("schedule.min_ratio")
+    if ratio is not None and settings.get("schedule") == "constant":
+        del settings["schedule.min_ratio"]
+        result.omit(ratio, "A constant schedule has no end.")
+        result.changed = [text for text in result.changed if not text.startswith(f"{ratio.typed} ")]
+    wandb = [key for key in settings if key.startswith("observe.wandb_")]
+    if wandb and result.value_of("observe.wandb") == "none":
+        settings["observe.wandb"] = "online"
+        result.changed.append(f"{origins[wandb[0]].typed} needs observe.wandb=online here.")
+
+
+_STEPS: tuple[tuple[tuple[str, ...], Callable[[Translation, list[Option]], None]], ...] = (
+    (("model.name", "flavor"), _set_model),
+    (tuple(tables.BETAS), _set_betas),
+    (tables.POSITION_COUNTS, _set_positions),
+    ((*tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE), _set_virtual_stages),
+    (("finetune",), _finetune),
+)
