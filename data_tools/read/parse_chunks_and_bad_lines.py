@@ -441,7 +441,7 @@ def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames) -> str:
     are bad in this way, else repair it, or skip such lines if there is an option for that.
     """
     if bad_line.cause.startswith(_NO_KEY):
-        return f"Give the key of the text with {names.key}."
+        return f"Name the key of the text with {names.key}."
     if chunk.kind == "text" and bad_line.kind == "longer than a document may be":
         return f"Make a document of each of its paragraphs: {way(f'{names.split}=blank-line')}."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.errors import OutputError
+from lmtrain.errors import OutputError, way
 from lmtrain.runtime.files.atomic_files import open_fd, read_range
 
 _WHOLE_BYTES = 8 << 20  # of a file that is read as a whole
@@ -47,7 +47,7 @@ def check_unchanged(source: Path, imported: Mapping[str, Any], checkpoint: Path)
     raise OutputError(
         f"{source} is not what {checkpoint} was imported from: {changed[0]} differs"
         f"{f', and {len(changed) - 1} more files' * (len(changed) > 1)}. To begin with the model as it is now, choose "
-        f"another run.dir; to go on with what was imported, give checkpoint.init_from={checkpoint}."
+        f"another run.dir; to go on with what was imported, use {way(f'checkpoint.init_from={checkpoint}')}."
     )
 
 

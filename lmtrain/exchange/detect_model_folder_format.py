@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.errors import CheckpointError, LmtrainError, MissingInputError, UsageError, join_few, shorten
+from lmtrain.errors import CheckpointError, LmtrainError, MissingInputError, UsageError, join_few, shorten, way
 from lmtrain.runfolder.file_names import step_from_name
 from lmtrain.runfolder.folder_reader import is_run
 from lmtrain.runtime.files.atomic_files import is_safe_name, open_fd, read_json, read_range
@@ -80,12 +80,14 @@ def identify_source(path: Path, program: Program | None = None) -> SourceFormat:
         raise _unknown_folder(path, names)
     if program is None and len(found) > 1:
         raise UsageError(
-            f"{path} holds {_PROGRAMS['hf']} and {_PROGRAMS['megatron']}. Add --format hf or --format megatron."
+            f"{path} holds {_PROGRAMS['hf']} and {_PROGRAMS['megatron']}. "
+            f"Add {way('--format', 'hf')} or {way('--format', 'megatron')}."
         )
     chosen = next((source for source in found if source.program == program), found[0])
     if program is not None and chosen.program != program:
         raise UsageError(
-            f"{path} is {_PROGRAMS[chosen.program]}, and not {_PROGRAMS[program]}. Use --format {chosen.program}."
+            f"{path} is {_PROGRAMS[chosen.program]}, and not {_PROGRAMS[program]}. "
+            f"Use {way('--format', chosen.program)}."
         )
     if chosen.program == "hf":
         _check_huggingface(path, names)
@@ -106,7 +108,8 @@ def _list_folder(path: Path) -> list[str]:
             hint = f"lmtrain downloads no models. Get it first: hf download {path} --local-dir DIR; then give DIR."
         raise MissingInputError(f"{path} does not exist. {hint}")
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
-        raise MissingInputError(f"{path} is a single file of a model. Give its folder, {path.parent}.")
+        raise MissingInputError(f"{path} is a single file of a model. Give its folder, "
+                                f"{way(str(path.parent), instead_of=str(path))}.")  # fmt: skip
     if unreadable_weights := _other_weights([path.name]):
         raise CheckpointError(f"{path} is a file, and a folder with such a file would have {unreadable_weights}")
     raise MissingInputError(f"{path} is a file. Give {_FOLDERS}.")

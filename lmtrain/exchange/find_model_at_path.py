@@ -11,7 +11,7 @@ from typing import Any
 from lmtrain.checkpoint.find_and_prune import checkpoint_of_step
 from lmtrain.checkpoint.unopened_model_on_disk import ModelSource, Weights, checkpoint_source
 from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
-from lmtrain.errors import CheckpointError, MissingInputError
+from lmtrain.errors import CheckpointError, MissingInputError, way
 from lmtrain.exchange.detect_model_folder_format import identify_source
 from lmtrain.exchange.huggingface.config_json import settings_from_config
 from lmtrain.runtime.files.atomic_files import MAX_JSON_BYTES, read_bytes, read_json
@@ -34,7 +34,8 @@ def find_model(path: Path, weights: str = "model", step: int | None = None) -> M
             if weight_set == "ema":
                 raise CheckpointError(
                     f"{path} is a Hugging Face folder, which holds one set of weights and no average of them, and the "
-                    "average was asked for (weights ema). Use weights model, which is the default, or give a "
+                    "average was asked for (weights ema). Use weights "
+                    f"{way('model', instead_of='ema')}, which is the default, or give a "
                     "checkpoint of a run with checkpoint.ema.decay."
                 )
             return _huggingface_source(path, config)
@@ -61,8 +62,8 @@ def _huggingface_source(path: Path, config: Any) -> ModelSource:
             return Tokenizer.load(path).with_end_ids(end_ids(files))
         except MissingInputError as error:
             raise MissingInputError(
-                f"The tokenizer of {path} could not be read: {error} Put a tokenizer there, or convert {path} with "
-                "`lmtrain import --tokenizer PATH`."
+                f"The tokenizer of {path} could not be read: {error.marked} Put a tokenizer there, or convert {path} "
+                "with `lmtrain import --tokenizer PATH`."
             ) from error
 
     return ModelSource(

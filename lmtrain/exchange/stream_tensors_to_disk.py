@@ -20,7 +20,8 @@ from lmtrain.checkpoint.disk.tensor_slice_geometry import full_box
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.checkpoint.view_with_ema_as_weights import AVERAGE_PREFIX, OPTIMIZER_PREFIX
-from lmtrain.errors import CheckpointError, MissingInputError, UsageError
+from lmtrain.config.name_suggestions import suggest_value
+from lmtrain.errors import CheckpointError, MissingInputError, UsageError, own
 from lmtrain.exchange.check_imported_files_unchanged import source_identity
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.runtime.processes.fault_injection import fault_point
@@ -33,7 +34,7 @@ DTYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp1
 
 def parse_dtype(word: str) -> tuple[torch.dtype, str]:
     if word not in DTYPES:
-        raise UsageError(f"Weights cannot be written as --dtype={word}. Use {', '.join(DTYPES)}.")
+        raise UsageError(f"Weights cannot be written as --dtype={word}. {suggest_value(word, DTYPES, own)}")
     return DTYPES[word]
 
 
@@ -81,7 +82,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.load(path)
     except MissingInputError as error:
-        raise MissingInputError(f"{error} Give the tokenizer of the model with --tokenizer PATH.") from error
+        raise MissingInputError(f"{error.marked} Give the tokenizer of the model with --tokenizer PATH.") from error
 
 
 def left_out_of_exports(reader: CheckpointReader) -> dict[str, str]:

@@ -181,7 +181,7 @@ def test_two_dropouts_are_not_taken_for_one(runs: Runs, tmp_path: Path) -> None:
             "model.head_width is 16 here and 8 there. Add model.width=32 model.rotary_base=10000.",
         ),
         ({"model__vocab_size": 512}, "model.vocab_size is 512 here and 400 there. Add model.vocab_size=400."),
-        ({"checkpoint__resume": "runs/other"}, "Leave one of them out."),
+        ({"checkpoint__resume": "runs/other"}, "Leave it out, or leave out checkpoint.resume."),
         ({"checkpoint__init_from": "''"}, "checkpoint.init_from= is empty"),
     ],
 )

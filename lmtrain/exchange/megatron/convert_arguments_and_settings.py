@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.settings_base import show
-from lmtrain.errors import CheckpointError, SettingsError, shorten
+from lmtrain.errors import CheckpointError, SettingsError, shorten, way
 from lmtrain.exchange.megatron.convert_decoder_arguments import (
     GetArgument,
     decoder_arguments,
@@ -143,17 +143,17 @@ def settings_from_arguments(
     values |= overrides
     if values["num_heads"] is None:
         raise CheckpointError(
-            f"{where} does not state the number of heads; files of 2019 never do. Set it: --set num_heads=16."
+            f"{where} does not state the number of heads; files of 2019 never do. Give it: --set num_heads=N."
         )
     if facts.num_positions is None and not states_positions and "positions" not in overrides:
         raise CheckpointError(
             f"{where} does not state its kind of positions, and its weights have no table of them. If its positions "
-            "are rotary, set it: --set positions=rotary. Otherwise choose another checkpoint."
+            f"are rotary, use {way('--set', 'positions=rotary')}. Otherwise choose another checkpoint."
         )
     if facts.is_encoder and argument("bias_gelu_fusion") is None and "activation" not in overrides:
         raise CheckpointError(
             f"{where} does not state its kind of gelu; files before --bias-gelu-fusion never do. "
-            "Set it: --set activation=gelu or --set activation=gelu_tanh."
+            f"Use {way('--set', 'activation=gelu')} or {way('--set', 'activation=gelu_tanh')}."
         )
     settings = build_imported_settings(values, where, "Check the file, or --set.")
     unused = [f"--set {problem.text()}" for problem in settings.unused() if problem.key in overrides]

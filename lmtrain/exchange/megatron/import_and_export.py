@@ -22,7 +22,7 @@ from lmtrain.checkpoint.read_verified_contents import checked_model
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.checkpoint.unopened_model_on_disk import ORIGINAL_PREFIX
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
-from lmtrain.errors import UsageError
+from lmtrain.errors import UsageError, leave_out
 from lmtrain.exchange.detect_model_folder_format import TRACKER
 from lmtrain.exchange.megatron.convert_arguments_and_settings import megatron_arguments, padded_rows
 from lmtrain.exchange.megatron.convert_decoder_arguments import flags_to_repeat
@@ -73,7 +73,9 @@ def export_megatron(
     it. `report` is called with bytes done and bytes in all.
     """
     if min(tp, pp) < 1:
-        raise UsageError(f"tp={tp} and pp={pp} must both be at least 1. Leave them out for one file.")
+        wrong = [f"--{name}" for name, size in (("tp", tp), ("pp", pp)) if size < 1]
+        without = leave_out(*wrong, shown="Leave them out")
+        raise UsageError(f"tp={tp} and pp={pp} must both be at least 1. {without} for one file.")
     reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = checked_model(reader)
     kind, code = parse_dtype(dtype)

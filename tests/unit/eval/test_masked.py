@@ -294,7 +294,7 @@ def test_refusals(
     (tmp_path / "a.txt").write_text("the mill")
     with pytest.raises(DataError, match="--split-sentences"):
         measured(model, pieces, PAIR_TASKS[0], tmp_path / "a.txt")
-    with pytest.raises(DataError, match="Use a WordPiece vocabulary"):
+    with pytest.raises(DataError, match="Give a WordPiece vocabulary"):
         find_task("masked/tokens").prepare_texts(texts, TaskOptions(tokenizer=tokenizer, seq_len=16))  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="no token that could be predicted"):
         measured(model, pieces, "masked/tokens", texts_of([""]))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmtrain.config.settings_base import show
+from lmtrain.errors import way
 from lmtrain.exchange.huggingface.model_family_base import Config, Rule, require_values
 from lmtrain.exchange.huggingface.rotary_config import (
     ROTARY_DEFAULTS,
@@ -105,7 +106,7 @@ class _AnyGemma(RotaryDecoder):
         return (
             f"model.embedding_scale={show(scale)}, and transformers multiplies embeddings by {rounded(exact, dtype):g} "
             f"where weights are {_TYPES[dtype]}: the square root of the width, rounded to their type. "
-            f"Use --dtype {' or '.join(fitting)}."
+            f"Use {' or '.join(way('--dtype', name) for name in fitting)}."
         )
 
     def in_fp32(self, s: GPTSettings) -> GPTSettings:

@@ -47,7 +47,7 @@ def test_files_without_arguments_need_the_number_of_heads(tmp_path: Path) -> Non
     settings, words = gpt2(), tokenizer_file(tmp_path, gpt2())
     weights = random_weights(settings)
     write_rank(tmp_path / "old", "mp_rank_00", {"model": old_state(weights, settings, 0, 0, 1)}, legacy=True)
-    with pytest.raises(CheckpointError, match="--set num_heads=16"):
+    with pytest.raises(CheckpointError, match="--set num_heads=N"):
         import_megatron(tmp_path / "old", tmp_path / "out", tokenizer=words)
     with pytest.raises(UsageError, match="--tokenizer"):
         import_megatron(tmp_path / "old", tmp_path / "out")
