@@ -313,6 +313,11 @@ def _show_documents(
     from lmtrain.data.store.document_boundaries import use_recorded_checksums
     from lmtrain.data.store.indexed_dataset import IndexedDataset
 
+    if ids and tokenizer is not None:
+        raise UsageError(
+            f"--tokenizer={tokenizer} has no effect with --ids, which shows the numbers that the dataset holds. Leave "
+            "one of them out."
+        )
     dataset = IndexedDataset.open(prefix)
     use_recorded_checksums(dataset)
     if documents is None:

@@ -117,6 +117,7 @@ def evaluate(
     which it follows.
     """
     if list_tasks:
+        refuse_unused_options(context, set(context.params) - {"list_tasks", "as_json", "plugin"}, "--list")
         return _print_tasks(as_json)
     if compare is not None and checkpoint is not None and "=" in str(checkpoint):
         checkpoint, layout = None, [str(checkpoint), *(layout or [])]
@@ -251,11 +252,11 @@ def build_jobs(
         else:
             jobs.append((task, partial(read_texts, find_sources(resolve_text_inputs([source], format_)), key)))
             reads_text = True
-    if format_ is not None and not reads_text:
-        raise UsageError(
-            f"--format={format_} is the format of text files, and none of the given tasks reads text files. Leave it "
-            "out."
-        )
+    for option, value in ((f"--format={format_}", format_), (f"--key={key}", key if key != "text" else None)):
+        if value is not None and not reads_text:
+            raise UsageError(
+                f"{option} is about text files, and none of the given tasks reads text files. Leave it out."
+            )
     return jobs
 
 
