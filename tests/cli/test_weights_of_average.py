@@ -122,6 +122,8 @@ def test_inspect_shows_the_average_and_reads_it(run: Path, scaled: Path) -> None
         shown = " ".join(" ".join(lines).split())
         assert f"average {SUMMARY}; --weights ema reads it" in shown
         assert all(len(line) <= columns for line in lines[1:]), "the first has the path"
+    shown = " ".join(lmtrain("inspect", checkpoint, "--weights", "ema").split())
+    assert f"average {SUMMARY}; the tensors are the average's" in shown
     tensors = json.loads(lmtrain("inspect", checkpoint, "--weights", "ema", "--json"))["tensors"]
     assert not [name for name in tensors if not name.startswith("model.")]
     facts = json.loads(lmtrain("inspect", checkpoint, "--diff", checkpoint, "--weights", "ema", "--json"))

@@ -21,6 +21,7 @@ from lmtrain.cli.shared_options import (
     parse_numbers,
     parse_output_file,
     parse_size,
+    refuse_unused_options,
     resolve_text_inputs,
 )
 from lmtrain.errors import UsageError, example, own
@@ -107,6 +108,7 @@ def fetch(
 
 @app.command()
 def clean(
+    context: typer.Context,
     inputs: TextInputs,
     output: Output,
     rule: Annotated[
@@ -122,6 +124,8 @@ def clean(
     """Repair damaged text, and drop documents that break a quality rule or are not in an allowed script."""
     from data_tools.corpus.clean import DEFAULT_RULES, build_clean
 
+    if not script:
+        refuse_unused_options(context, {"min_script_share"}, "all scripts allowed; --script names those that are")
     step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
     _run(step, resolve_text_inputs(inputs, format_, suffix), output, workers, part, key, on_error)
 
@@ -139,6 +143,7 @@ def rules() -> None:
 
 @app.command()
 def dedupe(
+    context: typer.Context,
     inputs: RereadInputs,
     output: Output,
     exact_only: Annotated[bool, typer.Option("--exact-only", help="Drop only exact copies.")] = False,
@@ -151,6 +156,8 @@ def dedupe(
     from data_tools.corpus.build_from_yaml import DedupeSettings, dedupe_documents
     from lmtrain.config.build_typed_settings import build_settings
 
+    if exact_only:
+        refuse_unused_options(context, {"threshold", "keep"}, "--exact-only")
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
     with _options_with_progress(workers, "0/1", key, on_error) as work:
         _print(dedupe_documents(resolve_text_inputs(inputs, format_, suffix), output, settings, work))
@@ -175,6 +182,7 @@ def sign(
 
 @app.command()
 def match(
+    context: typer.Context,
     work: WorkFolder,
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
     exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; run this once, before the parts.")] = False,
@@ -184,6 +192,8 @@ def match(
     from data_tools.corpus.copies.dedupe import find_pairs, mark_exact
     from data_tools.read.cut_files_into_chunks import TaskPart
 
+    if exact:
+        refuse_unused_options(context, {"threshold", "part"}, "--exact")
     with _show_documents_done("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, TaskPart.parse(part))
     echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")

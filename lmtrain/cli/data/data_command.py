@@ -316,6 +316,11 @@ def _show_documents(
     from lmtrain.data.store.document_boundaries import use_recorded_checksums
     from lmtrain.data.store.joined_dataset import open_dataset
 
+    if ids and tokenizer is not None:
+        raise UsageError(
+            f"--tokenizer={tokenizer} has no effect with --ids, which shows the numbers that the dataset holds. "
+            f"{leave_out('--tokenizer', shown='Leave --tokenizer out')}, or {leave_out('--ids', shown='--ids')}."
+        )
     dataset = open_dataset(prefix)
     use_recorded_checksums(dataset)
     if documents is None:

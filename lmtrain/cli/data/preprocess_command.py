@@ -22,6 +22,7 @@ from lmtrain.cli.shared_options import (
     parse_output_prefix,
     parse_size,
     refuse_unused_key,
+    refuse_unused_options,
     resolve_text_inputs,
 )
 from lmtrain.errors import UsageError, join_few
@@ -38,6 +39,7 @@ _bad = partial(typer.Option, rich_help_panel="Bad lines")
 
 
 def preprocess(
+    context: typer.Context,
     inputs: TextInputs,
     tokenizer: Annotated[
         Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
@@ -111,6 +113,10 @@ def preprocess(
     from data_tools.read.parse_chunks_and_bad_lines import OnError
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
+    if not split_sentences:
+        refuse_unused_options(context, {"lines_end_sentences"}, "whole documents; add --split-sentences")
+    if on_error == "stop":
+        refuse_unused_options(context, {"max_bad"}, "--on-error=stop")
     arm_from_env()
     options = preprocess_pipeline.Options(
         workers=num_usable_cpus() if workers is None else workers,

@@ -119,6 +119,7 @@ def evaluate(
     which it follows.
     """
     if list_tasks:
+        refuse_unused_options(context, set(context.params) - {"list_tasks", "as_json", "plugin"}, "--list")
         return _print_tasks(as_json)
     if compare is not None and checkpoint is not None and "=" in str(checkpoint):
         checkpoint, layout = None, [str(checkpoint), *(layout or [])]
@@ -256,11 +257,10 @@ def build_jobs(
             jobs.append((task, partial(read_texts, found, key)))
             reads_text = True
     suffix = suffixes[0] if suffixes else None
-    for option, value, what in (("--format", format_, "format"), ("--suffix", suffix, "suffix")):
+    for option, value in (("--format", format_), ("--suffix", suffix), ("--key", key if key != "text" else None)):
         if value is not None and not reads_text:
             raise UsageError(
-                f"{option}={value} is the {what} of text files, and none of the given tasks reads text files. "
-                f"{leave_out()}."
+                f"{option}={value} is about text files, and none of the given tasks reads text files. {leave_out()}."
             )
     return jobs
 

@@ -69,9 +69,9 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
         "tokenizer": state.get("tokenizer"),
         "settings": state.get("settings"),
         "lineage": [parent.to_dict() for parent in parse_lineage(state.get("lineage"), place)],
+        **contents.describe_weights(),
         "average": average.to_dict() if (average := average_facts(state, place)) else None,
         "merged": record.to_dict() if (record := merge_record(state, place)) else None,
-        **contents.describe_weights(),
         "files": {name: entry.size for name, entry in manifest.files.items()},
         "tensors": tensors,
     }
