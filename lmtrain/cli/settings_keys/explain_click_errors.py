@@ -21,7 +21,7 @@ from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_pla
 from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, fill_in, joined, leave_out, spelling_hint, way
 
-_LAYOUT_OPTIONS = {("reshard",): "--to", ("export",): "--layout"}  # verb -> the option that takes a layout
+_LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
 _KINDS = {"valid int": "a whole number", "valid number": "a number", "valid float": "a number"}
 
 
@@ -155,8 +155,8 @@ def _explain_synonym(
     values = [value for unit in units for value in _values_of(unit)]
     layout_option = _LAYOUT_OPTIONS.get(command.verb)
     if layout_option and option in (sizes := layout_named(command.units)):
-        typed = [value for unit in _units(layout_option, command) for value in _values_of(unit)]
-        to = way(layout_option, ",".join([*typed, *sizes.values()]), instead_of=sizes)
+        given = [value for unit in _units(layout_option, command) for value in _values_of(unit)]
+        to = way(layout_option, ",".join([*given, *sizes.values()]), instead_of=sizes)
         return _Problem(f"{', '.join(sizes)} cannot be given to {name}. Use {to}.", tuple(sizes))
     if (synonym := option_named(option, own_options)) and units:
         return _Problem(f"{refusal} Did you mean {_renamed(option, synonym, command)}?", (option,))

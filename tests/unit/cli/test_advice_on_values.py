@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.cli.settings_keys.apply_advice import advice_lines, advised
+from lmtrain.cli.settings_keys.apply_advice import advised
 from lmtrain.errors import UsageError, own, way
 
 
@@ -33,4 +33,4 @@ def test_a_value_is_replaced(message: str, typed: str, words: str) -> None:
 
 
 def test_an_argument_that_nobody_typed_is_not_added() -> None:
-    assert advice_lines(UsageError(f"Did you mean {way('b', instead_of='a')}?"), ["pretrain", "data.path=c"]) == ""
+    assert advised(UsageError(f"Did you mean {way('b', instead_of='a')}?"), ["pretrain", "data.path=c"]) is None
