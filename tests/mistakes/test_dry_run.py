@@ -64,7 +64,7 @@ def test_what_the_machine_lacks_and_no_task_is_called(runner: Runner, data: Path
         code, text = dry()
         assert (code, "is in use by" in text) == (73, True), text
     code, text = dry("model.width=1000000", "model.ffn_width=1000000")
-    assert (code, "checkpoint.interval_steps=null" in text) == (74, True), text
+    assert (code, "is too full" in text) == (74, True), text
     assert dry("model.width=1000000", "model.ffn_width=1000000", "checkpoint.interval_steps=null")[0] == 0
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -85,7 +85,7 @@ def test_a_device_that_is_not_there(runner: Runner, data: Path, tmp_path: Path) 
     given = ["pretrain", "--dry-run", f"data.path={data}", f"run.dir={tmp_path / 'run'}", *TINY, word]
     said = runner([*given, "--nproc", nproc, f"parallel.dp_shard={nproc}", f"train.global_batch={8 * (count + 1)}"])
     assert said.code == 2
-    assert "compute.device=cpu" in said.text or f"Start at most {count} processes" in said.text
+    assert "Use auto or cpu" in said.text or f"Start at most {count} processes" in said.text
 
 
 def test_a_run_of_many_can_be_planned_by_one(runner: Runner, data: Path, tmp_path: Path) -> None:

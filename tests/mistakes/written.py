@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from tests.mistakes.families import OURS, SHOW, show
 from tests.mistakes.mistake import Mistake
+
+SHOW = ("pretrain", "--print-config", "data.path=x")
+OURS = ("pretrain", "--config-dir", "{here}", "--print-config", "data.path=x", "schedule.warmup_steps=0")
 
 GLOBAL = "# @package _global_\n"
 GOOD = f"{GLOBAL}train:\n  steps: 7\n"
@@ -13,6 +16,11 @@ LAUGH = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{c}: &{c} [*{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}]\n"
     for b, c in zip("abcdefgh", "bcdefghi", strict=True)
 )
+
+
+def show(name: str, word: str, *says: str, before: tuple[str, ...] = (), **kwargs: Any) -> Mistake:
+    others = [one for one in SHOW if one.partition("=")[0] != word.partition("=")[0]]
+    return Mistake(name, (*others, *before, word), says, **kwargs)
 
 
 def written() -> list[Mistake]:
@@ -102,8 +110,7 @@ def configs() -> Iterator[Mistake]:
     yield experiment("code", f"{GLOBAL}optim:\n  _target_: os.system\n", "optim._target_", says_file=False)
     yield experiment("a level too many", f"{GLOBAL}optim:\n  optim:\n    lr: 0.1\n", "optim.optim", says_file=False)
     yield experiment("a value for a group", f"{GLOBAL}optim: 0.1\n", "optim", says_file=False)
-    yield Mistake("no root config", ("pretrain", "--config-name", "pretrian", "--print-config"), ("pretrian", "Did"),
-                  "pretrian", code_after=None)  # fmt: skip
+    yield Mistake("no root config", (*SHOW, "--config-name", "pretrian"), ("pretrian", "Did"), code_after=None)
     root = {"mine.yml": "defaults: [pretrain, _self_]\n"}
     yield Mistake("yml", (*OURS, "--config-name", "mine"), ("mine.yml", "mine.yaml"), files=root,
                   mended={"mine.yaml": root["mine.yml"]})  # fmt: skip
@@ -132,7 +139,7 @@ def names() -> Iterator[Mistake]:
         kept = {"instead": (*SHOW, f"run.dir='{name}'")} if name == "a,b" else kept
         for key in ("run.dir", "data.path") if len(name) < 5 else ("run.dir",):
             yield show(f"folder {key}={name}", f"{key}={name}", f"{key}={name}", **kept)
-    yield Mistake("a space", (*SHOW, "run.dir=my", "runs"), ("runs", "run.dir='my runs'"), "runs")
+    yield Mistake("a space", (*SHOW, "run.dir=my", "runs"), ("runs", "run.dir='my runs'"))
     yield Mistake(
         "spaces around =", (*SHOW, "optim.lr", "=", "0.1"), ("optim.lr=0.1",), instead=(*SHOW, "optim.lr=0.1")
     )
@@ -199,15 +206,15 @@ def verbs() -> Iterator[Mistake]:
     yield Mistake("data verb", ("data", "inspekt"), ("data inspekt", "inspect"), instead=("data", "inspect", "--help"))
     yield Mistake("eval device", ("eval", "x", "--device", "gpu"), ("gpu", "cuda"), instead=("eval", "--help"))
     yield Mistake("eval option", ("eval", "x", "--taks", "lambada"), ("--taks", "--task"), instead=("eval", "--help"))
-    yield Mistake("no argument", ("inspect",), ("lmtrain inspect --help",), instead=("inspect", "--help"))
-    yield Mistake("too many", ("env", "more"), ("more", "lmtrain env --help"), instead=("env", "--help"))
+    yield Mistake("no argument", ("inspect",), ("lmtrain inspect", "Give PATH"), instead=("inspect", "--help"))
+    yield Mistake("too many", ("env", "more"), ("more", "lmtrain env"), instead=("env", "--help"))
     yield Mistake(
-        "no number", ("pretrain", "--nproc"), ("--nproc", "lmtrain pretrain --help"), instead=("pretrain", "--help")
+        "no number", ("pretrain", "--nproc"), ("--nproc", "Give --nproc N"), instead=("pretrain", "--help")
     )
     yield Mistake("not a number", ("pretrain", "--nproc", "two"), ("two", "--nproc"), instead=("pretrain", "--help"))
     yield Mistake("none", ("pretrain", "--nproc", "0"), ("--nproc", "0"), instead=("pretrain", "--help"))
-    yield Mistake("dry_run", (*SHOW, "--dry_run"), ("--dry_run", "--dry-run"), "--dry_run")
-    yield Mistake("half an option", (*SHOW, "--print"), ("--print", "Did you mean --print-config?"), "--print")
+    yield Mistake("dry_run", (*SHOW, "--dry_run"), ("--dry_run", "--dry-run"))
+    yield Mistake("half an option", (*SHOW, "--print"), ("--print", "Did you mean --print-config?"))
     yield Mistake("a plugin", ("pretrain", "--plugin", "no_such_package"), ("no_such_package",), instead=SHOW)
 
 
