@@ -41,8 +41,8 @@ import difflib
 import json
 import re
 import shlex
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 
 _START, _END = "\x02", "\x03"
 _MARK = re.compile(f"{_START}(.*?){_END}", re.DOTALL)
@@ -248,17 +248,17 @@ def spelling_hint(name: str, known_names: Iterable[str], mark: Callable[[str], s
     return f"Known: {', '.join(known_names)}." if known_names else "There is nothing to choose from."
 
 
-@dataclass(frozen=True)
-class Way:
-    """One way out of a problem: `old` words, keys or options are removed from the command, and `new` words added."""
+# because: a run's companion process imports this file, and dataclasses and typing would double its memory
+class Way(namedtuple("Way", ("new", "old", "is_example", "is_form"), defaults=((), False, False))):
+    """One way out of a problem: `old` words, keys or options are removed from the command, and `new` words added; both
+    are tuples of texts. `is_example` marks an allowed value to show, which nobody asked for, and `is_form` words to
+    fill in, such as data.path=PREFIX.
+    """
 
-    new: tuple[str, ...]
-    old: tuple[str, ...] = ()
-    is_example: bool = False  # an allowed value to show, which nobody asked for
-    is_form: bool = False  # words to fill in, such as data.path=PREFIX
+    __slots__ = ()
 
     def with_words(self, change: Callable[[str], str]) -> Way:
-        return replace(self, new=tuple(map(change, self.new)), old=tuple(map(change, self.old)))
+        return self._replace(new=tuple(map(change, self.new)), old=tuple(map(change, self.old)))
 
 
 def way(*words: str, instead_of: str | Iterable[str] = (), shown: str | None = None) -> str:

@@ -98,7 +98,7 @@ def test_from_run_of_an_import_is_init_from(toy: Toy, models: Models, tmp_path: 
     said = lmtrain("pretrain", "--from-run", models.imported, *typed, f"checkpoint.resume={models.run}", code=2)
     assert "is an imported model" in said
     said = lmtrain("pretrain", "--from-run", models.hf, *typed, code=2)
-    assert "is a Hugging Face folder, and not a run. Begin a run from its weights with checkpoint.init_from=" in said
+    assert "is a Hugging Face folder, and not a run. Begin a run from" in said
     plans = lmtrain("pretrain", "-m", "--from-run", models.imported, *typed, "train.seed=1,2", "--dry-run")
     assert f"{tmp_path / 'a' / 'train.seed_2'}" in plans
     lmtrain("pretrain", "--from-run", models.imported, *typed)

@@ -127,8 +127,8 @@ def test_wrong_sources_are_named_and_nothing_is_written(models: Path, tmp_path: 
         (("--to", "megatron", "--layout", "dp=2"), "Give tp=NUMBER, pp=NUMBER or both"),
         (("--to", "megatron", "--layout", "tp=0"), "Give tp=NUMBER, pp=NUMBER or both"),
         (("--to", "megatron", "--layout", "tp=2,tp=2"), "each only once"),
-        (("--to", "gguf"), "error: --to gguf is not an allowed value. Known: hf, megatron."),
-        (("--to", "transformers"), "error: --to transformers is not an allowed value. Did you mean hf?"),
+        (("--to", "gguf"), "error: --to gguf is not one of hf, megatron. Give one of these."),
+        (("--to", "transformers"), "error: --to transformers is not one of hf, megatron. Did you mean hf?"),
     ],
 )
 def test_wrong_exports(models: Path, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

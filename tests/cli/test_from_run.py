@@ -135,7 +135,7 @@ def test_from_the_beginning_in_a_folder_of_its_own(run: Path, tmp_path: Path) ->
 def test_from_the_beginning_of_what_is_no_run_folder(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"is a checkpoint, and --from-beginning .* Give the run's folder, {trained}"):
         begin_again(trained / "checkpoints/step_00000006", f"run.dir={tmp_path}")
-    assert "no run was given. Add --from-run RUN" in lmtrain("pretrain", "--from-beginning", "run.dir=x", code=2)
+    assert "no run was given. Give --from-run RUN" in lmtrain("pretrain", "--from-beginning", "run.dir=x", code=2)
 
 
 def test_from_the_beginning_it_learns_the_same_again(trained: Path, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_foreign_dataset_trains_when_the_user_names_its_tokenizer(toy: Toy, tm
     for suffix in (".bin", ".idx"):
         (tmp_path / f"foreign{suffix}").write_bytes(toy.data.with_name(toy.data.name + suffix).read_bytes())
     settings = toy.settings(tmp_path / "run", data__path=tmp_path / "foreign", train__steps=3)
-    assert "Add data.tokenizer=PATH" in lmtrain("pretrain", *settings, code=2)
+    assert "Give data.tokenizer=PATH" in lmtrain("pretrain", *settings, code=2)
     lmtrain("pretrain", *settings, f"data.tokenizer={toy.tokenizer}")
     assert len(steps(tmp_path / "run")) == 3
 

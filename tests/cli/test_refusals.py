@@ -152,7 +152,7 @@ def test_every_problem_of_a_layout_is_reported_at_once(toy: Toy, tmp_path: Path)
         "parallel.tp=8", "parallel.dp_shard=3", "recompute=full", "recompute.blocks=3", "train.micro_batch=4", code=2,
     )  # fmt: skip
     for words in ("1. parallel.tp=8 does not divide model.num_heads=4, model.ffn_width=36 or model.seq_len=33, which "
-                  "parallel.sequence_parallel splits. Use 1, or 2 or 4 with parallel.sequence_parallel=false.",
+                  "parallel.sequence_parallel splits. Use 1, or parallel.tp=2 parallel.sequence_parallel=false",
                   "recompute.blocks=3 is more than model.num_layers=2",
                   "train.global_batch=4 cannot be shared by dp=3 copies of the model. Use 6,"):  # fmt: skip
         assert words in output

@@ -13,7 +13,7 @@ from tests.marks import wide
 UNUSED = {
     "schedule": (["parallel.schedule=gpipe"], "parallel.schedule=gpipe only applies to a pipeline", ["parallel.pp=2"]),
     "rotary_base": (["model.rotary_base=500000"], "Leave it out, which is 10000", ["model.positions=rotary"]),
-    "keep": (["checkpoint.keep_every_steps=7", "checkpoint.interval_steps=null"], "Add checkpoint.interval_steps=7, or",
+    "keep": (["checkpoint.keep_every_steps=7", "checkpoint.interval_steps=null"], "Use checkpoint.interval_steps=7",
              ["checkpoint.interval_steps=7"]),
     "valid_path": (["data.valid_path=DATA"], "add train.valid_interval_steps=200", ["train.valid_interval_steps=200"]),
 }  # fmt: skip

@@ -6,6 +6,7 @@ since no observer looks there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -71,7 +72,7 @@ def alike(bench: Bench, proof: Proof) -> list[str]:
 )
 def test_a_key_that_could_do_nothing_is_refused(bench: Bench, refusal: Refusal) -> None:
     message = bench.look(refused, refusal.on)
-    assert f"{refusal.key.name}=" in message
+    assert f"{refusal.key.name}=" in re.sub(r"\[\d+\]", "", message)
     assert any(way in message for way in WAYS_OUT), message
 
 

@@ -20,9 +20,11 @@ SHARED = [
     Row("*", "--config-name", ("other",), plus="--config-dir conf"),
     Row("*", "--weights", ("ema",)),
     Row("*", "--format", ("txt", "jsonl"), swap=_UNKNOWN_SUFFIX, without=_ERROR),
+    Row("*", "--suffix", (".unknown",), swap=_UNKNOWN_SUFFIX, without=_ERROR),
     Row("*", "--device", ("cuda",), ends=_ERROR),  # because: most machines that run this have no GPU
 ]
 CORPUS = [
+    Row("tokenizer show", "--data", ("notes.txt",)),
     Row("corpus dedupe", "--threshold", ("1.0",)),
     Row("corpus dedupe", "--threshold", base=f"{STEP} --exact-only", ends="refused"),
     Row("corpus dedupe", "--keep", ("longest",)),
@@ -31,6 +33,7 @@ CORPUS = [
     Row("corpus match", "--threshold", base="--work work --exact", ends="refused"),
     Row("corpus match", "--part", ("1/2",)),
     Row("corpus match", "--part", ("1/2",), base="--work work --exact", ends="refused"),
+    Row("corpus drop", "--suffix", (".unknown",), ends=_ERROR),
     Row("corpus *", "--key", ("other",)),
     Row("corpus *", "--on-error", ("skip",), swap=_BAD_LINE, without=_ERROR),
     Row("corpus *", "--part", ("1/2",)),
@@ -113,6 +116,7 @@ RUNS = [
     Row("pretrain", "--from-run", ("runs/a",), base="run.dir=runs/new train.steps=5", without=_ERROR),
     Row("pretrain", "--multirun", base=_SWEEP, without=_ERROR),
     Row("pretrain", "--print-config"),
+    Row("pretrain", "--from-beginning", base="--from-run runs/a run.dir=runs/new --dry-run"),
     Row("pretrain", "--nproc", ("2",), plus="parallel.dp_shard=2", without=_ERROR, has_own_process=True),
     Row("pretrain", "--nproc-per-node", ("2",), plus="parallel.dp_shard=2", env=_SRUN, without=_ERROR,
         has_own_process=True),
@@ -167,6 +171,7 @@ MODELS = [
     Row("eval", "--nproc", ("2",), has_own_process=True),
     Row("eval", "--nproc-per-node", ("2",), env=_SRUN, has_own_process=True),
     Row("generate", "--prompt", ("Bado",)),
+    Row("generate", "--prompt-file", ("notes.txt",), base="runs/a --max-new-tokens 9 --device cpu"),
     Row("generate", "--max-new-tokens", ("5",)),
     Row("generate", "--precision", ("bf16",), base=f"{_GENERATE} --temperature 2 --num-samples 8 --max-new-tokens 200"),
     Row("generate", "--top-k", ("3",)),

@@ -60,7 +60,7 @@ def test_a_locked_folder_refuses_every_rank(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
     errors = enter(3, tmp_path / "run", tmp_path / "elsewhere")
-    assert "does not exist on rank 2. Use a folder that all nodes share." in str(errors[2])
+    assert "does not exist on rank 2. Give a folder that all nodes share." in str(errors[2])
     assert str(errors[0]) == f"rank 2 of 3: {errors[2]}"
     save_checkpoint(tmp_path / "run" / CHECKPOINTS, 7, RankData([], []), {}, {})
     (tmp_path / "elsewhere").mkdir()
