@@ -278,9 +278,11 @@ def example(value: object) -> str:
     return _marked(Way((f"{_OWN_KEY}{value}",), is_example=True), str(value))
 
 
-def fill_in(*words: str) -> str:
-    """Return words with a place in capitals to fill in, such as data.path=PREFIX, marked as a way out."""
-    return _marked(Way(words, is_form=True), " ".join(words))
+def fill_in(*words: str, shown: str | None = None) -> str:
+    """Return words with a place in capitals to fill in, such as data.path=PREFIX, marked as a way out. `shown` replaces
+    the text that a person reads.
+    """
+    return _marked(Way(words, is_form=True), " ".join(words) if shown is None else shown)
 
 
 def leave_out(*keys: str, shown: str = "Leave it out") -> str:

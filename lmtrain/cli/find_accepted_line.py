@@ -18,9 +18,10 @@ from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_clic
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
-from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined
+from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, settings_error
 
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
+_PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
 _MAX_RUNS = 4  # of a sweep, whose settings are checked
@@ -100,7 +101,10 @@ def refusal_of(command: Command) -> LmtrainError | None:
         with contextlib.redirect_stdout(io.StringIO()):
             params = click_command.make_context(" ".join(verb), words[len(verb) :], obj=words).params
             _check_settings_of(verb, params)
-    except (UsageError, LayoutError) as error:
+    except (SettingsError, LayoutError) as error:
+        others = [problem for problem in error.marked_problems if not _PLACE_OF_KEY.match(problem)]
+        return settings_error(others) if others else None
+    except UsageError as error:
         return error
     except ClickError as error:
         return usage_error_from_click(error, words, settings_problems)

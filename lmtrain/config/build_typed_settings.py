@@ -22,7 +22,17 @@ from lmtrain import units
 from lmtrain.config.name_suggestions import SettingNames, number_meant, suggest_value, union_members
 from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, named_values, override_text
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
-from lmtrain.errors import LayoutError, SettingsError, join_few, own, settings_error, spelling_hint, way, within_group
+from lmtrain.errors import (
+    LayoutError,
+    SettingsError,
+    fill_in,
+    join_few,
+    own,
+    settings_error,
+    spelling_hint,
+    way,
+    within_group,
+)
 from lmtrain.errors import example as show_example
 
 _PARSERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
@@ -258,7 +268,8 @@ class _Builder:
             if attempt._build_value(hint, meant, path) is not _INVALID and not attempt.problems:
                 return f"Write {way(f'{path}={text}')}."
         shows = bool not in union_members(hint) and example not in _NO_EXAMPLES
-        return f"Give {_type_words(hint)}{f', such as {show_example(example)}' if shows else ''}."
+        value_of_type = fill_in(f"{path}=VALUE", shown=_type_words(hint))
+        return f"Give {value_of_type}{f', such as {show_example(example)}' if shows else ''}."
 
     def _record(self, problem: str) -> Any:
         """Record a problem and return _INVALID."""
