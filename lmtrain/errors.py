@@ -100,10 +100,11 @@ def _one_for_each_value(problems: Sequence[str]) -> list[str]:
 
     because: what else is wrong with a value seldom is, once the first problem is mended
     """
-    first = {re.match(r"\S+=\S+|.*", problem, re.DOTALL)[0]: problem for problem in reversed(problems)}
+    first = {_VALUE.sub(r"\1", problem): problem for problem in reversed(problems)}
     return [problem for problem in problems if problem in first.values()]
 
 
+_VALUE = re.compile(r"^(\S+=\S+).*", re.DOTALL)
 _MAX_PROBLEM_CHARS = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot
 
 

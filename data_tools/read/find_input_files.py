@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import glob
 import os
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,8 +101,8 @@ class TextSuffixes:
             typed = self.type_option([suffix])
             if not suffix.startswith(".") or len(suffix) == 1 or "/" in suffix:
                 dotted = f".{suffix.strip('*./')}"
-                raise UsageError(f"{typed} names no suffix, which begins with a dot. Write "
-                                 f"{self.type_option([dotted if len(dotted) > 1 else '.py'])}.")  # fmt: skip
+                right = self._words([dotted if len(dotted) > 1 else ".py"], instead_of=typed)
+                raise UsageError(f"{typed} names no suffix, which begins with a dot. Write {right}.")
             if known := known_suffix(Path(f"a{suffix}")):
                 raise UsageError(f"{typed} has no effect: files with the suffix {known} are read anyway. Leave it out.")
 
@@ -135,9 +136,14 @@ class TextSuffixes:
             for file in files if self._is_text(file) or known_suffix(file)
         ]  # fmt: skip
 
+    def _words(self, suffixes: Sequence[str], instead_of: str = "") -> str:
+        """Return what to type for these suffixes, marked as a way out."""
+        text = self.type_option(suffixes)
+        return way(*shlex.split(text), instead_of=(instead_of, instead_of.replace(" ", "=", 1)), shown=text)
+
     def left_out(self, inputs: Inputs) -> str:
         """Return two sentences on the files in the input folders and globs that are left out because their suffix is
-        unknown, and on what to type to read them; "" if there are none.
+        unknown, and on what to type to read them, marked as a way out; "" if there are none.
 
         Links to folders are left out too, because they can form a cycle.
         """
@@ -150,7 +156,7 @@ class TextSuffixes:
         text = [kind for kind in kinds if kind.startswith(".") and _is_text_file(examples[kind])]
         way_out = f"Folders are searched for {READABLE}."
         if text:
-            option = self.type_option([*(self.suffixes if self.types_all else ()), *text])
+            option = self._words([*(self.suffixes if self.types_all else ()), *text])
             way_out = f"Add {option} to read {'it' if len(files) == 1 else 'them'} as text."
         return f"{plural(len(files), 'file')} left out ({join_few(kinds, max_shown=5)}). {way_out}"
 

@@ -13,12 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
-from lmtrain.cli.settings_keys.apply_advice import VALUE_SIGNS, Command, command_of, fits, nearest_first, shell_lines
+from lmtrain.cli.settings_keys.apply_advice import (
+    VALUE_SIGNS,
+    Command,
+    command_of,
+    corrects,
+    fits,
+    nearest_first,
+    shell_lines,
+)
 from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
-from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, settings_error
+from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, settings_error, shell_quoted
 
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
@@ -80,10 +88,12 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
 
 
 def _line(error: LmtrainError, typed: Command, command: Command) -> str:
-    """Return the lines to print below an error: what the corrected command leaves out and the error does not name, and
-    the command.
-    """
-    left_out = [text for text in command.lost(typed) if text not in str(error)]
+    """Return the lines to print below an error: what the corrected command leaves out, and the command."""
+    # because: a value that is corrected is named in the error, and what is left out need not be
+    left_out = [
+        text for unit in command.lost_units(typed)
+        if (text := " ".join(map(shell_quoted, unit))) not in str(error) or not corrects(command, unit)
+    ]
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word))]
     form = f", with {' and '.join(places)} filled in" if places else ""
     lost = f"\nLeft out: {', '.join(left_out)}." if left_out else ""

@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_text
 from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, refuse_file_as_text
-from lmtrain.errors import DataError, UsageError, shell_quoted
+from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.runtime.files.atomic_files import read_bytes
 from lmtrain.runtime.processes.process_environment import set_library_defaults
@@ -83,7 +83,7 @@ def check_prompt_options(prompt: str | None, prompt_file: Path | None) -> None:
         raise UsageError(
             f"--prompt and --prompt-file {prompt_file} both give the text to continue. Leave one of them out."
         )
-    refuse_file_as_text("--prompt", prompt, f"--prompt-file {shell_quoted(prompt)}")
+    refuse_file_as_text("--prompt", prompt, "--prompt-file")
 
 
 def read_prompt(file: Path | None) -> str:

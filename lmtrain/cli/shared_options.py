@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import OutputError, UsageError, leave_out
+from lmtrain.errors import OutputError, UsageError, leave_out, split_ways, way
 from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -179,12 +179,12 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
 
 def refuse_file_as_text(option: str, text: str, way_out: str) -> None:
     """Raise UsageError if `text`, the value of an option or argument that takes a text, is the name of an existing
-    file. `option` is its name for the message, `way_out` what to type instead to use the file.
+    file. `option` is its name for the message, `way_out` the option to type instead to use the file.
     """
     if os.path.isfile(text):  # because: unlike Path.is_file it also takes a text that cannot be a path
         raise UsageError(
             f"{option} takes a text, but {text} is the name of a file, of which only the name would be used. Type "
-            f"{way_out} to use the text in the file."
+            f"{way(way_out, text, instead_of=(option, text))} to use the text in the file."
         )
 
 
@@ -217,7 +217,7 @@ def resolve_text_inputs(inputs: list[str], format_: str | None, suffixes: Sequen
             f"one by one, and the inputs have neither. {leave_out()}. {notice}".strip()
         )
     if notice:
-        print_notice(notice)
+        print_notice(split_ways(notice)[0])
     return resolved
 
 

@@ -98,13 +98,13 @@ def run(words: list[str], env: dict[str, str], *, in_world: bool = False) -> Out
     from lmtrain.cli import main as command_line
 
     output, before, errors = io.StringIO(), dict(os.environ), list[Any]()
-    print_error = command_line.print_error
+    print_error = command_line.print_error  # type: ignore
 
     def seen(error: Any, advice: str = "") -> None:
         errors.append(error)
         print_error(error, advice)
 
-    command_line.print_error = seen
+    command_line.print_error = seen  # type: ignore
     os.environ.update(env)
     code: object = 0
     is_accepted = asks_for_torch = False
@@ -125,7 +125,7 @@ def run(words: list[str], env: dict[str, str], *, in_world: bool = False) -> Out
         code = 1
     finally:
         signal.alarm(0)
-        command_line.print_error = print_error
+        command_line.print_error = print_error  # type: ignore
         os.environ.clear()
         os.environ.update(before)
     ways = [

@@ -17,7 +17,9 @@ import pytest
 import typer
 
 from lmtrain.cli import subcommands
+from lmtrain.config.name_suggestions import types_by_key
 from lmtrain.config.settings_base import add_plugin, plugins
+from lmtrain.train.run_config import RunConfig
 from tests.mistakes import grammar
 from tests.mistakes.__main__ import try_lines
 from tests.mistakes.grammar import Line
@@ -141,7 +143,7 @@ def _settings_without(known: dict[str, list[ModuleType]]) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name in set(plugins) - set(known):
             patch.delitem(plugins, name)
-        return set(grammar.types_by_key(grammar.RunConfig))
+        return set(types_by_key(RunConfig))
 
 
 def _trial(

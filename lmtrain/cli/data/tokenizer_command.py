@@ -21,7 +21,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted
+from lmtrain.errors import OutputError, UsageError, leave_out
 from lmtrain.units import plural
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _check_text(words: list[str]) -> None:
     of a file.
     """
     for word in words:
-        refuse_file_as_text("tokenizer show", word, f"--data {shell_quoted(word)}")
+        refuse_file_as_text("tokenizer show", word, "--data")
     if len(words) > 1:
         raise UsageError(f"tokenizer show takes one text, and there are {len(words)}. Put the text in quotes.")
 

@@ -21,7 +21,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.config.settings_base import show
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.training_data_by_source import excess_warnings
-from lmtrain.errors import DataError, SettingsError, way
+from lmtrain.errors import DataError, SettingsError, split_ways, way
 from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
@@ -69,7 +69,7 @@ def make_data_of_text(
             return
         _check_size(request, data, overrides)
         if notice := request.suffixes.left_out(request.texts):
-            print_notice(notice)
+            print_notice(split_ways(notice)[0])
         with _show_progress() as report:
             made = folder.make(request, report, print_notice, replaces=_is_unused(config, data))
     for line in _describe(made, data, folder):

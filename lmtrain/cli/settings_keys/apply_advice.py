@@ -123,10 +123,14 @@ class Command:
 
     def lost(self, before: Command) -> list[str]:
         """Return what was typed in `before` and is not in this command any more, neither as a word nor as a value."""
+        return [" ".join(map(shell_quoted, unit)) for unit in self.lost_units(before)]
+
+    def lost_units(self, before: Command) -> list[tuple[str, ...]]:
+        """Return the same in units."""
         text = "\0".join(self.words)
         gone = [unit for unit in before.units if unit not in self.units]
         return [
-            " ".join(map(shell_quoted, unit)) for unit in gone
+            unit for unit in gone
             if not all(part in text for value in _values(unit) for part in VALUE_SIGNS.split(value))
         ]  # fmt: skip
 
@@ -209,6 +213,13 @@ def command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
 
 def is_setting(word: str) -> bool:
     return "=" in word and not word.startswith("-")
+
+
+def corrects(command: Command, unit: Sequence[str]) -> bool:
+    """Return whether a command gives another value to the key or option of `unit`, which was typed. A unit without one,
+    an argument, may have any word in its place.
+    """
+    return not _name(unit) or any(_name(each) == _name(unit) for each in command.units)
 
 
 def _name(unit: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.read.find_input_files import TextSuffixes, find_sources, resolve_input
-from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, UsageError, split_ways
 
 
 @pytest.fixture
@@ -109,19 +109,19 @@ def test_an_unknown_format_is_refused(name: str, said: str) -> None:
 
 def test_files_that_are_left_out_are_counted_with_what_to_type(folder: Path) -> None:
     inputs: list[str | Path] = [folder, folder / "b/*", folder / "a.txt", "-"]
-    said = TextSuffixes().left_out(inputs)
+    said = split_ways(TextSuffixes().left_out(inputs))[0]
     assert said == "1 file left out (.md). Add --suffix .md to read it as text."
     (folder / "b/notes.pdf").write_bytes(b"%PDF\0")
     (folder / "b/6.md").write_text("six")
     (folder / "b/LICENSE").write_text("free")
     (folder / "c/code.py.gz").write_bytes(b"\x1f\x8b")
-    said = TextSuffixes().left_out(inputs)
+    said = split_ways(TextSuffixes().left_out(inputs))[0]
     assert said == (
         "5 files left out (.md, without a suffix, .pdf, .py.gz). Add --suffix .md to read them as text."
     )
     assert TextSuffixes((".md",)).left_out(inputs).startswith("3 files left out (without a suffix, .pdf, .py.gz). Fold")
     settings = TextSuffixes((".gz",), lambda each: f"[{','.join(each)}]", types_all=True)
-    assert "Add [.gz,.md] to read them as text." in settings.left_out(inputs)
+    assert "Add [.gz,.md] to read them as text." in split_ways(settings.left_out(inputs))[0]
     assert TextSuffixes().left_out([folder / "c/x.parquet", "-"]) == ""
 
 
