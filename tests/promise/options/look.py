@@ -115,8 +115,8 @@ _CHANGING = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?([+-]\d\d:\d\d|Z)?", "DATE"),
     (r'("[\w/]*(?:seconds|_s|_at|time|date|pid|tokens_per_s|mfu|tflops|memory|rss|peak)\w*"): *'
      r'(?:-?[\d.e+-]+|"[^"]*"|null)', r"\1: N"),
+    (r"\b(?:[\d.]+[dhms])+ ago", "AGO"),  # before TIME, which takes "59.9s" and leaves "1m00s"
     (r"\b\d[\d.,]*(e-?\d+)?[kMG]? ?(?:s|ms|us|µs|min|h|seconds?|tokens/s|(?:[kMG]i?)?B/s)\b", "TIME"),
-    (r"\b(\d+[dhms])+ ago", "AGO"),
     (r"\b[\d.]+ ?[kMGT]? ?(?:FLOP|tok)/s|\bmem [\d.]+ [kMG]iB", "RATE"),
     (r" +", " "), (r" (?=\n)", ""),  # columns are as wide as the numbers in them
     (r'"key": "[0-9a-f]{64}"', "KEY"),  # of a step of `corpus build`: a hash of times too

@@ -25,6 +25,9 @@ SHARED = [
 ]
 CORPUS = [
     Row("tokenizer show", "--data", ("notes.txt",)),
+    Row("tokenizer show", "--key", ("other",), plus="--data corpus.jsonl"),
+    Row("tokenizer show", "--split", plus="--data notes.txt"),
+    Row("tokenizer show", "--format", ("txt", "jsonl"), plus="--data corpus.unknown", without=_ERROR),
     Row("corpus dedupe", "--threshold", ("1.0",)),
     Row("corpus dedupe", "--threshold", base=f"{STEP} --exact-only", ends="refused"),
     Row("corpus dedupe", "--keep", ("longest",)),
@@ -116,7 +119,8 @@ RUNS = [
     Row("pretrain", "--from-run", ("runs/a",), base="run.dir=runs/new train.steps=5", without=_ERROR),
     Row("pretrain", "--multirun", base=_SWEEP, without=_ERROR),
     Row("pretrain", "--print-config"),
-    Row("pretrain", "--from-beginning", base="--from-run runs/a run.dir=runs/new --dry-run"),
+    Row("pretrain", "--from-beginning", base="--from-run runs/a run.dir=runs/new --dry-run", without=_ERROR),
+    Row("pretrain", "--from-beginning", ends="refused"),
     Row("pretrain", "--nproc", ("2",), plus="parallel.dp_shard=2", without=_ERROR, has_own_process=True),
     Row("pretrain", "--nproc-per-node", ("2",), plus="parallel.dp_shard=2", env=_SRUN, without=_ERROR,
         has_own_process=True),
@@ -127,8 +131,17 @@ RUNS = [
     *(row for verb, more in (("slurm render", ""), ("slurm submit", " --dry-run")) for row in (
         Row(verb, "--from-run", ("runs/a",), base=f"run.dir=runs/new train.steps=5 --tasks-per-node 1{more}",
             without=_ERROR),
-        Row(verb, "--gpus-per-node", ("2",), base=f"{_ON_GPU}{more}", without=_ERROR),
-        Row(verb, "--tasks-per-node", ("2",), base=f"{RUN}{more}", without=_ERROR),
+        Row(verb, "--from-beginning", base=f"--from-run runs/a run.dir=runs/new --tasks-per-node 1{more}",
+            without=_ERROR),
+        Row(verb, "--from-beginning", ends="refused"),
+        Row(verb, "--gpus-per-node", ("1", "2"), base=f"{_ON_GPU} parallel.dp_shard=2{more}", without=_ERROR),
+        Row(verb, "--gpus-per-node", ("4",), base=f"{_ON_GPU} parallel.dp_shard=2{more}", without=_ERROR,
+            ends="refused"),
+        Row(verb, "--tasks-per-node", ("1", "2"), base=f"{RUN} parallel.dp_shard=2{more}", without=_ERROR),
+        Row(verb, "--tasks-per-node", ("4",), base=f"{RUN} parallel.dp_shard=2{more}", without=_ERROR,
+            ends="refused"),
+        # because: the number that fits the layout is also that which is taken without it
+        Row(verb, "--nodes", ("1", "3"), base=f"{RUN} parallel.dp_shard=2 --tasks-per-node 1{more}", ends="refused"),
         Row(verb, "--array", base=f"{_SWEEP} --tasks-per-node 1{more}", without=_ERROR),
         Row(verb, "--tasks", base=f"{RUN} parallel.dp_shard=2 --tasks-per-node 2{more}"),
     )),
@@ -158,6 +171,8 @@ MODELS = [
     Row("eval", "--data", ("notes.txt",)),
     Row("eval", "--key", ("other",)),
     Row("eval", "--key", ("other",), base="runs/a --task perplexity --data data/a --limit 1", ends="refused"),
+    Row("eval", "--suffix", (".unknown",), base="runs/a --task perplexity --data corpus.unknown", without=_ERROR),
+    Row("eval", "--suffix", (".unknown",), base="runs/a --task perplexity --data data/a --limit 1", ends="refused"),
     Row("eval", "--list", base="", without=_ERROR),
     Row("eval", "--limit", ("2",)),
     Row("eval", "--limit", ("2",), base="--list", ends="refused"),
@@ -171,7 +186,9 @@ MODELS = [
     Row("eval", "--nproc", ("2",), has_own_process=True),
     Row("eval", "--nproc-per-node", ("2",), env=_SRUN, has_own_process=True),
     Row("generate", "--prompt", ("Bado",)),
-    Row("generate", "--prompt-file", ("notes.txt",), base="runs/a --max-new-tokens 9 --device cpu"),
+    # because: without either option, standard input is read
+    Row("generate", "--prompt-file", ("notes.txt",), base="runs/a --prompt-file eval.jsonl --device cpu"),
+    Row("generate", "--prompt-file", ("notes.txt",), ends="refused"),
     Row("generate", "--max-new-tokens", ("5",)),
     Row("generate", "--precision", ("bf16",), base=f"{_GENERATE} --temperature 2 --num-samples 8 --max-new-tokens 200"),
     Row("generate", "--top-k", ("3",)),
@@ -207,6 +224,8 @@ MODELS = [
     Row("plan", "--calibrate", base="runs/long runs/longer hardware=cpu", without=_ERROR),
     Row("plan", "--output", ("some/hardware/mine.yaml",), base="runs/long runs/longer hardware=cpu --calibrate"),
     Row("demo", "--output", ("notes.txt",), base="train.steps=some --output eval.jsonl", without=_ERROR, ends=_ERROR),
+    # because: they end well only if a shell has started the tests, whose home is not to be written to
+    *(Row("lmtrain", f"--{word}-completion", env=(("HOME", "home"),), ends=_ERROR) for word in ("install", "show")),
     Row("lmtrain", "--debug", base="inspect nothing", without=_ERROR, ends=_ERROR),
 ]
 ROWS = [*CORPUS, *DATA, *RUNS, *MODELS, *SHARED]
