@@ -183,9 +183,10 @@ class SlurmOptions:
             )
         num_nodes = num_processes // per_node
         if self.nodes is not None and self.nodes != num_nodes:
+            other = _other_layout(parallel, self.nodes * per_node)
             raise LayoutError(
                 f"--nodes={self.nodes} does not fit the layout ({layout}), which takes {plural(num_nodes, 'node')} "
-                f"with {option}={per_node}. Use --nodes={num_nodes}{_other_layout(parallel, self.nodes * per_node)}."
+                f"with {option}={per_node}. Use {way(f'--nodes={num_nodes}')}{other}."
             )
         return num_nodes, per_node
 
