@@ -9,7 +9,8 @@ from typing import Any
 
 # advice with a value: `Use parallel.tp=2`, `Add --nproc 2`; a place in capitals, as in `Give --output DIR`, is none
 ADVICE = re.compile(
-    r"\b(?:Use|Write|Set|Add|Type|type|Did you mean) (?:[a-z_]+\.[a-z_.]+=(?![A-Z])\S|--[a-z][\w-]*(?:[ .,=]|$)(?![A-Z]))"
+    r"\b(?:Use|Write|Set|Add|Type|type|Did you mean) "
+    r"(?:[a-z_]+\.[a-z_.]+=(?![A-Z])\S|--[a-z][\w-]*(?:[ .,=]|$)(?![A-Z]))"
 )
 TABLES = ("option_synonyms.py",)  # of other tools' names
 
