@@ -87,11 +87,21 @@ def _hold_problems(error: SettingsError | LayoutError, problems: Sequence[str], 
     """Make `error` report these problems: `marked_problems` as given, `problems` without the marks of their ways.
     `subject` says what is wrong, if there are several.
     """
+    problems = _one_for_each_value(problems)
     split = [split_ways(problem) for problem in problems]
     error.subject, error.marked_problems = subject, tuple(problems)
     error.problems = tuple(type(problem)(text) for problem, (text, _) in zip(problems, split, strict=True))
     LmtrainError.__init__(error, _numbered_list(error.problems, subject))
     error.ways = tuple(tuple(ways) for _, ways in split)
+
+
+def _one_for_each_value(problems: Sequence[str]) -> list[str]:
+    """Return the first problem of each wrong value: one that begins with the KEY=VALUE of an earlier one is left out.
+
+    because: what else is wrong with a value seldom is, once the first problem is mended
+    """
+    first = {re.match(r"\S+=\S+|.*", problem, re.DOTALL)[0]: problem for problem in reversed(problems)}
+    return [problem for problem in problems if problem in first.values()]
 
 
 _MAX_PROBLEM_CHARS = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot

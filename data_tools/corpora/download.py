@@ -100,7 +100,8 @@ def fetch(
             _download(url, partial, num_bytes, report)
             _move_into_place(partial, target, sha256, url)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            problems.append((urlsplit(url).netloc, str(getattr(error, "reason", None) or error)))
+            reason = getattr(error, "reason", None) or error
+            problems.append((urlsplit(url).netloc, getattr(reason, "strerror", None) or str(reason)))
         except DataError as error:  # because: an address may give a login page instead, and the next may give the file
             partial.unlink(missing_ok=True)
             wrong_content = error

@@ -22,7 +22,7 @@ class CheckpointSettings(Settings):
     interval_steps: int | None = quantity("count", default=500)  # 0: by time and at the end; None: never
     interval_s: float | None = quantity("seconds", default=DEFAULT_INTERVAL_S)  # and whenever so much time went by
     keep_last: int | Literal["all"] = field(
-        default=2, metadata={"example": "all to keep every one, or checkpoint.keep_last=2"}
+        default=2, metadata={"example": "all"}
     )
     keep_every_steps: int | None = quantity("count", default=None)  # checkpoints at multiples of it are never removed
     keep_best: int = 0  # so many checkpoints with the best `best_by` are kept as well

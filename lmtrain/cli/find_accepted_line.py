@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
-from lmtrain.cli.settings_keys.apply_advice import Command, command_of, fits, nearest_first, shell_lines
+from lmtrain.cli.settings_keys.apply_advice import VALUE_SIGNS, Command, command_of, fits, nearest_first, shell_lines
 from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
 from lmtrain.cli.subcommands import ClickError
-from lmtrain.config.compose_run_settings import expand_sweep
-from lmtrain.config.parse_and_apply_overrides import override_key
+from lmtrain.config.compose_run_settings import expand_sweep, group_choices
+from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined
 
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
@@ -38,7 +38,7 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         if step is None or step[0].units in seen:
             return joined(errors), ""
         following, refused = step
-        changed |= {_key(unit) for unit in {*command.units} ^ {*following.units}}
+        changed |= _given_other_values(command, following)
         seen.add(following.units)
         command = following
         if refused is None:
@@ -47,6 +47,14 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         if not changed & {text.partition("=")[0] for text in getattr(refused, "problems", [str(refused)])}:
             errors.append(refused)  # because: what the advice itself brought in is no mistake of the user
     return joined(errors), ""
+
+
+def _given_other_values(before: Command, after: Command) -> set[str]:
+    """Return the keys and options with a value of the advice's own, not only in another form than it was typed."""
+    typed = " ".join(before.words)
+    new = [unit for unit in after.units if unit not in before.units]
+    values = {_key(unit): VALUE_SIGNS.split(unit[-1].partition("=")[2]) for unit in new}
+    return {key for key, parts in values.items() if not all(part in typed for part in parts)}
 
 
 def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainError | None] | None:
@@ -120,18 +128,31 @@ def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any]) -> None:
 
 def _check_run(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
+    from lmtrain.cli.ranks.launch_ranks import ProcessOptions, detect_process
+    from lmtrain.train.startup_checks.preflight import check_machine
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
     is_sweep = params.get("multirun") or params.get("array")
     runs = expand_sweep(overrides, config_dir=config_dir)[:_MAX_RUNS] if is_sweep else [overrides]
     for run in runs:
-        compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
+        config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
+        if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
+            processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])
+            check_machine(config, detect_process(processes), starts_run=not params["dry_run"])
 
 
 def _check_settings(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 
     compose_settings(params["overrides"] or [], config_dir=params["config_dir"])
+
+
+def _check_branches(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.checkpoint.branch_command import build_branches
+
+    parse_overrides(params["overrides"] or [], group_choices())  # because: a branch adds words of its own
+    names = ("run", "at", "decay", "decay_steps", "decay_tokens", "shape", "output", "overrides")
+    build_branches(**{name: params[name] for name in names})
 
 
 def _check_question(params: Mapping[str, Any]) -> None:
@@ -150,7 +171,8 @@ def _check_explained(params: Mapping[str, Any]) -> None:
 # verbs that take settings -> what refuses wrong ones
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "pretrain": _check_run, "slurm render": _check_run, "slurm submit": _check_run, "plan": _check_question,
-    "data index": _check_settings, "data blend": _check_settings, "config explain": _check_explained,
+    "branch": _check_branches, "data index": _check_settings, "data blend": _check_settings,
+    "config explain": _check_explained,
 }  # fmt: skip
 
 

@@ -161,17 +161,20 @@ def parse_numbers(option: str, text: str, way_out: str) -> list[float]:
 
 
 def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
-    """Raise UsageError if one of the parameters named in `unused` was typed on the command line, since it has no effect
-    there. `subject` is what it has no effect with, for the message, such as "--calibrate".
+    """Raise UsageError if parameters named in `unused` were typed on the command line, since they have no effect there.
+    `subject` is what they have no effect with, for the message, such as "--calibrate".
     """
+    names, typed = list[str](), list[str]()
     for param in context.command.params:
         source = context.get_parameter_source(str(param.name))
         if param.name in unused and source is not None and source.name == "COMMANDLINE":
             is_option, value = param.opts[0].startswith("-"), context.params[str(param.name)]
-            option = param.opts[0] if is_option else str(param.name).upper()
-            typed = param.opts if is_option else map(str, value) if isinstance(value, list) else [str(value)]
-            way_out = leave_out(*typed, shown=f"Leave {option} out")
-            raise UsageError(f"{option} has no effect with {subject}. {way_out}.")
+            names.append(param.opts[0] if is_option else str(param.name).upper())
+            typed += param.opts if is_option else map(str, value) if isinstance(value, list) else [str(value)]
+    if names:
+        verb = "has" if len(names) == 1 else "have"
+        way_out = leave_out(*typed, shown=f"Leave {names[0] if len(names) == 1 else 'them'} out")
+        raise UsageError(f"{' and '.join(names)} {verb} no effect with {subject}. {way_out}.")
 
 
 def refuse_file_as_text(option: str, text: str, way_out: str) -> None:

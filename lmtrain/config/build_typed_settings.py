@@ -29,7 +29,7 @@ _PARSERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": u
 _SIZE_EXAMPLES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
 _TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _PLURAL_WORDS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
-_EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
+_EXAMPLES = {int: "1", float: "1.0"}
 _BOOLEANS = {"yes": True, "on": True, "1": True, "1.0": True, "no": False, "off": False, "0": False, "0.0": False}
 _NO_EXAMPLES = ("", "[]", "{}")
 _INVALID = object()  # placeholder for a value whose problem is already recorded
@@ -78,8 +78,8 @@ class _Builder:
     `hint` the type hint of the settings field.
     """
 
-    def __init__(self, names: SettingNames | None) -> None:
-        self.names, self.problems = names, list[str]()
+    def __init__(self, names: SettingNames | None, *, advises: bool = True) -> None:
+        self.names, self.advises, self.problems = names, advises, list[str]()
 
     def build_group(self, cls: type[Settings], data: Any, path: str) -> Any:
         """Build an instance of the settings class `cls` from `data`, a dict of its keys. If anything is wrong, append
@@ -179,7 +179,7 @@ class _Builder:
             if len(options) == 1:
                 return self._build_value(options[0], value, path, example)
             for option in options:
-                attempt = _Builder(self.names)
+                attempt = _Builder(self.names, advises=False)
                 result = attempt._build_value(option, value, path, example)
                 if not attempt.problems:
                     return result
@@ -235,7 +235,7 @@ class _Builder:
             return self._refuse_type(hint, value, path, example)
         if isinstance(inner, type) and issubclass(inner, Settings):
             return tuple(self.build_group(inner, item, f"{path}[{i}]") for i, item in enumerate(value))
-        attempt = _Builder(None)
+        attempt = _Builder(None, advises=False)
         items = tuple(attempt._build_value(inner, item, f"{path}[{i}]") for i, item in enumerate(value))
         if attempt.problems:
             return self._refuse_type(hint, value, path, example)
@@ -252,11 +252,13 @@ class _Builder:
         """Return the advice for a value of the wrong type: the value of the type `hint` that says the same, such as
         [0.1] for 0.1, or else to give another, with `example` shown.
         """
-        for meant, text in _values_meant(hint, value):
-            attempt = _Builder(None)
+        # because: the values that are tried here are refused in this way too
+        for meant, text in _values_meant(hint, value) if self.advises else ():
+            attempt = _Builder(None, advises=False)
             if attempt._build_value(hint, meant, path) is not _INVALID and not attempt.problems:
                 return f"Write {way(f'{path}={text}')}."
-        return f"Give {_type_words(hint)}{f', such as {show_example(example)}' if example not in _NO_EXAMPLES else ''}."
+        shows = bool not in union_members(hint) and example not in _NO_EXAMPLES
+        return f"Give {_type_words(hint)}{f', such as {show_example(example)}' if shows else ''}."
 
     def _record(self, problem: str) -> Any:
         """Record a problem and return _INVALID."""
@@ -291,6 +293,8 @@ def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
     word = str(value).strip().lower()
     if type(None) in union_members(hint) and word in ("none", "off", ""):
         yield None, "null"
+    if value is None and any(get_origin(option) is Literal and "all" in get_args(option) for option in options):
+        yield "all", "all"
     if bool in options and word in _BOOLEANS:
         yield _BOOLEANS[word], show(_BOOLEANS[word])
     if isinstance(value, str) and {int, float} & options:

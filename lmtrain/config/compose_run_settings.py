@@ -16,11 +16,11 @@ from itertools import islice, product
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from lmtrain.config import setting_references
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value
+from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value, types_by_key, union_members
 from lmtrain.config.parse_and_apply_overrides import (
     RefusedOverrides,
     apply_override,
@@ -72,7 +72,9 @@ def _compose(
 ) -> S:  # fmt: skip
     """Do what `compose` says; problems do not name the file of settings that they are in."""
     try:
-        tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
+        tree = compose_plain(
+            overrides, config_dir=config_dir, name=name, defaults=defaults, takes_list=partial(_takes_list, cls)
+        )
     except RefusedOverrides as error:
         others = _remaining_problems(cls, error, config_dir, name, defaults)
         raise SettingsError([*error.marked_problems, *others]) from error
@@ -83,6 +85,11 @@ def _compose(
         for adjusted in adjusted_defaults:  # because: a refusal must not follow notes on settings that fit nothing
             report(adjusted.text())
     return settings
+
+
+def _takes_list(cls: type[Settings], key: str) -> bool:
+    """Return whether the setting `key` of the settings class `cls` may be a list."""
+    return any(get_origin(option) is tuple for option in union_members(types_by_key(cls).get(key)))
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:
@@ -131,6 +138,7 @@ def _remaining_problems(
 def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    takes_list: Callable[[str], bool] = lambda key: False,
 ) -> dict[str, Any]:  # fmt: skip
     """Return all settings as nested dicts, not yet checked for their types: the root config NAME.yaml and the files
     that it includes, the groups in `defaults` in place of the files' groups, then the overrides. References such as
@@ -141,7 +149,7 @@ def compose_plain(
     # because: hydra takes 0.3 s to import, and most commands compose no config
     from lmtrain.config.compose_files_with_hydra import compose_files
 
-    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
+    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name, takes_list=takes_list)
     tree = compose_files(request) | deepcopy(dict(defaults))
     _name_stages(tree, [override.key_or_group for override in changes])
     problems = list(_read_named_files(tree, request.folders))
@@ -230,7 +238,8 @@ def _group_of(key: str) -> str | None:
 
 
 def prepare_composition(
-    overrides: Sequence[str], *, config_dir: Path | None, name: str
+    overrides: Sequence[str], *, config_dir: Path | None, name: str,
+    takes_list: Callable[[str], bool] = lambda key: False,
 ) -> tuple[CompositionRequest, list[Any]]:
     """Parse and check the overrides, and return them in two groups: a request for Hydra with those that choose files,
     such as `model=gpt2_small`, and Hydra's Override objects of those that set single values. Raise RefusedOverrides if
@@ -248,7 +257,7 @@ def prepare_composition(
     for word, override in zip(overrides, parse_overrides(overrides, groups), strict=True):
         group = override.key_or_group
         if override.is_sweep_override():
-            refusals.append((word, sweep_refusal(override)))
+            refusals.append((word, sweep_refusal(override, is_list=takes_list(group))))
         elif group == STAGE_GROUP:
             refusals.append((word, f"{override.input_line} names no stage. Write stages.NAME={override.value()}."))
         elif group in groups:
@@ -257,7 +266,10 @@ def prepare_composition(
             refusals += [(word, problem) for problem in wrong]
             choices.append(f"~{group}" if override.value() is None else chosen[group])
         elif "/" in group:
-            hint = f"which does not exist. {spelling_hint(group, groups, partial(_other_group, word))}"
+            as_key = group.replace("/", ".")
+            is_key = group.partition("/")[0] in groups and override.value() is not None
+            mine = f"Write {way(f'{as_key}={override.value()}', instead_of=word)}." if is_key else ""
+            hint = f"which does not exist. {mine or spelling_hint(group, groups, partial(_other_group, word))}"
             refusals.append((word, f"{override.input_line} chooses from the group {group}, {hint}"))
         else:
             changes.append(override)

@@ -321,7 +321,10 @@ def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
         if value and (value.startswith(known_value) or known_value.startswith(value))
     ]
     spellings = (value, value.rpartition("/")[2].lower())
-    similar = (word for text in spellings for word in difflib.get_close_matches(text, known_values, n=1, cutoff=0.6))
+    similar = (
+        word for text in spellings for word in difflib.get_close_matches(text, known_values, n=1, cutoff=0.6)
+        if word != "none" or difflib.SequenceMatcher(None, text, word).ratio() > 0.7  # because: it turns something off
+    )  # fmt: skip
     return next(iter([*extensions, *similar, *prefixes]), None)
 
 

@@ -29,6 +29,7 @@ _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _PLAIN_TEXT = re.compile(r"[A-Za-z_./~][\w./~@%+-]*")
 _SPECIAL_CHARACTERS = ",[]{}()'\""
 _PLAIN_ITEM = re.compile(r"[\w.+/:%@?|$*\\-]+", re.ASCII)  # an entry of a list that Hydra's grammar reads unquoted
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 _CLOSING_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 _HYDRA_WAYS_OUT = {  # a setting of Hydra's -> the words to type instead; VALUE is its value
     "hydra.run.dir": ("run.dir=VALUE",),
@@ -149,16 +150,21 @@ def _override_of_file(setting: FileSetting) -> Any:
     )  # fmt: skip
 
 
-def sweep_refusal(override: Any) -> str:
+def sweep_refusal(override: Any, *, is_list: bool = False) -> str:
     """Return the error message for a Hydra Override object with several values, such as `a=1,2`, on a command that
-    starts a single run.
+    starts a single run. `is_list` says that the key takes a list.
     """
     text = str(override.input_line)
     key, _, value = text.partition("=")
-    hint = blend_hint(key, value)
-    if not hint and "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
-        hint = f" A list is {way(f'{key}=[{value}]')}, one text {way(f'{key}={hydra_quoted(value)}')}."
-    each = f" Add {way('-m')} to run each of them."
+    each, hint = f" Add {way('-m')} to run each of them.", blend_hint(key, value)
+    if "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
+        as_list = f" A list is {way(f'{key}=[{value}]')}"
+        if is_list:
+            return f"{text} names several values.{as_list}.{each}"
+        if _THOUSANDS.fullmatch(value):
+            number = way(f"{key}={value.replace(',', '')}")
+            return f"{text} names several values. As one number it is {number}.{each}"
+        hint = hint or f"{as_list}, one text {way(f'{key}={hydra_quoted(value)}')}."
     return f"{text} names several values.{hint + each if key.startswith('data.') else each + hint}"
 
 
@@ -357,7 +363,7 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if after and _takes_next_word(text, after[0], groups):
         joined = way(f"{text}={after[0]}", instead_of=(text, after[0]))
         return f"{text!r} and its value are two words. Write {joined}."
-    if "=" in before and not set(_SPECIAL_CHARACTERS) & set(before):
+    if "=" in before and not set(_SPECIAL_CHARACTERS) & set(before) and not Path(text).exists():
         key, _, value = before.partition("=")
         joined = way(f"{key}={hydra_quoted(f'{value} {text}')}", instead_of=(before, text))
         return f"{text!r} is not an override, since it names no key. If it belongs to the word before, type {joined}."

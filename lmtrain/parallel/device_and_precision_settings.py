@@ -135,9 +135,9 @@ class SomeRecomputeSettings(RecomputeSettings):
         return (*super().settings, *[f"recompute.blocks={self.blocks}"] * (self.blocks is not None))
 
     def problems(self) -> Iterator[Problem]:
-        ways = [f"{own('null')} for all blocks", f"{way('recompute=none', instead_of='.blocks')} for none"]
-        ways = ways[::-1] if self.blocks == 0 else ways
-        yield from self.checked(self.at_least(1, "blocks", f"Use {', or '.join(ways)}."))
+        none = way("recompute=none", instead_of=".blocks")
+        way_out = f"Use {own(1)} or more, {own('null')} for all blocks, or {none} for none."
+        yield from self.checked(self.at_least(1, "blocks", way_out))
 
     def is_for(self, block: int) -> bool:
         """Return True if the block with this number in the whole model is recomputed."""
@@ -146,7 +146,8 @@ class SomeRecomputeSettings(RecomputeSettings):
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
         yield from self.problem_if(
             self.blocks is not None and self.blocks > num_layers, "blocks",
-            f"is more than model.num_layers={num_layers}", f"Use {own('null')} for all blocks.",
+            f"is more than model.num_layers={num_layers}",
+            f"Use {own(num_layers)} or less, or {own('null')} for all blocks.",
         )  # fmt: skip
 
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:

@@ -60,7 +60,13 @@ def library_errors(action: str, way_out: str) -> Iterator[None]:
     except BaseException as error:
         if passes_unchanged(error):
             raise
-        raise DataError(f"The library tokenizers cannot {action} ({shorten(error)}). {way_out}") from error
+        raise DataError(f"The library tokenizers cannot {action} ({_cause(error)}). {way_out}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """Return what the library says of an error, in plain words where Python's decoder says it."""
+    text = shorten(error)
+    return "it is not UTF-8 text" if "codec can't decode" in text else text
 
 
 def passes_unchanged(error: BaseException) -> bool:

@@ -1,6 +1,8 @@
-"""A process that runs command lines one after another, as JSON lines, and says of each whether torch came in.
+"""A process without torch that runs command lines one after another, as JSON lines.
 
-Started by tests in a process without torch, so that hundreds of mistakes cost one start of Python.
+A command that asks for torch is ended there: all that is to be refused without torch has been refused by then, so it
+has been accepted. In a world of its own a command that starts another process is ended likewise; files that it made are
+removed, and files that it changed put back.
 """
 
 from __future__ import annotations
@@ -8,76 +10,221 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 20  # for a command to be refused, or to begin its work
+
+
+PARSED_ONLY = ("demo",)  # verbs that do much before they ask for torch: accepted once their words are read
+
+
+class Accepted(BaseException):
+    """The command begins its work."""
 
 
 @dataclass(frozen=True)
-class Said:
+class Outcome:
     code: int
     text: str
-    torch: bool
+    is_accepted: bool
+    torch: bool = False  # it asked for torch
+    # for each problem of the error: the ways out as (new words, what they replace, whether it is an example)
+    ways: list[list[tuple[list[str], list[str], bool]]] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)  # all values of the parsed options, and of the composed settings
 
 
 class Runner:
+    """Runs lines in a child process: in the folder `world`, which stays as it is, or in the repository."""
+
+    def __init__(self, world: Path | None = None) -> None:
+        self._world = world
+
     def __enter__(self) -> Runner:
         self._start()
         return self
 
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mistakes.runner"], cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
     def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
         self._process.communicate(timeout=60)
 
-    def __call__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> Said:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps([list(words), dict(env or {})]) + "\n")
-        process.stdin.flush()
-        said = Said(**json.loads(process.stdout.readline()))
-        if said.torch:  # because: what comes after is to be judged by itself
-            self._end()
-            self._start()
-        return said
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.mistakes.runner", *(["world"] if self._world else [])],
+            cwd=self._world or ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def __call__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> Outcome:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([list(words), dict(env or {})]) + "\n")
+        self._process.stdin.flush()
+        return Outcome(**json.loads(self._process.stdout.readline()))
 
 
-def run(words: list[str], env: dict[str, str]) -> Said:
-    from lmtrain.cli.main import main
+class _NoTorch(MetaPathFinder, Loader):
+    """Finds torch, since code may look whether it is there, and ends the command that imports it."""
 
-    output, before = io.StringIO(), dict(os.environ)
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name) if name == "torch" else None
+        if spec is not None:
+            spec.loader = self
+        return spec
+
+    def exec_module(self, module: object) -> None:
+        raise Accepted("torch")
+
+
+def _begin_work(*_: object, **__: object) -> None:
+    raise Accepted("a process")
+
+
+def run(words: list[str], env: dict[str, str], *, in_world: bool = False) -> Outcome:
+    from lmtrain.cli import main as command_line
+
+    output, before, errors = io.StringIO(), dict(os.environ), list[Any]()
+    print_error = command_line.print_error
+
+    def seen(error: Any, advice: str = "") -> None:
+        errors.append(error)
+        print_error(error, advice)
+
+    command_line.print_error = seen
     os.environ.update(env)
     code: object = 0
+    is_accepted = asks_for_torch = False
+    signal.alarm(SECONDS)
     try:
         with redirect_stdout(output), redirect_stderr(output):
-            main(words)
+            if in_world and words[:1] and words[0] in PARSED_ONLY:
+                _stub_callback(words[0])
+            command_line.main(list(words))
+        is_accepted = True
     except SystemExit as end:
         code = end.code or 0
+        is_accepted = code == 0
+    except Accepted as end:
+        is_accepted, asks_for_torch = True, str(end) == "torch"
     except BaseException:
         output.write(traceback.format_exc())
         code = 1
     finally:
+        signal.alarm(0)
+        command_line.print_error = print_error
         os.environ.clear()
         os.environ.update(before)
-    return Said(code if isinstance(code, int) else 1, output.getvalue(), "torch" in sys.modules)
+    ways = [
+        [(list(w.new), list(w.old), w.is_example or w.is_form) for w in each] for error in errors for each in error.ways
+    ]
+    values = _values(words) if is_accepted and in_world else []
+    code = code if isinstance(code, int) else 1
+    return Outcome(code, output.getvalue(), is_accepted, asks_for_torch, ways, values)
+
+
+def _stub_callback(verb: str) -> None:
+    """Let a verb end where its words have been read."""
+    from lmtrain.cli.subcommands import build_verb
+
+    build_verb(verb).callback = _begin_work
+
+
+def _values(words: Sequence[str]) -> list[str]:
+    """Return every single value that the command has got: of its options, and of the settings that it composes."""
+    from lmtrain.cli.settings_keys.apply_advice import Command, command_of
+
+    command, verb = command_of(words)
+    if command is None:
+        return list(words)
+    try:
+        params = command.make_context(" ".join(verb), list(words[len(verb) :])).params
+    except RuntimeError:  # because: of --help, which ends here
+        return list(words)
+    values = list(_leaves(params))
+    if Command.parse(words).verb == ("pretrain",) and "-m" not in words and "--multirun" not in words:
+        import yaml
+
+        output = io.StringIO()
+        try:
+            with redirect_stdout(output), redirect_stderr(io.StringIO()):
+                from lmtrain.cli.main import main
+
+                main([*(word for word in words if word != "--json"), "--print-config"])
+            values = [value for value in values if "=" not in value] + list(_leaves(yaml.safe_load(output.getvalue())))
+        except SystemExit:
+            pass
+    return values
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield str(key)
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield str(value)
+
+
+def _put_back(world: Path, copy: Path, before: Mapping[str, tuple[int, int]]) -> None:
+    """Make the folder what it was: remove new files, and take changed ones from the copy."""
+    after = _state(world)
+    for path in sorted(after.keys() - before.keys(), reverse=True):
+        full = world / path
+        full.rmdir() if full.is_dir() and not full.is_symlink() else full.unlink()
+    for path in [path for path, state in before.items() if after.get(path) != state and (copy / path).is_file()]:
+        (world / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(copy / path, world / path)
+
+
+def _state(world: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for folder, folders, files in os.walk(world):
+        for name in (*folders, *files):
+            status = os.lstat(os.path.join(folder, name))
+            key = os.path.relpath(os.path.join(folder, name), world)
+            found[key] = (status.st_size, status.st_mtime_ns) if name in files else (0, 0)
+    return found
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError(f"not refused within {SECONDS} s")
+
+
+def _serve(lines: TextIO, answers: TextIO) -> None:
+    for line in lines:
+        print(json.dumps(vars(run(*json.loads(line)))), flush=True, file=answers)
+
+
+def _serve_in_world(lines: TextIO, answers: TextIO) -> None:
+    subprocess.Popen.__init__ = BaseProcess.start = os.fork = _begin_work  # type: ignore
+    world = Path.cwd()
+    copy = world.with_name(f"{world.name}_copy_{os.getpid()}")
+    shutil.copytree(world, copy)
+    before = _state(world)
+    for line in lines:
+        outcome = run(*json.loads(line), in_world=True)
+        _put_back(world, copy, before)
+        print(json.dumps(vars(outcome)), flush=True, file=answers)
+    shutil.rmtree(copy)
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        said = run(*json.loads(line))
-        print(json.dumps(vars(said)), flush=True)
+    answers, sys.stdin, lines = sys.stdout, io.StringIO(), sys.stdin
+    signal.signal(signal.SIGALRM, _late)
+    sys.meta_path.insert(0, _NoTorch())
+    (_serve_in_world if sys.argv[1:] else _serve)(lines, answers)

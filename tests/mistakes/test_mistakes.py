@@ -1,29 +1,40 @@
-"""Two hundred mistakes, each answered in words that name what is wrong and what to do, and a typist who does it.
+"""Mistakes are answered in words that name what is wrong and what to do, and what an answer advises works when typed.
 
-All of them go through the command line in one process without torch. A few of every family run in `make test`.
+Those written by hand are chosen for what they are about; the others are drawn from a grammar of wrong lines, over every
+verb, option and setting: `python -m tests.mistakes` draws them by the thousand.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import typer
 
-from tests.mistakes.families import drawn
-from tests.mistakes.mistake import CODES, RAW, Mistake, first_sentence, problem_of, type_the_way_out
-from tests.mistakes.runner import Runner
+from lmtrain.cli import subcommands
+from lmtrain.config.settings_base import add_plugin, plugins
+from tests.mistakes import grammar
+from tests.mistakes.__main__ import try_lines
+from tests.mistakes.grammar import Line
+from tests.mistakes.mistake import CODES, Mistake, first_sentence, problem_of
+from tests.mistakes.runner import Outcome, Runner
+from tests.mistakes.typist import RAW, shown_line, try_line
+from tests.mistakes.world import LACKING, make_world, right_line
 from tests.mistakes.written import written
 
 SEED = 12
 NUM_COMPOSING, NUM_OTHERS = 3, 16  # in `make test`; the others take next to no time
+SHARES = 4  # of the drawn lines, so that they run at once
 
 
 @cache
 def every() -> list[Mistake]:
-    return [*written(), *drawn(SEED)]
+    return written()
 
 
 def marked() -> list[object]:
@@ -46,8 +57,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.mark.parametrize("mistake", marked())
 def test_a_mistake_is_met(mistake: Mistake, runner: Runner, tmp_path: Path) -> None:
-    words = mistake.at(tmp_path)
-    said = runner(words, mistake.env)
+    said = runner(mistake.at(tmp_path), mistake.env)
     text = said.text
     assert said.code == mistake.code, text
     assert said.code in CODES
@@ -56,18 +66,15 @@ def test_a_mistake_is_met(mistake: Mistake, runner: Runner, tmp_path: Path) -> N
     assert not [raw for raw in RAW if raw in text], text
     for asked in mistake.says:
         assert asked.replace("{here}", str(tmp_path)) in text, (asked, text)
-    assert text.strip().endswith((".", "?", ".`")), text
     assert len(problem_of(text)) > len(first_sentence(text)) + 3, f"no way out: {text}"
 
-    after = list(words)
+    after = shown_line(text) or mistake.at(tmp_path)
     if mistake.mended is not None:
         mistake.write(tmp_path, mistake.mended)
     elif mistake.instead is not None:
         after = [word.replace("{here}", str(tmp_path)) for word in mistake.instead]
     else:
-        typed = type_the_way_out(mistake, text, words)
-        assert typed is not None, f"nothing to type: {text}"
-        after = typed
+        assert shown_line(text), f"nothing to type: {text}"
     further = runner(after, mistake.env)
     assert first_sentence(text) not in further.text, (after, further.text)
     assert not [raw for raw in RAW if raw in further.text], further.text
@@ -75,23 +82,89 @@ def test_a_mistake_is_met(mistake: Mistake, runner: Runner, tmp_path: Path) -> N
         assert further.code == mistake.code_after, (after, further.text)
 
 
-def test_there_are_two_hundred() -> None:
-    names = [mistake.name for mistake in every()]
-    assert len(names) == len(set(names))
-    assert len(names) >= 200
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("mistakes") / "world")
 
 
-def test_a_typist_takes_the_words_of_a_message() -> None:
-    mistake = Mistake("", (), (), wrong="optim.lrr=1")
-    said = "error: optim.lrr=1 is no setting. Did you mean optim.lr=1?"
-    typed = type_the_way_out(mistake, said, ["a", "optim.lrr=1"])
-    assert typed == ["a", "optim.lr=1"]
-    mistake = Mistake("", (), (), wrong="run.dir=a,b")
-    assert type_the_way_out(mistake, "error: run.dir=a,b has a comma. Type \"run.dir='a,b'\".", ["run.dir=a,b"]) == [
-        "run.dir='a,b'"
-    ]
-    mistake = Mistake("", (), (), wrong="parallel.tp=3")
-    assert type_the_way_out(mistake, "error: parallel.tp=3 does not divide 4. Use 1, 2 or 4.", ["parallel.tp=3"]) == [
-        "parallel.tp=1"
-    ]
-    assert type_the_way_out(mistake, "error: parallel.tp=3 is wrong. Sorry.", ["parallel.tp=3"]) is None
+@pytest.mark.wide
+def test_the_right_lines_are_right(world: Path) -> None:
+    with Runner(world) as run:
+        refused = [
+            " ".join(name) for name, command in grammar.verbs().items()
+            if not run(right_line(name, command)).is_accepted
+        ]  # fmt: skip
+    assert refused == list(LACKING)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("share", range(SHARES))
+def test_what_answers_advise_works_when_it_is_typed(share: int, world: Path) -> None:
+    trials = try_lines(world, f"{SEED}/{share}", 2000 // SHARES)
+    wrong = [str(trial) for trial in trials if trial.faults]
+    assert not wrong, f"{len(wrong)} of {len(trials)}\n" + "\n".join(wrong[:5])
+    assert sum(trial.end == "accepted" for trial in trials) > len(trials) / 4
+
+
+def test_new_verbs_options_and_settings_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("lmtrain.cli.planted_command")
+
+    def planted(data: str, size: int = typer.Option(3, "--planted-size")) -> None:
+        """A planted verb."""
+
+    vars(module)["planted"] = planted
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(subcommands.HELP, "planted", "A planted verb.")
+    monkeypatch.setitem(subcommands._FILES, "planted", "planted_command")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = dict(plugins)
+    for cached in (grammar.verbs, grammar.settings):
+        cached.cache_clear()
+    try:
+        add_plugin("tests.plugin_example")
+        verb = ("planted",)
+        assert right_line(verb, grammar.verbs()[verb])[0] == "planted"
+        words = {word for n in range(200) for word in grammar.wrong_option_value(
+            Line(verb, verb), random.Random(n)).words}  # fmt: skip
+        assert any(word.startswith("--planted-size") for word in words)
+        assert len(grammar.settings()) > 100
+        new = {key for key in grammar.settings() if key not in _settings_without(known)}
+        assert new
+    finally:
+        plugins.clear()
+        plugins.update(known)
+        for cached in (grammar.verbs, grammar.settings):
+            cached.cache_clear()
+
+
+def _settings_without(known: dict[str, list[ModuleType]]) -> set[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(plugins) - set(known):
+            patch.delitem(plugins, name)
+        return set(grammar.types_by_key(grammar.RunConfig))
+
+
+def _trial(
+    *answers: str, line: tuple[str, ...] = ("pretrain", "data.text=a,b"), kept: tuple[str, ...] = ()
+) -> list[str]:
+    """The faults that the typist finds in these answers, of which the last is that of an accepted command."""
+    outcomes = [
+        Outcome(2, f"error: {said}\n", is_accepted=False, ways=[[(["x=1"], [], False)]]) for said in answers[:-1]
+    ] + [Outcome(0, "", is_accepted=True, values=answers[-1].split())]
+    return try_line(lambda words: outcomes.pop(0), Line(line, ("pretrain",), kept=kept), random.Random(1)).faults
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [
+        (("no. Use it.\nType:\n  lmtrain pretrain data.text=c", "c"), "lost a"),
+        (("no. Use it.\nType:\n  lmtrain pretrain data.text=a,b", "c"), "a circle"),
+        (("no. Use it.\nType:\n  lmtrain pretrain data.text=null", "null"), "switches off data.text"),
+        (("2 settings are wrong:\n  1. a=1 is bad. Use 2.\n  2. a=1 is worse. Use 3.", "c"), "two entries for a=1"),
+        (("no. Value error, 3.", "c"), "says 'Value error,'"),
+        (("no.\nLeft out: a, b.\nType:\n  lmtrain pretrain data.text=c", "c"), ""),
+    ],
+)
+def test_the_typist_notices(answers: tuple[str, ...], fault: str) -> None:
+    found = _trial(*answers, kept=("a", "b"))
+    assert (fault in found) if fault else not found

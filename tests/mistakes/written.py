@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from tests.mistakes.families import OURS, SHOW, show
 from tests.mistakes.mistake import Mistake
+
+SHOW = ("pretrain", "--print-config", "data.path=x")
+OURS = ("pretrain", "--config-dir", "{here}", "--print-config", "data.path=x", "schedule.warmup_steps=0")
 
 GLOBAL = "# @package _global_\n"
 GOOD = f"{GLOBAL}train:\n  steps: 7\n"
@@ -13,6 +16,11 @@ LAUGH = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{c}: &{c} [*{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}]\n"
     for b, c in zip("abcdefgh", "bcdefghi", strict=True)
 )
+
+
+def show(name: str, word: str, *says: str, before: tuple[str, ...] = (), **kwargs: Any) -> Mistake:
+    others = [one for one in SHOW if one.partition("=")[0] != word.partition("=")[0]]
+    return Mistake(name, (*others, *before, word), says, **kwargs)
 
 
 def written() -> list[Mistake]:

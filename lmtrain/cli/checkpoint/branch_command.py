@@ -88,15 +88,9 @@ def branch(
     A run with a stable learning rate is thus finished at several lengths. Each command begins with everything that the
     checkpoint holds, adds a stage named decay, and can be pasted or piped into sh.
     """
-    steps = _parse_steps(at)
-    length = _parse_length(decay, decay_steps, decay_tokens)
-    if taken := [word for word in overrides or () if override_key(word) in ("run.dir", "checkpoint.resume")]:
-        way_out = f"{leave_out(*map(override_key, taken))}; --output FOLDER chooses where they go."
-        raise UsageError(f"{taken[0]} is set for each branch. {way_out}")
-    run = run if run.name not in ("", "..") else run.resolve()
-    output = output or run.parent
-    branches = list(_build_branches(run, steps, length, shape, output, overrides or []))
-    for note in _notes(run, steps):
+    branches = build_branches(run, at, decay, decay_steps, decay_tokens, shape, output, overrides)
+    run = _named_folder(run)
+    for note in _notes(run, _parse_steps(at)):
         print_notice(note)
     if slurm is None:
         for each in branches:
@@ -104,10 +98,30 @@ def branch(
         return None
     from lmtrain.cli.slurm.slurm_command import branches_script
 
-    folder = output / f"{run.name}-{_STAGE}"
+    folder = (output or run.parent) / f"{run.name}-{_STAGE}"
     runs = [(each.config, each.overrides) for each in branches]
     flags = [[f"--from-run={each.checkpoint.absolute()}"] for each in branches]
     return print_text(branches_script(shlex.split(slurm), folder.absolute(), runs, flags))
+
+
+def _named_folder(run: Path) -> Path:
+    return run if run.name not in ("", "..") else run.resolve()
+
+
+def build_branches(
+    run: Path, at: str, decay: str | None, decay_steps: int | None, decay_tokens: int | None, shape: str,
+    output: Path | None, overrides: Sequence[str] | None,
+) -> list[Branch]:  # fmt: skip
+    """Return the branches that the parameters of `branch`, which have these names, ask for. Raise an LmtrainError if
+    one of the parameters is wrong or a checkpoint is missing.
+    """
+    steps = _parse_steps(at)
+    length = _parse_length(decay, decay_steps, decay_tokens)
+    if taken := [word for word in overrides or () if override_key(word) in ("run.dir", "checkpoint.resume")]:
+        way_out = f"{leave_out(*map(override_key, taken))}; --output FOLDER chooses where they go."
+        raise UsageError(f"{taken[0]} is set for each branch. {way_out}")
+    run = _named_folder(run)
+    return list(_build_branches(run, steps, length, shape, output or run.parent, overrides or []))
 
 
 def _parse_steps(text: str) -> list[int]:

@@ -24,7 +24,7 @@ from lmtrain.cli.settings_keys.layout_option_ways import option_word, parse_size
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import group_choices, typed_words
 from lmtrain.config.name_suggestions import number_meant
-from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
+from lmtrain.config.parse_and_apply_overrides import apply_override, override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import read_yaml
@@ -219,14 +219,10 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
             f"hardware={name} is not a machine of conf/hardware. {hint} To use your own machine, give --config-dir DIR "
             f"and write DIR/hardware/{name}.yaml."
         )
-    values: Any = read_yaml(path).data
-    for key, value in (_split_pair(word.removeprefix("hardware.")) for word in overrides):
-        group, dot, entry = key.partition(".")
-        if dot and isinstance(values.setdefault(group, {}), dict):  # as in hardware.peak_tflops.bf16=900
-            values[group][entry] = yaml.safe_load(value)
-        else:
-            values[key] = yaml.safe_load(value)
-    return build_settings(Hardware, values | {"name": name}, "hardware")
+    tree = {"hardware": read_yaml(path).data | {"name": name}}
+    if problems := list(filter(None, (apply_override(tree, each) for each in parse_overrides(overrides, {})))):
+        raise SettingsError(problems)
+    return build_settings(Hardware, tree["hardware"], "hardware")
 
 
 def _experiment_choice(experiment: str | None, group: str, config_dir: Path | None) -> str | None:

@@ -26,7 +26,16 @@ from lmtrain.config.parse_and_apply_overrides import hydra_quoted
 from lmtrain.config.settings_base import show
 from lmtrain.config.strict_yaml import MAX_BYTES
 from lmtrain.data.store.indexed_dataset import dataset_file
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, SettingsError, UsageError, leave_out, way
+from lmtrain.errors import (
+    DataError,
+    LmtrainError,
+    MissingInputError,
+    SettingsError,
+    UsageError,
+    fill_in,
+    leave_out,
+    way,
+)
 from lmtrain.exchange.detect_model_folder_format import identify_source, lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, METRICS
 from lmtrain.runfolder.lineage import RESUMED, read_lineage
@@ -271,8 +280,8 @@ def compose_run(
     """
     if from_beginning and from_run is None:
         raise UsageError(
-            "--from-beginning begins an earlier run again, and no run was given. Add --from-run RUN, or leave it out: "
-            "a run without --from-run begins in any new run.dir."
+            f"--from-beginning begins an earlier run again, and no run was given. Give {fill_in('--from-run', 'RUN')}, "
+            f"or {leave_out('--from-beginning', shown='leave it out')}: a run without either begins in a new run.dir."
         )
     if from_run is None:
         return _launcher_config or compose_settings(overrides, config_dir=config_dir, name=name, report=report)

@@ -121,7 +121,8 @@ def plot(
 def _instead(option: str, values: Sequence[str], wrong: str, right: str, shown: str | None = None) -> str:
     """Return the words to type, with all values of a repeatable option, in which the value `right` replaces `wrong`.
     """
-    return way(*(f"{option}={right if value == wrong else value}" for value in values), shown=shown or right)
+    words = [f"{option}={right if value == wrong else value}" for value in values]
+    return way(*words, instead_of=option, shown=shown or right)
 
 
 def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from lmtrain.config.compose_run_settings import (
     prepare_composition,
     typed_words,
 )
+from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.config.parse_and_apply_overrides import FileSetting
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_file import located_problems
@@ -130,9 +131,10 @@ class ComposedSettings:
         """Do what `compose` says; problems do not name the file of settings that they are in."""
         defaults = defaults_of_init_from(overrides, config_dir, name)
         tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
-        gave_way = RunConfig.adjust_defaults(tree, typed_words(overrides))
+        typed = typed_words(overrides)
+        gave_way = RunConfig.adjust_defaults(tree, typed)
         try:
-            build_settings(RunConfig, tree)
+            build_settings(RunConfig, tree, names=SettingNames(RunConfig, group_choices(config_dir), typed))
         except SettingsError as error:
             if wrong := [problem for problem in error.marked_problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error

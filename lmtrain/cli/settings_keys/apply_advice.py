@@ -18,7 +18,7 @@ from lmtrain.errors import LmtrainError, Way, shell_quoted
 
 _WIDTH = 70
 _COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
-_LIST_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
+VALUE_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ class Command:
         if (replaced := self.with_value(way)) is not None:
             return replaced
         groups = self.as_units(way.new)
-        kept_names = self.repeatable if way.old else frozenset[str]()
-        new_names = {name for unit in groups if (name := _name(unit)) and name not in kept_names}
+        new_names = {name for unit in groups if (name := _name(unit)) and name not in self.repeatable}
         places = [
             index for index, unit in enumerate(self.units)
             if _name(unit) in new_names or any(_is_named(unit, name) for name in way.old)
@@ -128,7 +127,7 @@ class Command:
         gone = [unit for unit in before.units if unit not in self.units]
         return [
             " ".join(map(shell_quoted, unit)) for unit in gone
-            if not all(part in text for value in _values(unit) for part in _LIST_SIGNS.split(value))
+            if not all(part in text for value in _values(unit) for part in VALUE_SIGNS.split(value))
         ]  # fmt: skip
 
 
@@ -154,7 +153,7 @@ def nearest_first(command: Command, ways: Sequence[Way]) -> list[Way]:
     if not meant or _distance(command, meant[0]) is None:
         return meant
     key = _name(meant[0].new)
-    rivals = [way for way in meant if _name(way.new) == key and _distance(command, way) is not None]
+    rivals = [way for way in meant if way.new and _name(way.new) == key and _distance(command, way) is not None]
     rivals.sort(key=lambda way: _distance(command, way) or 0.0)
     return rivals + [way for way in meant if way not in rivals]
 

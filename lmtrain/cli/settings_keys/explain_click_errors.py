@@ -179,6 +179,8 @@ def _renamed(option: str, own: str, command: Command) -> str:
         if own in command.repeatable and option.endswith("s"):  # because: other tools take a list there
             words += [word for value in values for part in value.split(",") for word in (own, part)]
             continue
+        if not values and own not in command.flags:
+            return own
         words += [own, *values] if own in command.flags or len(values) == 1 else [f"{own}={' '.join(values)}"]
     return way(*words, instead_of=option, shown=own) if words else own
 

@@ -275,7 +275,7 @@ def _check_extra_option(option: str, word: str, words: Sequence[str]) -> None:
         # because: the option can be repeated, and its other values stay
         ways = [f"{option}={f'--{word}' if each == word else each}" for each in words]
         is_clear = re.fullmatch(r"[A-Za-z][\w-]*(=\S*)?", word, re.ASCII)
-        meant = way(*ways, shown=f"{option}=--{word}")
+        meant = way(*ways, instead_of=option, shown=f"{option}=--{word}")
         way_out = f"Use {meant}." if is_clear else f"Give one, as in {option}=--NAME=VALUE."
         raise UsageError(f"{option}={word} is not an option of {option[2:]}. {way_out}")
     if name[0] in _RESERVED_OPTIONS:

@@ -300,14 +300,14 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
     if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
         return (
             f"or begin a new run: {another_run_dir(config, 'checkpoint.resume=none')}{_again(config)}" if is_own
-            else f"or give {way('checkpoint.resume=none')} to begin run.dir={config.run.dir} anew"
+            else f"or leave checkpoint.resume out to begin run.dir={config.run.dir} anew"
         )  # fmt: skip
     if is_own:
         anew = another_run_dir(config, "checkpoint.resume=none")
         weights = _from_weights(path, config)
         return f"begin a new run: {anew}{_again(config)}, or one from its weights alone: {weights}"
     return (
-        f"begin a new run: {way('checkpoint.resume=none')}, or one from its weights alone: {_from_weights(path)}, "
+        f"begin a new run, without checkpoint.resume, or one from its weights alone: {_from_weights(path)}, "
         "without checkpoint.resume"
     )
 

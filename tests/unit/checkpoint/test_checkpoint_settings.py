@@ -44,8 +44,8 @@ def test_all_keeps_every_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"keep_last": None}, "keep_last=null is not a whole number or all. Write checkpoint.keep_last=all to keep"),
-        ({"keep_last": "every"}, "keep_last=every is not a whole number or all. Write checkpoint.keep_last=all to"),
+        ({"keep_last": None}, "keep_last=null is not a whole number or all. Write checkpoint.keep_last=all."),
+        ({"keep_last": "every"}, "keep_last=every is not a whole number or all. Give a whole number or all, such as all"),
         ({"keep_last": 0}, "keep_last=0 would keep no checkpoint. Use 2, so that a damaged newest one has"),
         ({"keep_last": "all", "keep_every_steps": 500}, "keep_every_steps=500 keeps nothing more, since keep_last=all"),
     ],
