@@ -129,6 +129,7 @@ def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any]) -> None:
 def _check_run(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
     from lmtrain.cli.ranks.launch_ranks import ProcessOptions, detect_process
+    from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
     from lmtrain.train.startup_checks.preflight import check_machine
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
@@ -136,6 +137,8 @@ def _check_run(params: Mapping[str, Any]) -> None:
     runs = expand_sweep(overrides, config_dir=config_dir)[:_MAX_RUNS] if is_sweep else [overrides]
     for run in runs:
         config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
+        for stage in config.stage_configs:
+            refuse_text_as_dataset(stage.data)
         if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
             processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])
             check_machine(config, detect_process(processes), starts_run=not params["dry_run"])
@@ -143,8 +146,11 @@ def _check_run(params: Mapping[str, Any]) -> None:
 
 def _check_settings(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
+    from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
 
-    compose_settings(params["overrides"] or [], config_dir=params["config_dir"])
+    config = compose_settings(params["overrides"] or [], config_dir=params["config_dir"])
+    for stage in config.stage_configs:
+        refuse_text_as_dataset(stage.data)
 
 
 def _check_branches(params: Mapping[str, Any]) -> None:

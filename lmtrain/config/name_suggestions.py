@@ -139,8 +139,8 @@ UNSUPPORTED_SETTINGS = {
             "bias_gelu_fusion no_bias_gelu_fusion attention_softmax_in_fp32 cross_entropy_loss_fusion",
         "A run stops at run.time_limit, after a stage with stop_after=true, or when a file STOP is made in run.dir.":
             "exit_interval exit_signal_handler",
-        "lmtrain reads no file of another tool's settings; give them as KEY=VALUE.":
-            "config_file yaml_cfg args_file",
+        "Settings are read from a .yaml file that is one of the words; write those of other files as KEY=VALUE.":
+            "config_file yaml_cfg args_file config config_path cfg",
         "model.dropout is the same in all parts of a block.": "attention_dropout attn_pdrop embd_pdrop",
         "Validation takes the batches of train.micro_batch.": "per_device_eval_batch_size eval_batch_size",
         "model.num_kv_heads says it.": "group_query_attention",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from lmtrain.cli.settings_keys.apply_advice import Command, is_setting
+from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb
 from lmtrain.cli.settings_keys.foreign_translation import Translation
 from lmtrain.cli.settings_keys.translate_foreign_flags import translate_options
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
@@ -73,6 +74,8 @@ def is_foreign(option: str, command: Command, own_options: Collection[str]) -> b
     """
     spelt = option.lower().replace("_", "-")
     if not option.startswith("--") or len(option) == 2 or option in command.options or spelt in own_options:
+        return False
+    if explain_by_verb(option, command) is not None:
         return False
     is_known = spelt.rpartition(".")[2].lstrip("-").replace("-", "_") in _KNOWN_NAMES
     return is_known or not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)

@@ -6,6 +6,8 @@ settings that lmtrain lacks (UNSUPPORTED_SETTINGS). Names are in snake case; a d
 
 from __future__ import annotations
 
+from lmtrain.config.settings_file import FILE_NAMES
+
 FALSE, TRUE = ("false", "0", "no", "none", "off"), ("true", "1", "yes", "on")
 PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu", "nproc")
 # an option that is on -> overrides; the first replaces an earlier value, the others are defaults of the option
@@ -110,6 +112,9 @@ PATHS = {
 OTHER_VERBS = dict.fromkeys(
     ("eval_only", "skip_train", "do_eval_only", "test_only"),
     "A run trains. Start `lmtrain eval CHECKPOINT --task TASK` to measure a checkpoint instead.",
+) | dict.fromkeys(
+    FILE_NAMES.split(),
+    "Settings are read from a .yaml file that is one of the words. Write those of this file as KEY: VALUE in one.",
 )
 # of these keys another tool's 0 is null here
 ZERO_IS_NULL = ("optim.clip_norm",)
