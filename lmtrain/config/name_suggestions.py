@@ -22,7 +22,7 @@ FOREIGN_NAMES = {
     "optim.lr": "learning_rate max_lr peak_lr",
     "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping max_norm",
     "optim.eps": "adam_eps adam_epsilon epsilon",
-    "optim.betas": "adam_beta1 adam_beta2 beta1 beta2",
+    "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas betas adamw_betas optimizer_betas",
     "optim.weight_decay": "wd",
     "optim": "optimizer optimizer_type optimizer_name",
     "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule decay_type",
@@ -123,8 +123,8 @@ UNSUPPORTED_SETTINGS = {
             "num_experts num_local_experts num_moe_experts moe_router_topk expert_model_parallel_size "
             "expert_parallel_size expert_parallel_degree ep",
         "There is no float8 here; precision=bf16 is the fastest.": "fp8 fp8_format float8 enable_fp8_linear",
-        "A run counts steps or tokens: train.steps, or train.tokens. The first screen shows the number of epochs.":
-            "num_train_epochs epochs num_epochs",
+        "A run counts steps or tokens: train.steps, or train.tokens. --dry-run shows how many steps an epoch has.":
+            "num_train_epochs epochs num_epochs n_epochs train_epochs",
         "The tokenizer is stored with the dataset; `lmtrain preprocess --tokenizer` chooses it. For data.text and for "
         "datasets of other tools, use data.tokenizer=PATH.":
             "tokenizer_type vocab_file merge_file tokenizer",

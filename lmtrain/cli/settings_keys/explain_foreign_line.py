@@ -32,7 +32,8 @@ def explain_foreign_line(
     units = [unit for unit in command.units if is_foreign(unit[0].partition("=")[0], command, own_options)]
     scripts = [unit[0] for unit in command.units if len(unit) == 1 and unit[0].endswith(".py") and "=" not in unit[0]]
     given = {override_key(unit[0]): unit[0] for unit in command.units if is_setting(unit[0])}
-    result = translate_options(units, [*given.values()], counts_as="gpus" if command.verb == ("plan",) else "")
+    counts_as = "gpus" if command.verb == ("plan",) else ""
+    result = translate_options(units, [*given.values()], counts_as, _typed_run(command))
     if len(result.unknown) == len(units) or not all(key.startswith(only) for key in result.settings):
         return None
     result.left_out += [f"{option.typed} has no counterpart that lmtrain knows." for option in result.unknown]
@@ -42,7 +43,7 @@ def explain_foreign_line(
         typed = result.origins[key].typed if key in result.origins else f"{key}={result.settings[key]}"
         result.left_out.append(f"{typed}: {given[key]} is given.")
         del result.settings[key]
-    words = [*(f"{key}={value}" for key, value in result.settings.items()), *_process_words(result, command)]
+    words = [*(f"{key}={value}" for key, value in result.settings.items()), *result.options, *_process_words(result, command)]
     options = tuple(dict.fromkeys(unit[0].partition("=")[0] for unit in units))
     old = (*options, *scripts)
     is_are = "is not an option" if len(options) == 1 else "are not options"
@@ -51,6 +52,14 @@ def explain_foreign_line(
     notes = "\n".join("\n  ".join([f"{title}:", *part]) for title, part in parts if part)
     advice = "" if result.refused else way(*words, instead_of=old, shown="")
     return f"{rule}{f' {notes}' if notes else ''}{advice}", old
+
+
+def _typed_run(command: Command) -> str | None:
+    """Return the run typed for --from-run, "" if none is; None if the verb has no such option."""
+    if "--from-run" not in command.options:
+        return None
+    units = [unit for unit in command.units if unit[0].partition("=")[0] == "--from-run"]
+    return (units[-1][0].partition("=")[2] or units[-1][-1]) if units else ""
 
 
 def _process_words(result: Translation, command: Command) -> list[str]:

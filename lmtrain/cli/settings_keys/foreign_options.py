@@ -92,6 +92,9 @@ CONVERSIONS = {
     "exit_duration_in_mins": ("run.time_limit", "x", "60"),
 }  # fmt: skip
 BETAS = {"adam_beta1": 0, "adam_beta2": 1, "beta1": 0, "beta2": 1}
+BOTH_BETAS = ("adam_betas", "betas", "adamw_betas", "optimizer_betas")
+LOAD_STEPS = ("ckpt_step", "load_step", "load_iteration", "checkpoint_step", "resume_step")  # with a run to load
+EPOCHS = ("num_train_epochs", "epochs", "num_epochs", "max_epochs", "n_epochs", "train_epochs")
 POSITION_COUNTS = ("max_position_embeddings", "n_positions")  # of learned positions; may differ from the sequence's
 VIRTUAL_STAGES = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "vp_size")
 LAYERS_PER_STAGE = ("num_layers_per_virtual_pipeline_stage", "num_layers_per_virtual_stage")
