@@ -144,6 +144,20 @@ def _check_run(params: Mapping[str, Any]) -> None:
             check_machine(config, detect_process(processes), starts_run=not params["dry_run"])
 
 
+def _check_job(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.slurm.slurm_command import check_time_limit
+
+    check_time_limit(params["time"])
+    _check_run(params)
+
+
+def _check_shares(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.shared_options import parse_numbers
+    from lmtrain.data.store.merge_split_verify_datasets import check_outputs
+
+    check_outputs(params["prefix"], parse_numbers("--shares", params["shares"], ""), params["output"] or [])
+
+
 def _check_settings(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
     from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
@@ -176,9 +190,9 @@ def _check_explained(params: Mapping[str, Any]) -> None:
 
 # verbs that take settings -> what refuses wrong ones
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
-    "pretrain": _check_run, "slurm render": _check_run, "slurm submit": _check_run, "plan": _check_question,
+    "pretrain": _check_run, "slurm render": _check_job, "slurm submit": _check_job, "plan": _check_question,
     "branch": _check_branches, "data index": _check_settings, "data blend": _check_settings,
-    "config explain": _check_explained,
+    "config explain": _check_explained, "data split": _check_shares,
 }  # fmt: skip
 
 

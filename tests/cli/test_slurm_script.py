@@ -371,13 +371,15 @@ def test_cpus_are_those_of_a_rank(
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, but all nodes get the same number. Use --tasks-per-node=2 on 4 nodes"),
         (("--gpus-per-node", 8), 78, "--gpus-per-node=8 is more than the 1 that the layout takes: one process. Use "
-         "--gpus-per-node=1, or parallel.dp_shard=8."),
+         "parallel.dp_shard=8, or --gpus-per-node=1."),
         (("--gpus-per-node", 1, "--nodes", 3), 78, "--nodes=3 does not fit the layout (one process), which takes 1 "
-         "node with --gpus-per-node=1. Use --nodes=1, or parallel.dp_shard=3."),
+         "node with --gpus-per-node=1. Use parallel.dp_shard=3, or --nodes=1."),
         (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 applies to each Slurm task, "
          "and one task starts all 2 ranks of its node. Add --tasks rank"),
         (("--gpus-per-node", 2, "--time", "4h"), 2,
-         "--time=4h is not a time limit that Slurm accepts. Give one such as 90"),
+         "--time=4h is not a time limit that Slurm accepts. Use 4:00:00."),
+        (("--gpus-per-node", 2, "--time", "12"), 2,
+         "--time=12 does not say whether it is hours or minutes. Use 12:00:00 for hours or 00:12:00 for minutes."),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
         *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
     ],

@@ -43,7 +43,8 @@ def explain_foreign_line(
         typed = result.origins[key].typed if key in result.origins else f"{key}={result.settings[key]}"
         result.left_out.append(f"{typed}: {given[key]} is given.")
         del result.settings[key]
-    words = [*(f"{key}={value}" for key, value in result.settings.items()), *result.options, *_process_words(result, command)]
+    settings = (f"{key}={value}" for key, value in result.settings.items())
+    words = [*settings, *result.options, *_process_words(result, command)]
     options = tuple(dict.fromkeys(unit[0].partition("=")[0] for unit in units))
     old = (*options, *scripts)
     is_are = "is not an option" if len(options) == 1 else "are not options"

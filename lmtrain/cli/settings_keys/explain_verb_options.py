@@ -43,7 +43,7 @@ def explain_by_verb(option: str, command: Command) -> str | None:
     if sentence := _entry(tables.ABSENT, verb, name):
         return f"{option} is not an option of lmtrain {verb}. {sentence}"
     if sentence := _entry(tables.ANYWAY, verb, name):
-        kept = unit[1:] if name in tables.SWITCHES else ()
+        kept = unit[1:] if name in tables.SWITCHES.split() else ()
         advice = way(*kept, instead_of=option, shown="Leave it out") if kept else leave_out(option)
         return f"{option if kept else typed} is not an option of lmtrain {verb}. {sentence} {advice}."
     return None
@@ -96,6 +96,8 @@ def _words(verb: str, name: str, value: str) -> Words | None:
 def _parts(value: str) -> dict[str, str]:
     """Return what the placeholders of the table WORDS stand for, by name, for an option's value."""
     parts = {"value": value, "module": f"module load {value}", "suffix": f".{value.lstrip('.*')}"}
+    if value.startswith("FILE:"):
+        parts["file"] = value.removeprefix("FILE:")
     if value.isdecimal() and int(value):
         parts["last"] = str(int(value) - 1)
     if numbers := re.findall(r"\d+", value):
@@ -110,11 +112,11 @@ def _parts(value: str) -> dict[str, str]:
 def _sbatch(verb: str, name: str, value: str) -> Words | None:
     """Return the words for an option of sbatch, which `lmtrain slurm` has too or passes on."""
     long_name = tables.SHORT_SBATCH.get(name, name)
-    if not is_among(verb, "slurm") or (long_name == name and name not in tables.SBATCH):
+    if not is_among(verb, "slurm") or (long_name == name and name not in tables.SBATCH.split()):
         return None
     if long_name in ("time", "partition", "account", "nodes", "output"):
         return [f"--{long_name}", value], True
-    if long_name not in tables.SBATCH:
+    if long_name not in tables.SBATCH.split():
         return None
     return [f"--sbatch=--{long_name}{f'={value}' if value else ''}"], True
 

@@ -1,7 +1,8 @@
 """What other tools call things that a single verb does otherwise, does anyway, or does not do: tables by verb.
 
-Called by explain_verb_options, before the synonyms that hold for all verbs (option_synonyms.py). Names are in lower case
-with dashes, short options with a dash of their own; they count for the verbs they stand beside and their subcommands.
+Called by explain_verb_options, before the synonyms that hold for all verbs (option_synonyms.py). Names are in lower
+case with dashes, short options with a dash of their own; they count for the verbs they stand beside and their
+subcommands.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from collections.abc import Mapping
 
 _READERS = "preprocess, tokenizer, eval"
 _TEXTS = "corpus, preprocess, tokenizer train"
-_FIRST = "first head num-docs max-docs max-documents limit count -n n num max-samples num-samples num-documents documents"
+_FIRST = (
+    "first head num-docs max-docs max-documents limit count -n n num max-samples num-samples num-documents documents"
+)
 # verbs that take a file of settings as an argument
 FILE_VERBS = "pretrain, slurm, plan, branch, data index, data blend, data show, config explain"
 # options of the tables without a value: a word that follows is not theirs
-SWITCHES = frozenset(
-    "recursive -r streaming shuffle packing pack batched keep-in-memory skip-empty show-progress progress decode as-text "
-    "all full deep quick fast compile use-cache no-grad inference-mode stream do-sample safe-serialization safetensors "
-    "average uniform summary info list -l follow -f tail live requeue parsable test-only no-checking sizes -a".split()
+SWITCHES = (
+    "recursive -r streaming shuffle packing pack batched keep-in-memory skip-empty show-progress progress decode as- "
+    "text all full deep quick fast compile use-cache no-grad inference-mode stream do-sample safe-serialization "
+    "safetensors average uniform summary info list -l follow -f tail live requeue parsable test-only no-checking "
+    "sizes -a"
 )
 _TO_LINE_END = "It is printed: > FILE at the end of the line sends it to a file."
 
@@ -29,7 +33,8 @@ def _switch(words: str) -> dict[str, str]:
 
 # (verbs, names, value -> words of lmtrain): "*" is any value, "" none. {value} stands for the value, {last} for the
 # number before it, {shares} for the two shares of which it is the second, {number} for the last number in it, {suffix}
-# for it with a leading dot, {module} for a line of bash that loads it
+# for it with a leading dot, {module} for a line of bash that loads it,
+# {file} for a file in it, as in FILE:prompt.txt
 WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     (
         _READERS, "sample-by split-by split-on document-separator doc-separator separator documents delimiter",
@@ -49,11 +54,12 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("data show", "max-tokens max-length max-len truncate", {"*": "--most {value}"}),
     ("data show", "token-ids tokens raw no-decode show-ids", _switch("--ids")),
     ("corpus sample", _FIRST, {"*": "--count {value}"}),
-    ("data split", "val-size valid-size test-size val-ratio validation-split val-fraction dev-size test-ratio eval-size "
-     "validation-fraction valid-ratio", {"*": "--shares {shares}"}),
+    ("data split", "val-size valid-size test-size val-ratio validation-split val-fraction dev-size test-ratio "
+     "eval-size validation-fraction valid-ratio", {"*": "--shares {shares}"}),
     ("inspect", "checkpoints list-checkpoints config settings verbose -v", _switch("--all")),
     ("inspect", "compare against other", {"*": "--diff {value}"}),
     ("inspect", "check checksum checksums hashes deep", _switch("--verify")),
+    ("generate", "start text input prompts input-text", {"*": "--prompt-file {file}"}),
     ("generate", "greedy no-sample no-do-sample", _switch("--temperature 0")),
     ("generate", "do-sample sample", {"false": "--temperature 0"}),
     ("generate, eval, export, inspect", "ema use-ema load-ema use-ema-weights", _switch("--weights ema")),
@@ -85,13 +91,17 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("slurm", "module modules", {"*": "--setup={module}"}),
     ("slurm", "email mail", {"*": "--sbatch=--mail-user={value} --sbatch=--mail-type=END,FAIL"}),
     ("plan", "top-k num-results", {"*": "--top {value}"}),
+    ("plan, pretrain, slurm", "gpu-memory gpu-mem gpu-memory-gb gpu-memory-gib gpu-ram vram device-memory hbm",
+     {"*": "hardware.memory_GiB={number}"}),
+    ("plan", "memory mem ram", {"*": "hardware.memory_GiB={number}"}),
+    ("plan", "gpu gpu-type gpu-name machine hw device accelerator", {"*": "hardware={value}"}),
 )  # fmt: skip
 # options of sbatch that the file does not have by itself: --sbatch=--NAME=VALUE gives them
-SBATCH = frozenset(
-    "mail-user mail-type qos mem mem-per-cpu mem-per-gpu constraint signal cpus-per-task cpus-per-gpu exclude nodelist "
-    "reservation begin deadline dependency comment licenses hold exclusive nice priority job-name error wckey tmp "
-    "switches network power profile overcommit oversubscribe distribution hint time-min contiguous clusters "
-    "threads-per-core ntasks-per-socket immediate mincpus extra-node-info core-spec gpu-freq delay-boot".split()
+SBATCH = (
+    "mail-user mail-type qos mem mem-per-cpu mem-per-gpu constraint signal cpus-per-task cpus-per-gpu exclude "
+    "nodelist reservation begin deadline dependency comment licenses hold exclusive nice priority job-name error "
+    "wckey tmp switches network power profile overcommit oversubscribe distribution hint time-min contiguous clusters "
+    "threads-per-core ntasks-per-socket immediate mincpus extra-node-info core-spec gpu-freq delay-boot"
 )
 # short options of sbatch -> their long names
 SHORT_SBATCH = {

@@ -80,8 +80,10 @@ def _take_switch(result: Translation, option: Option) -> bool:
 
 def _leave_for_later(result: Translation, option: Option) -> bool:
     """Put an option aside that depends on other settings; its name decides."""
-    names = (*tables.CONVERSIONS, *tables.BETAS, *tables.LOAD_STEPS, *tables.EPOCHS, *tables.POSITION_COUNTS, *tables.VIRTUAL_STAGES,
-             "finetune", "flavor", *tables.LAYERS_PER_STAGE)  # fmt: skip
+    names = (
+        *tables.CONVERSIONS, *tables.BETAS, *tables.LOAD_STEPS, *tables.EPOCHS, *tables.POSITION_COUNTS,
+        *tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE, "finetune", "flavor",
+    )  # fmt: skip
     if option.path in names or option.name in names or option.path == "model.name":
         result.later.append(option)
         return True
