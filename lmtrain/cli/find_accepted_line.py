@@ -10,8 +10,9 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import islice, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.settings_keys.apply_advice import VALUE_SIGNS, Command, command_of, fits, nearest_first, shell_lines
 from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
@@ -19,6 +20,9 @@ from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined
+
+if TYPE_CHECKING:
+    from lmtrain.train.run_config import RunConfig
 
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
@@ -82,7 +86,8 @@ def _line(error: LmtrainError, typed: Command, command: Command) -> str:
     """Return the lines to print below an error: what the corrected command leaves out and the error does not name, and
     the command.
     """
-    left_out = [text for text in command.lost(typed) if text not in str(error)]
+    said = str(error)
+    left_out = [text for text in command.lost(typed) if text not in said and text.replace(" ", "=", 1) not in said]
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word))]
     form = f", with {' and '.join(places)} filled in" if places else ""
     lost = f"\nLeft out: {', '.join(left_out)}." if left_out else ""
@@ -101,7 +106,8 @@ def refusal_of(command: Command) -> LmtrainError | None:
             params = click_command.make_context(" ".join(verb), words[len(verb) :], obj=words).params
             _check_settings_of(verb, params)
     except (UsageError, LayoutError) as error:
-        return error
+        # because: what is to be filled in cannot be checked
+        return None if _PLACE.search(str(error).partition(" ")[0]) else error
     except ClickError as error:
         return usage_error_from_click(error, words, settings_problems)
     except LmtrainError:
@@ -127,10 +133,19 @@ def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any]) -> None:
 
 
 def _check_run(params: Mapping[str, Any]) -> None:
+    for config in _iter_runs(params):
+        if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
+            from lmtrain.cli.ranks.launch_ranks import ProcessOptions, detect_process
+            from lmtrain.train.startup_checks.preflight import check_machine
+
+            processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])
+            check_machine(config, detect_process(processes), starts_run=not params["dry_run"])
+
+
+def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
+    """Yield the settings of the first runs of a command line; raise SettingsError if they are wrong."""
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
-    from lmtrain.cli.ranks.launch_ranks import ProcessOptions, detect_process
     from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
-    from lmtrain.train.startup_checks.preflight import check_machine
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
     is_sweep = params.get("multirun") or params.get("array")
@@ -139,16 +154,28 @@ def _check_run(params: Mapping[str, Any]) -> None:
         config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
         for stage in config.stage_configs:
             refuse_text_as_dataset(stage.data)
-        if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
-            processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])
-            check_machine(config, detect_process(processes), starts_run=not params["dry_run"])
+        yield config
 
 
 def _check_job(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.slurm.slurm_command import check_time_limit
+    from lmtrain.cli.slurm.slurm_command import SlurmOptions, check_time_limit
 
     check_time_limit(params["time"])
-    _check_run(params)
+    options = SlurmOptions(**{field.name: params[field.name] for field in fields(SlurmOptions)})
+    for config in _iter_runs(params):
+        if (options.gpus_per_node or options.tasks_per_node) and not config.parallel.auto:
+            options.shape(config.parallel)
+
+
+def _check_window(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.eval.evaluate_command import check_tasks_fit
+    from lmtrain.eval.task import find_task
+    from lmtrain.exchange.find_model_at_path import find_model
+
+    if params["checkpoint"] and not (params["compare"] or params["list_tasks"]):
+        tasks = [(find_task(name), None) for name in params["task"] or ["perplexity"]]
+        source = find_model(params["checkpoint"], params["weights"])
+        check_tasks_fit(tasks, [source], params["seq_len"], params["stride"])
 
 
 def _check_shares(params: Mapping[str, Any]) -> None:
@@ -192,7 +219,7 @@ def _check_explained(params: Mapping[str, Any]) -> None:
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "pretrain": _check_run, "slurm render": _check_job, "slurm submit": _check_job, "plan": _check_question,
     "branch": _check_branches, "data index": _check_settings, "data blend": _check_settings,
-    "config explain": _check_explained, "data split": _check_shares,
+    "config explain": _check_explained, "data split": _check_shares, "eval": _check_window,
 }  # fmt: skip
 
 

@@ -313,8 +313,8 @@ def _show_documents(
     prefix: Path, documents: list[range] | None, num_random: int, seed: int, max_tokens: int | None, ids: bool,
     tokenizer: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the documents of a dataset whose numbers are in the ranges `documents`, or `num_random` random ones if it is
-    None, each cut to `max_tokens` tokens (None: whole). They are printed as text, or with `ids` as token ids.
+    """Print the documents of a dataset whose numbers are in the ranges `documents`, or `num_random` random ones if it
+    is None, each cut to `max_tokens` tokens (None: whole). They are printed as text, or with `ids` as token ids.
     """
     import numpy as np
 
@@ -346,20 +346,27 @@ def _document_range(text: str) -> range:
     slice_ = re.fullmatch(r"(\d{0,18})(?::|\.\.)(\d{1,18})", text)
     if slice_ is not None and int(slice_[1] or 0) < int(slice_[2]):
         meant = f"{int(slice_[1] or 0)}-{int(slice_[2]) - 1}"
-        raise UsageError(f"--document={text} is not a number or a range of numbers. Did you mean {own(meant)}?")
+        raise UsageError(
+            f"--document={text} is not a number or a range of numbers. Did you mean "
+            f"{_other_range(text, meant)}?"
+        )
     raise UsageError(
         f"--document={text} is not a number or a range of numbers. Give one such as {example('7')} or "
         f"{example('0-19')}."
     )
 
 
+def _other_range(typed: str, meant: str) -> str:
+    """Return `meant`, marked as what to give in place of one value of --document, which is repeatable."""
+    return way("--document", meant, instead_of=(f"--document={typed}", f"--document {typed}"), shown=meant)
+
+
 def _within(documents: range, dataset: IndexedDataset) -> range:
     """Return a range of document numbers. Raise UsageError if it is of several, and ends beyond the last document."""
     if len(documents) > 1 and documents[-1] >= dataset.num_documents > documents[0]:
-        fitting = f"{documents[0]}-{dataset.num_documents - 1}"
+        typed, fitting = f"{documents[0]}-{documents[-1]}", f"{documents[0]}-{dataset.num_documents - 1}"
         raise UsageError(
-            f"--document={documents[0]}-{documents[-1]} ends beyond the last document of {dataset.prefix}. Use "
-            f"{own(fitting)}."
+            f"--document={typed} ends beyond the last document of {dataset.prefix}. Use {_other_range(typed, fitting)}."
         )
     return documents if documents[0] < dataset.num_documents else documents[:1]  # the first is refused by its number
 
