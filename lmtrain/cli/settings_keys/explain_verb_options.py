@@ -17,6 +17,7 @@ from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 
 _STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
+_KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
 _SETTINGS_SUFFIXES = (".yaml", ".yml")
 Words = tuple[list[str], bool]  # words to type, and whether the option has a value, which they replace
 
@@ -40,6 +41,8 @@ def explain_by_verb(option: str, command: Command) -> str | None:
             shown = " ".join(map(shell_quoted, words))
             use = way(*words, *kept, instead_of=option, shown=shown)
             return f"{option if kept else typed} is not an option of lmtrain {verb}. Use {use}."
+    if name in tables.FORMATS.split() and _has_unknown_suffix(command):
+        return None
     if sentence := _entry(tables.ABSENT, verb, name):
         return f"{option} is not an option of lmtrain {verb}. {sentence}"
     if sentence := _entry(tables.ANYWAY, verb, name):
@@ -47,6 +50,12 @@ def explain_by_verb(option: str, command: Command) -> str | None:
         advice = way(*kept, instead_of=option, shown="Leave it out") if kept else leave_out(option)
         return f"{option if kept else typed} is not an option of lmtrain {verb}. {sentence} {advice}."
     return None
+
+
+def _has_unknown_suffix(command: Command) -> bool:
+    """Return whether an argument is standard input or a file whose suffix does not say its format."""
+    words = [unit[0] for unit in command.units if len(unit) == 1]
+    return "-" in words or any(os.path.isfile(word) and not _KNOWN_SUFFIX.search(word) for word in words)
 
 
 def stray_word(command: Command) -> str | None:

@@ -53,7 +53,7 @@ OPTIONS = {
     "--to": "--format --target --target-format --saver --model-type --export-format",
     "--from": "--source --source-format --loader --format",
     "--kind": "--type --algorithm --model-type --method",
-    "--format": "--input-format --file-type --type --data-format",
+    "--format": "--input-format --input-type --file-type --file-format --type --data-format",
     "--json": "--as-json --output-json --print-json",
     "--max-memory": "--memory --ram --max-ram",
     "--memory": "--max-memory --ram --max-ram",
@@ -66,9 +66,9 @@ OPTIONS = {
     "--max-bad": "--max-errors --max-bad-lines",
     "--shard-tokens": "--shard-size --tokens-per-shard --max-shard-tokens",
     "--steps": "--checkpoints --checkpoint-steps",
-    "--partition": "-p --queue",
-    "--account": "-a",
-    "--time": "--time-limit --walltime",
+    "--partition": "--queue",
+    "--account": "--project",
+    "--time": "--walltime --max-time --wall-time --time-limit",
 }
 # argument of a verb, by its name in the program -> options that other tools have for it
 ARGUMENTS = {

@@ -110,10 +110,11 @@ SHORT_SBATCH = {
     "-b": "begin", "-L": "licenses", "-H": "hold", "-n": "ntasks", "-D": "chdir",
 }  # fmt: skip
 # verbs -> why an option can be left out -> its names
+FORMATS = "input-type input-format file-type file-format data-format"  # needed for files whose suffix is unknown
 ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
     (_TEXTS, {
         "The suffix of each file says its format.":
-            "input-type input-format file-type file-format data-format type reader hf-format",
+            f"{FORMATS} reader hf-format",
         "The suffix of each file says how it is compressed.": "compression decompress",
         "Texts are read as UTF-8.": "encoding",
         "Folders are read with all that is below them.": "recursive -r",

@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import LmtrainError
+from lmtrain.train.run_config import RunConfig
 
 _MAX_INDEX_BYTES = 64 << 20  # of a dataset's .idx; because: an error message must not take minutes
 
@@ -18,14 +20,13 @@ def count_epoch(words: Sequence[str]) -> tuple[int, int] | None:
     """Return (samples of an epoch, samples of a step) of a run with these settings; None if they are wrong, or if the
     dataset is not there or is very large.
     """
-    from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
     from lmtrain.data.data_settings import DataSettings
     from lmtrain.data.store.indexed_dataset import dataset_file
     from lmtrain.train.startup_checks.preflight import load_data
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            config = compose_settings([*words, f"data.index_dir={folder}"])
+            config = compose(RunConfig, [*words, f"data.index_dir={folder}"])
             if config.stages or not isinstance(config.data, DataSettings) or config.data.text is not None:
                 return None
             if dataset_file(Path(config.data.path), ".idx").stat().st_size > _MAX_INDEX_BYTES:
