@@ -168,14 +168,13 @@ def _check_job(params: Mapping[str, Any]) -> None:
 
 
 def _check_window(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.eval.evaluate_command import check_tasks_fit
-    from lmtrain.eval.task import find_task
+    from lmtrain.eval.task import choose_window, find_task
     from lmtrain.exchange.find_model_at_path import find_model
 
     if params["checkpoint"] and not (params["compare"] or params["list_tasks"]):
-        tasks = [(find_task(name), None) for name in params["task"] or ["perplexity"]]
-        source = find_model(params["checkpoint"], params["weights"])
-        check_tasks_fit(tasks, [source], params["seq_len"], params["stride"])
+        seq_len = find_model(params["checkpoint"], params["weights"]).settings.shape.seq_len
+        for name in params["task"] or ["perplexity"]:
+            choose_window(find_task(name), seq_len, params["seq_len"], params["stride"])
 
 
 def _check_shares(params: Mapping[str, Any]) -> None:

@@ -394,11 +394,11 @@ def test_what_cannot_work_is_refused(toy: Toy, tmp_path: Path, words: tuple[obje
     ("layout", "options", "shape"),
     [
         ({"tp": 2, "dp_shard": 4}, {"gpus_per_node": 4, "nodes": 2}, (2, 4)),
-        ({"tp": 2}, {"gpus_per_node": 8}, "Use --gpus-per-node=2, or parallel.dp_shard=4."),
-        ({"tp": 2}, {"gpus_per_node": 8, "nodes": 2}, "Use --gpus-per-node=2, or parallel.dp_shard=8."),
-        ({"tp": 2, "zero": 0}, {"tasks_per_node": 8}, "Use --tasks-per-node=2, or parallel.dp_replicate=4."),
+        ({"tp": 2}, {"gpus_per_node": 8}, "Use parallel.dp_shard=4, or --gpus-per-node=2."),
+        ({"tp": 2}, {"gpus_per_node": 8, "nodes": 2}, "Use parallel.dp_shard=8, or --gpus-per-node=2."),
+        ({"tp": 2, "zero": 0}, {"tasks_per_node": 8}, "Use parallel.dp_replicate=4, or --tasks-per-node=2."),
         ({"pp": 3}, {"gpus_per_node": 8}, "Use --gpus-per-node=3."),  # no number of copies makes 8 of 3
-        ({"tp": 4}, {"gpus_per_node": 2, "nodes": 4}, "Use --nodes=2, or parallel.dp_shard=2."),
+        ({"tp": 4}, {"gpus_per_node": 2, "nodes": 4}, "Use parallel.dp_shard=2, or --nodes=2."),
     ],
 )  # fmt: skip
 def test_nodes_are_filled_or_the_layout_that_fills_them_is_named(
