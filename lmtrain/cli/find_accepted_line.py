@@ -88,7 +88,8 @@ def _line(error: LmtrainError, typed: Command, command: Command) -> str:
     """
     said = str(error)
     left_out = [text for text in command.lost(typed) if text not in said and text.replace(" ", "=", 1) not in said]
-    places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word))]
+    words = " ".join(typed.words)
+    places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
     form = f", with {' and '.join(places)} filled in" if places else ""
     lost = f"\nLeft out: {', '.join(left_out)}." if left_out else ""
     return f"{lost}\nType{form}:\n  {shell_lines(command.words)}"

@@ -37,7 +37,7 @@ FOREIGN_NAMES = {
     "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every "
     "evaluation_interval val_interval validation_freq",
     "train.valid_samples": "eval_iters eval_samples",
-    "model": "model_name model_type model_name_or_path arch architecture",
+    "model": "model_name model_type model_name_or_path arch architecture model_size model_preset",
     "model.width": "hidden_size d_model n_embd dim hidden_dim embed_dim",
     "model.num_layers": "n_layer n_layers num_hidden_layers layers depth",
     "model.num_heads": "num_attention_heads n_head n_heads heads",

@@ -24,6 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "notes.txt").write_text("One.\n\nTwo.\n")
     (tmp_path / "docs.jsonl").write_text('{"text": "One."}\n')
     (tmp_path / "more").mkdir()
+    (tmp_path / "r" / "checkpoints").mkdir(parents=True)
     (tmp_path / "more" / "a.txt").write_text("One.\n")
     (tmp_path / "run.yml").write_text("train.steps: 4\n")
     monkeypatch.chdir(tmp_path)
@@ -79,6 +80,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "plan gpus=2 model.num_layers=2 hardware.memory_GiB=24 hardware=h100"),
         ("plan gpus=2 model.num_layers=2 hardware=24G",
          "plan gpus=2 model.num_layers=2 hardware=NAME hardware.memory_GiB=24"),
+        ("eval --model hf --model_args pretrained=r,dtype=float --tasks a --num_fewshot 0", "eval r --task a"),
+        ("tokenizer show t --text 'a b'", "tokenizer show t 'a b'"),
+        ("corpus split x --train-size 0.9 --output o", "corpus split x --ratios 90,10 --output o"),
+        ("generate --step 10 r --prompt a", "generate r/checkpoints/step_00000010 --prompt a"),
+        ("reshard --load r --save s --tp 1 --step 10", "reshard r/checkpoints/step_00000010 --output s --to tp=1"),
+        (f"{SLURM} --mail-type ALL", f"{SLURM} --sbatch=--mail-type=ALL"),
         ("report r --output loss.csv", "report r --output loss.html"),
     ],
 )  # fmt: skip
@@ -95,7 +102,7 @@ def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
         ("preprocess x --tokenizer t --limit 9", "There is no option for the first documents here."),
         ("eval r --num_fewshot 5", "There are no examples in prompts here"),
         ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
-        ("inspect r --step 10", "Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN."),
+        ("inspect x --step 10", "Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN."),
         ("pretrain --config run.toml data.path=x", "Settings are read from a .yaml file that is one of the words."),
     ],
 )  # fmt: skip

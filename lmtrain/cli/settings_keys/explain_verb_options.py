@@ -15,6 +15,7 @@ from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import Command
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
+from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
 
 _STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
 _KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
@@ -33,6 +34,9 @@ def explain_by_verb(option: str, command: Command) -> str | None:
     typed = " ".join(map(shell_quoted, unit))
     sign, value = unit[0].partition("=")[1:]
     value = " ".join([*([value] if sign else []), *unit[1:]])
+    if folder := _step_folder(command, name, value):
+        run, use = folder
+        return f"{typed} is not an option of lmtrain {verb}. Use {way(use, instead_of=(option, run), shown=use)}."
     for find in (_settings_file, _words, _sbatch):
         if found := find(verb, name, value):
             words, takes_value = found
@@ -43,7 +47,9 @@ def explain_by_verb(option: str, command: Command) -> str | None:
             return f"{option if kept else typed} is not an option of lmtrain {verb}. Use {use}."
     if name in tables.FORMATS.split() and _has_unknown_suffix(command):
         return None
-    if sentence := _entry(tables.ABSENT, verb, name):
+    if (sentence := _entry(tables.ABSENT, verb, name)) and value.lower() in ("0", "false", "no", "off", "none"):
+        return f"{typed} is not an option of lmtrain {verb}. It is off here as well. {leave_out(option)}."
+    if sentence:
         return f"{option} is not an option of lmtrain {verb}. {sentence}"
     if sentence := _entry(tables.ANYWAY, verb, name):
         kept = unit[1:] if name in tables.SWITCHES.split() else ()
@@ -79,6 +85,20 @@ def spelt(option: str) -> str:
     return option.lstrip("-").lower().replace("_", "-") if len(option) > 2 else option
 
 
+def _step_folder(command: Command, name: str, value: str) -> tuple[str, str] | None:
+    """Return the typed run of a verb that reads a checkpoint, and the folder of its checkpoint of the step `value`."""
+    if name not in tables.STEP_NAMES.split() or not value.isdecimal() or not is_among(
+        " ".join(command.verb), tables.CHECKPOINT_VERBS
+    ):  # fmt: skip
+        return None
+    words = (unit[0].rstrip("/") for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
+    runs = [word for word in words if os.path.isdir(os.path.join(word, CHECKPOINTS))]
+    if len(runs) != 1:
+        return None
+    typed = next(unit[0] for unit in command.units if unit[0].rstrip("/") == runs[0])
+    return typed, f"{runs[0]}/{CHECKPOINTS}/{step_folder_name(int(value))}"
+
+
 def _settings_file(verb: str, name: str, value: str) -> Words | None:
     """Return the words for another tool's option that names a file of settings, for a verb that takes one."""
     names = ["-c", "-f", *FILE_NAMES.replace("_", "-").split()]
@@ -109,12 +129,14 @@ def _parts(value: str) -> dict[str, str]:
         parts["file"] = value.removeprefix("FILE:")
     if value.isdecimal() and int(value):
         parts["last"] = str(int(value) - 1)
+    if model := re.search(r"(?:^|,)(?:pretrained|path)=([^,]+)", value):
+        parts["pretrained"] = model[1]
     if numbers := re.findall(r"\d+", value):
         parts["number"] = numbers[-1]
     with suppress(ValueError):
         percent = float(value.rstrip("%")) * (100 if float(value.rstrip("%")) < 1 and "%" not in value else 1)
         if 0 < percent < 100:
-            parts["shares"] = f"{100 - percent:g},{percent:g}"
+            parts["shares"], parts["train"] = f"{100 - percent:g},{percent:g}", f"{percent:g},{100 - percent:g}"
     return parts
 
 

@@ -16,6 +16,9 @@ _FIRST = (
 )
 # verbs that take a file of settings as an argument
 FILE_VERBS = "pretrain, slurm, plan, branch, data index, data blend, data show, config explain"
+# verbs that read a checkpoint, and what other tools call an option for its step
+CHECKPOINT_VERBS = "generate, eval, inspect, export, verify, reshard"
+STEP_NAMES = "step ckpt-step iteration global-step load-step checkpoint-step iter"
 # options of the tables without a value: a word that follows is not theirs
 SWITCHES = (
     "recursive -r streaming shuffle packing pack batched keep-in-memory skip-empty show-progress progress decode as- "
@@ -34,7 +37,7 @@ def _switch(words: str) -> dict[str, str]:
 # (verbs, names, value -> words of lmtrain): "*" is any value, "" none. {value} stands for the value, {last} for the
 # number before it, {shares} for the two shares of which it is the second, {number} for the last number in it, {suffix}
 # for it with a leading dot, {module} for a line of bash that loads it,
-# {file} for a file in it, as in FILE:prompt.txt
+# {file} for a file in it, as in FILE:prompt.txt, {pretrained} for that of pretrained=FOLDER, {train} as {shares}
 WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     (
         _READERS, "sample-by split-by split-on document-separator doc-separator separator documents delimiter",
@@ -76,6 +79,11 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("import", "megatron mcore", _switch("--format megatron")),
     ("merge", "last-n num-checkpoints num-update-checkpoints num-epoch-checkpoints last-k -n n k",
      {"*": "--last {value}"}),
+    ("tokenizer show", "text prompt string input", {"*": "{value}"}),
+    ("eval", "model-args", {"*": "{pretrained}"}),
+    ("corpus split", "train-size train-ratio train-fraction", {"*": "--ratios {train}"}),
+    ("corpus split", "val-size valid-size test-size val-ratio test-ratio", {"*": "--ratios {shares}"}),
+    ("data split", "train-size train-ratio train-fraction train-split", {"*": "--shares {train}"}),
     ("watch", "no-follow one-shot", _switch("--once")),
     ("trace", "attempt start-number", {"*": "--start {value}"}),
     ("tokenizer train", "bpe byte-level byte-level-bpe bbpe", _switch("--kind bpe")),
@@ -133,6 +141,8 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
         "Numbers are stored as narrow as the vocabulary allows.": "dtype datatype token-dtype",
         "A dataset always has them.": "sidecar checksum checksums",
     }),
+    ("corpus dedupe", {"The hashes are chosen for --threshold.":
+                       "num-perm num-hashes num-bands bands rows ngram ngram-size num-rows"}),
     ("tokenizer train", {
         "Learning takes no more processes.": "workers num-workers num-proc threads num-threads jobs -j",
         "Every text can be written with the pieces of bpe, which has all bytes.":
@@ -246,9 +256,11 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
         "There is no file for the text here. Write > FILE at the end of the line.":
             "output out -o output-file save-to genfile sample-output-file",
     }),
-    ("generate, inspect, export, verify, reshard", {
+    ("runs list", {"There is no order to choose here. --json prints what another program can sort.":
+                   "sort sort-by order reverse"}),
+    (CHECKPOINT_VERBS, {
         "There is no option for the step here. Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN.":
-            "step ckpt-step iteration global-step load-step",
+            STEP_NAMES,
     }),
     ("export", {
         "There is no upload here. The folder of --output is what a hub takes.":

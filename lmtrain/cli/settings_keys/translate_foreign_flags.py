@@ -144,8 +144,13 @@ def _rename(result: Translation, option: Option) -> bool:
         found = result.names.suggest_overrides(key, value) if "." not in key else [f"{key}={value}"]
     else:
         found = result.names.suggest_overrides(option.path, value)
-    if not found or found[0].endswith("=NAME"):
+    if not found:
         return False
+    if found[0].endswith("=NAME"):
+        group = found[0].partition("=")[0]
+        known = f"`lmtrain config list {group}` shows those there are."
+        result.refused.append(f"{option.typed}: There is no such choice here. Give {group}=NAME; {known}")
+        return True
     key, _, new = found[0].partition("=")
     if not option.values and bool not in union_members(types_by_key(RunConfig).get(key)):
         result.refused.append(f"{option.typed}: It has no value. Give {key}=VALUE.")
