@@ -10,8 +10,9 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import islice, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.settings_keys.apply_advice import (
     VALUE_SIGNS,
@@ -27,6 +28,9 @@ from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, settings_error, shell_quoted
+
+if TYPE_CHECKING:
+    from lmtrain.train.run_config import RunConfig
 
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
@@ -90,11 +94,14 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
 def _line(error: LmtrainError, typed: Command, command: Command) -> str:
     """Return the lines to print below an error: what the corrected command leaves out, and the command."""
     # because: a value that is corrected is named in the error, and what is left out need not be
+    said = str(error)
     left_out = [
         text for unit in command.lost_units(typed)
-        if (text := " ".join(map(shell_quoted, unit))) not in str(error) or not corrects(command, unit)
+        if not ((text := " ".join(map(shell_quoted, unit))) in said or text.replace(" ", "=", 1) in said)
+        or not corrects(command, unit)
     ]
-    places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word))]
+    words = " ".join(typed.words)
+    places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
     form = f", with {' and '.join(places)} filled in" if places else ""
     lost = f"\nLeft out: {', '.join(left_out)}." if left_out else ""
     return f"{lost}\nType{form}:\n  {shell_lines(command.words)}"
@@ -141,25 +148,65 @@ def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any]) -> None:
 
 
 def _check_run(params: Mapping[str, Any]) -> None:
+    for config in _iter_runs(params):
+        if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
+            from lmtrain.cli.ranks.launch_ranks import ProcessOptions, detect_process
+            from lmtrain.train.startup_checks.preflight import check_machine
+
+            processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])
+            with contextlib.suppress(SettingsError):  # because: of what is missing on a machine, not in a line
+                check_machine(config, detect_process(processes), starts_run=not params["dry_run"])
+
+
+def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
+    """Yield the settings of the first runs of a command line; raise SettingsError if they are wrong."""
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
-    from lmtrain.cli.ranks.launch_ranks import ProcessOptions, detect_process
-    from lmtrain.train.startup_checks.preflight import check_machine
+    from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
     is_sweep = params.get("multirun") or params.get("array")
     runs = expand_sweep(overrides, config_dir=config_dir)[:_MAX_RUNS] if is_sweep else [overrides]
     for run in runs:
         config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
-        if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
-            processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])
-            with contextlib.suppress(SettingsError):  # because: of what is missing on a machine, not in a line
-                check_machine(config, detect_process(processes), starts_run=not params["dry_run"])
+        for stage in config.stage_configs:
+            refuse_text_as_dataset(stage.data)
+        yield config
+
+
+def _check_job(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.slurm.slurm_command import SlurmOptions, check_time_limit
+
+    check_time_limit(params["time"])
+    options = SlurmOptions(**{field.name: params[field.name] for field in fields(SlurmOptions)})
+    for config in _iter_runs(params):
+        if (options.gpus_per_node or options.tasks_per_node) and not config.parallel.auto:
+            options.shape(config.parallel)
+
+
+def _check_window(params: Mapping[str, Any]) -> None:
+    from lmtrain.eval.task import choose_window, find_task
+    from lmtrain.exchange.find_model_at_path import find_model
+
+    if params["checkpoint"] and not (params["compare"] or params["list_tasks"]):
+        seq_len = find_model(params["checkpoint"], params["weights"]).settings.shape.seq_len
+        for name in params["task"] or ["perplexity"]:
+            choose_window(find_task(name), seq_len, params["seq_len"], params["stride"])
+
+
+def _check_shares(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.shared_options import parse_numbers
+    from lmtrain.data.store.merge_split_verify_datasets import check_outputs
+
+    check_outputs(params["prefix"], parse_numbers("--shares", params["shares"], ""), params["output"] or [])
 
 
 def _check_settings(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
+    from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
 
-    compose_settings(params["overrides"] or [], config_dir=params["config_dir"])
+    config = compose_settings(params["overrides"] or [], config_dir=params["config_dir"])
+    for stage in config.stage_configs:
+        refuse_text_as_dataset(stage.data)
 
 
 def _check_branches(params: Mapping[str, Any]) -> None:
@@ -185,9 +232,9 @@ def _check_explained(params: Mapping[str, Any]) -> None:
 
 # verbs that take settings -> what refuses wrong ones
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
-    "pretrain": _check_run, "slurm render": _check_run, "slurm submit": _check_run, "plan": _check_question,
+    "pretrain": _check_run, "slurm render": _check_job, "slurm submit": _check_job, "plan": _check_question,
     "branch": _check_branches, "data index": _check_settings, "data blend": _check_settings,
-    "config explain": _check_explained,
+    "config explain": _check_explained, "data split": _check_shares, "eval": _check_window,
 }  # fmt: skip
 
 

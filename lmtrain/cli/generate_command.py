@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_text
 from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, refuse_file_as_text
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError, UsageError, shell_quoted, way
 from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.runtime.files.atomic_files import read_bytes
 from lmtrain.runtime.processes.process_environment import set_library_defaults
@@ -82,6 +82,12 @@ def check_prompt_options(prompt: str | None, prompt_file: Path | None) -> None:
     if prompt_file is not None:
         raise UsageError(
             f"--prompt and --prompt-file {prompt_file} both give the text to continue. Leave one of them out."
+        )
+    file = prompt.removeprefix("FILE:").removeprefix("@")
+    if file != prompt and Path(file).is_file():
+        raise UsageError(
+            f"--prompt {shell_quoted(prompt)} is continued as it is written, and names a file. Use "
+            f"{way('--prompt-file', file, instead_of='--prompt')} to continue the text in the file."
         )
     refuse_file_as_text("--prompt", prompt, "--prompt-file")
 

@@ -149,10 +149,12 @@ def _main(arguments: list[str] | None) -> None:
             raise
         reported = error_from_os(error) if isinstance(error, OSError) else error
         from lmtrain.cli.find_accepted_line import lead_on, settings_problems
-        from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
+        from lmtrain.cli.settings_keys.explain_click_errors import error_of_stray_word, usage_error_from_click
 
         if not isinstance(reported, LmtrainError):
             reported = usage_error_from_click(reported, arguments, settings_problems)
+        elif isinstance(reported, (UsageError, MissingInputError)):
+            reported = error_of_stray_word(arguments, settings_problems) or reported
         print_error(*lead_on(reported, arguments))
         sys.exit(reported.exit_code)
     if isinstance(code, int):

@@ -339,7 +339,10 @@ def _config_folders(config_dir: Path | None) -> list[Path]:
     if config_dir is None:
         return [conf_dir()]
     if not config_dir.is_dir():
-        raise MissingInputError(f"--config-dir={config_dir} is not a folder. Give the folder that holds your configs.")
+        as_word = f"Use {way(str(config_dir), instead_of='--config-dir')} without it" if config_dir.suffix in (
+            ".yaml", ".yml"
+        ) else "Give the folder that holds your configs"  # fmt: skip
+        raise MissingInputError(f"--config-dir={config_dir} is not a folder. {as_word}.")
     return [config_dir.resolve(), conf_dir()]
 
 

@@ -22,7 +22,7 @@ FOREIGN_NAMES = {
     "optim.lr": "learning_rate max_lr peak_lr",
     "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping max_norm",
     "optim.eps": "adam_eps adam_epsilon epsilon",
-    "optim.betas": "adam_beta1 adam_beta2 beta1 beta2",
+    "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas betas adamw_betas optimizer_betas",
     "optim.weight_decay": "wd",
     "optim": "optimizer optimizer_type optimizer_name",
     "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule decay_type",
@@ -37,7 +37,7 @@ FOREIGN_NAMES = {
     "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every "
     "evaluation_interval val_interval validation_freq",
     "train.valid_samples": "eval_iters eval_samples",
-    "model": "model_name model_type model_name_or_path arch architecture",
+    "model": "model_name model_type model_name_or_path arch architecture model_size model_preset",
     "model.width": "hidden_size d_model n_embd dim hidden_dim embed_dim",
     "model.num_layers": "n_layer n_layers num_hidden_layers layers depth",
     "model.num_heads": "num_attention_heads n_head n_heads heads",
@@ -123,8 +123,8 @@ UNSUPPORTED_SETTINGS = {
             "num_experts num_local_experts num_moe_experts moe_router_topk expert_model_parallel_size "
             "expert_parallel_size expert_parallel_degree ep",
         "There is no float8 here; precision=bf16 is the fastest.": "fp8 fp8_format float8 enable_fp8_linear",
-        "A run counts steps or tokens: train.steps, or train.tokens. The first screen shows the number of epochs.":
-            "num_train_epochs epochs num_epochs",
+        "A run counts steps or tokens: train.steps, or train.tokens. --dry-run shows how many steps an epoch has.":
+            "num_train_epochs epochs num_epochs n_epochs train_epochs",
         "The tokenizer is stored with the dataset; `lmtrain preprocess --tokenizer` chooses it. For data.text and for "
         "datasets of other tools, use data.tokenizer=PATH.":
             "tokenizer_type vocab_file merge_file tokenizer",
@@ -139,8 +139,8 @@ UNSUPPORTED_SETTINGS = {
             "bias_gelu_fusion no_bias_gelu_fusion attention_softmax_in_fp32 cross_entropy_loss_fusion",
         "A run stops at run.time_limit, after a stage with stop_after=true, or when a file STOP is made in run.dir.":
             "exit_interval exit_signal_handler",
-        "lmtrain reads no file of another tool's settings; give them as KEY=VALUE.":
-            "config_file yaml_cfg args_file",
+        "Settings are read from a .yaml file that is one of the words; write those of other files as KEY=VALUE.":
+            "config_file yaml_cfg args_file config config_path cfg",
         "model.dropout is the same in all parts of a block.": "attention_dropout attn_pdrop embd_pdrop",
         "Validation takes the batches of train.micro_batch.": "per_device_eval_batch_size eval_batch_size",
         "model.num_kv_heads says it.": "group_query_attention",

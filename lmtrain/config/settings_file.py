@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.config.parse_and_apply_overrides import MAX_CHARACTERS, FileSetting, hydra_quoted, override_key
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LayoutError, SettingsError, UsageError
+from lmtrain.errors import LayoutError, SettingsError, UsageError, way
 
 if TYPE_CHECKING:
     from lmtrain.config.strict_yaml import YamlFile
 
 _SUFFIXES = (".yaml", ".yml")
+# what other tools call a file of settings, as an option or a key
+FILE_NAMES = "config config_file config_path yaml_cfg args_file cfg conf yaml recipe params_file"
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)  # a part of a dotted key
 _KEY = re.compile(r"\+?[A-Za-z_][\w/-]*(\.[\w-]+)*", re.ASCII)
 _PLAIN_TEXT = re.compile(r"[\w/][\w./-]*", re.ASCII)  # a text that Hydra's grammar reads without quotes
@@ -33,6 +35,7 @@ def expand_settings_file(words: Sequence[str] | None) -> list[str] | None:
 
     Raise MissingInputError if there is no such file, SettingsError if it is malformed, UsageError if there are several.
     """
+    _refuse_other_spellings(words or ())
     files = [word for word in words or () if word.endswith(_SUFFIXES) and "=" not in word]
     if words is None or not files:
         return None if words is None else list(words)
@@ -44,6 +47,15 @@ def expand_settings_file(words: Sequence[str] | None) -> list[str] | None:
     typed = [word for word in words if word != files[0]]
     keys = set(map(override_key, typed))
     return [*(word for word in _read_settings(Path(files[0])) if override_key(word) not in keys), *typed]
+
+
+def _refuse_other_spellings(words: Sequence[str]) -> None:
+    """Raise UsageError if a file of settings is given as other tools take one: @my.yaml or config=my.yaml."""
+    for word in words:
+        name, sign, value = word.rpartition("=")
+        file = value if sign and name.lstrip("+").replace("-", "_") in FILE_NAMES.split() else word.removeprefix("@")
+        if file != word and file.endswith(_SUFFIXES) and not Path(word).exists():
+            raise UsageError(f"{word} is not how a file of settings is given. Use {way(file, instead_of=word)}.")
 
 
 def _read_settings(path: Path) -> Iterator[FileSetting]:

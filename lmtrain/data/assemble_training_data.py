@@ -26,6 +26,7 @@ from lmtrain.data.data_settings import (
     MaskedSettings,
     source_names,
 )
+from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
 from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
 from lmtrain.data.sample_dataset_interface import Dataset, OffsetOrder, OrderedDataset, SampleOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, integer_shares
@@ -59,6 +60,7 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
     """Open all training and validation datasets that the data settings name. Raise SettingsError if data.kind is not
     dataset, blend or masked.
     """
+    refuse_text_as_dataset(settings)
     if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
         if settings.text is not None and not dataset_file(Path(settings.path), ".idx").is_file():

@@ -236,10 +236,10 @@ def find_task(name: str) -> Task:
     raise UsageError(f"--task={name} is not an evaluation task. {hint} {PLUGIN_WAY_OUT}")
 
 
-def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
+def choose_window(task: Task, model_seq_len: int, requested: int | None, stride: int | None = None) -> int:
     """Return how many tokens the model is fed at once: the number in the task's id, else `requested`, else
     `model_seq_len`. Raise UsageError if it is more than `model_seq_len`, or if the id and `requested` name different
-    numbers.
+    numbers; its way out shortens the typed `stride` of the windows by as much as the window.
     """
     if None not in (task.seq_len, requested) and task.seq_len != requested:
         raise UsageError(
@@ -248,7 +248,8 @@ def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
         )
     window = task.seq_len or requested or model_seq_len
     if window > model_seq_len:
-        fitting = way("--seq-len", str(model_seq_len))
+        shorter = () if stride is None else ("--stride", str(max(1, min(stride, window) * model_seq_len // window)))
+        fitting = way("--seq-len", str(model_seq_len), *shorter)
         if task.seq_len:
             fitting = way(f"{task.id}-s{model_seq_len}", instead_of=f"{task.id}-s{task.seq_len}")
         raise UsageError(

@@ -371,13 +371,15 @@ def test_cpus_are_those_of_a_rank(
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, but all nodes get the same number. Use --tasks-per-node=2 on 4 nodes"),
         (("--gpus-per-node", 8), 78, "--gpus-per-node=8 is more than the 1 that the layout takes: one process. Use "
-         "--gpus-per-node=1, or parallel.dp_shard=8."),
+         "parallel.dp_shard=8, or --gpus-per-node=1."),
         (("--gpus-per-node", 1, "--nodes", 3), 78, "--nodes=3 does not fit the layout (one process), which takes 1 "
-         "node with --gpus-per-node=1. Use --nodes=1, or parallel.dp_shard=3."),
+         "node with --gpus-per-node=1. Use parallel.dp_shard=3, or --nodes=1."),
         (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 applies to each Slurm task, "
          "and one task starts all 2 ranks of its node. Add --tasks rank"),
         (("--gpus-per-node", 2, "--time", "4h"), 2,
-         "--time=4h is not a time limit that Slurm accepts. Give one such as 90"),
+         "--time=4h is not a time limit that Slurm accepts. Use 4:00:00."),
+        (("--gpus-per-node", 2, "--time", "12"), 2,
+         "--time=12 does not say whether it is hours or minutes. Use 12:00:00 for hours or 00:12:00 for minutes."),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
         *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
     ],
@@ -392,11 +394,11 @@ def test_what_cannot_work_is_refused(toy: Toy, tmp_path: Path, words: tuple[obje
     ("layout", "options", "shape"),
     [
         ({"tp": 2, "dp_shard": 4}, {"gpus_per_node": 4, "nodes": 2}, (2, 4)),
-        ({"tp": 2}, {"gpus_per_node": 8}, "Use --gpus-per-node=2, or parallel.dp_shard=4."),
-        ({"tp": 2}, {"gpus_per_node": 8, "nodes": 2}, "Use --gpus-per-node=2, or parallel.dp_shard=8."),
-        ({"tp": 2, "zero": 0}, {"tasks_per_node": 8}, "Use --tasks-per-node=2, or parallel.dp_replicate=4."),
+        ({"tp": 2}, {"gpus_per_node": 8}, "Use parallel.dp_shard=4, or --gpus-per-node=2."),
+        ({"tp": 2}, {"gpus_per_node": 8, "nodes": 2}, "Use parallel.dp_shard=8, or --gpus-per-node=2."),
+        ({"tp": 2, "zero": 0}, {"tasks_per_node": 8}, "Use parallel.dp_replicate=4, or --tasks-per-node=2."),
         ({"pp": 3}, {"gpus_per_node": 8}, "Use --gpus-per-node=3."),  # no number of copies makes 8 of 3
-        ({"tp": 4}, {"gpus_per_node": 2, "nodes": 4}, "Use --nodes=2, or parallel.dp_shard=2."),
+        ({"tp": 4}, {"gpus_per_node": 2, "nodes": 4}, "Use parallel.dp_shard=2, or --nodes=2."),
     ],
 )  # fmt: skip
 def test_nodes_are_filled_or_the_layout_that_fills_them_is_named(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -98,9 +100,11 @@ def split(
     prefix: Prefix,
     shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
     output: Annotated[
-        list[Path],
-        typer.Option(metavar="PREFIX", parser=parse_output_prefix, help="A dataset to write. Repeat it for each."),
-    ],
+        list[Path] | None,
+        typer.Option(
+            metavar="PREFIX", parser=parse_output_prefix, help="A dataset to write; give one for each share."
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
     ] = None,
@@ -112,8 +116,8 @@ def split(
 
     wanted = parse_numbers("--shares", shares, f"Give shares, such as {example('98,2')}.")
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
-        merge_split_verify_datasets.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
-    _print_written(output, as_json)
+        merge_split_verify_datasets.split(prefix, wanted, output or [], overwrite=overwrite, seed=seed)
+    _print_written(output or [], as_json)
 
 
 @app.command()
@@ -126,7 +130,8 @@ def show(
         list[int] | None, typer.Option("--sample", metavar="NUMBER", help="Number of a training sample of a run.")
     ] = None,
     document: Annotated[
-        list[int] | None, typer.Option("--document", metavar="NUMBER", help="Number of a document, from 0.")
+        list[str] | None,
+        typer.Option("--document", metavar="NUMBER", help="A document, from 0, or several, as in 0-19. Repeatable."),
     ] = None,
     random: Annotated[int | None, typer.Option(min=1, help="Draw this many documents at random. [default: 3]")] = None,
     seed: Annotated[int | None, typer.Option(help="With --random: seed of the draw.")] = None,
@@ -175,7 +180,8 @@ def show(
     if sample:
         settings += [] if tokenizer is None else [f"data.tokenizer={tokenizer}"]
         return _show_samples(sample, given, settings, run, config_dir, stage, most, ids, as_json)
-    return _show_documents(Path(given[0]), document, random or 3, seed or 0, most, ids, tokenizer, as_json)
+    chosen_documents = None if document is None else [*map(_document_range, document)]
+    return _show_documents(Path(given[0]), chosen_documents, random or 3, seed or 0, most, ids, tokenizer, as_json)
 
 
 @app.command(hidden=True)
@@ -202,7 +208,7 @@ def decode(
     as_json: Json = False,
 ) -> None:
     """Show documents: the older spelling of `lmtrain data show PREFIX --document N`."""
-    _show_documents(prefix, documents, 0, 0, most, ids, tokenizer, as_json)
+    _show_documents(prefix, [range(number, number + 1) for number in documents], 0, 0, most, ids, tokenizer, as_json)
 
 
 @app.command()
@@ -304,11 +310,11 @@ def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
 
 
 def _show_documents(
-    prefix: Path, documents: list[int] | None, num_random: int, seed: int, max_tokens: int | None, ids: bool,
+    prefix: Path, documents: list[range] | None, num_random: int, seed: int, max_tokens: int | None, ids: bool,
     tokenizer: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the documents of a dataset whose numbers `documents` lists, or `num_random` random ones if it is None, each
-    cut to `max_tokens` tokens (None: whole). They are printed as text, or with `ids` as token ids.
+    """Print the documents of a dataset whose numbers are in the ranges `documents`, or `num_random` random ones if it
+    is None, each cut to `max_tokens` tokens (None: whole). They are printed as text, or with `ids` as token ids.
     """
     import numpy as np
 
@@ -325,9 +331,44 @@ def _show_documents(
     use_recorded_checksums(dataset)
     if documents is None:
         count = min(num_random, dataset.num_documents)
-        documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
-    rows = [*document_rows(dataset, documents, max_tokens, None if ids else _tokenizer_of(dataset, tokenizer))]
+        numbers = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
+    else:
+        numbers = [*chain.from_iterable(_within(each, dataset) for each in documents)]
+    rows = [*document_rows(dataset, numbers, max_tokens, None if ids else _tokenizer_of(dataset, tokenizer))]
     return print_json(rows, ensure_ascii=False) if as_json else print_documents(rows, max_tokens)
+
+
+def _document_range(text: str) -> range:
+    """Return the document numbers that a value of --document names: "7" or, with both ends, "0-19"."""
+    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
+    if match is not None and int(match[1]) <= int(match[2] or match[1]):
+        return range(int(match[1]), int(match[2] or match[1]) + 1)
+    slice_ = re.fullmatch(r"(\d{0,18})(?::|\.\.)(\d{1,18})", text)
+    if slice_ is not None and int(slice_[1] or 0) < int(slice_[2]):
+        meant = f"{int(slice_[1] or 0)}-{int(slice_[2]) - 1}"
+        raise UsageError(
+            f"--document={text} is not a number or a range of numbers. Did you mean "
+            f"{_other_range(text, meant)}?"
+        )
+    raise UsageError(
+        f"--document={text} is not a number or a range of numbers. Give one such as {example('7')} or "
+        f"{example('0-19')}."
+    )
+
+
+def _other_range(typed: str, meant: str) -> str:
+    """Return `meant`, marked as what to give in place of one value of --document, which is repeatable."""
+    return way("--document", meant, instead_of=(f"--document={typed}", f"--document {typed}"), shown=meant)
+
+
+def _within(documents: range, dataset: IndexedDataset) -> range:
+    """Return a range of document numbers. Raise UsageError if it is of several, and ends beyond the last document."""
+    if len(documents) > 1 and documents[-1] >= dataset.num_documents > documents[0]:
+        typed, fitting = f"{documents[0]}-{documents[-1]}", f"{documents[0]}-{dataset.num_documents - 1}"
+        raise UsageError(
+            f"--document={typed} ends beyond the last document of {dataset.prefix}. Use {_other_range(typed, fitting)}."
+        )
+    return documents if documents[0] < dataset.num_documents else documents[:1]  # the first is refused by its number
 
 
 def _show_samples(

@@ -159,7 +159,7 @@ def evaluate(
     sources = [find_model(path, weights) for path in paths]
     layouts = [choose_layout(layout or [], source.settings, env) for source in sources]
     check_device(device, env)
-    check_tasks_fit(jobs, sources, seq_len)
+    check_tasks_fit(jobs, sources, seq_len, stride)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which only one process can read, and the evaluation has {env.world_size} "
@@ -265,16 +265,18 @@ def build_jobs(
     return jobs
 
 
-def check_tasks_fit(jobs: list[Job], sources: list[ModelSource], seq_len: int | None) -> None:
+def check_tasks_fit(
+    jobs: list[Job], sources: list[ModelSource], seq_len: int | None, stride: int | None = None
+) -> None:
     """Raise UsageError if any task cannot score any of the models, because of the model's kind or because its context
-    is shorter than the window of `seq_len` tokens (None: the task's own).
+    is shorter than the window of `seq_len` tokens (None: the task's own). `stride` is the distance of windows typed.
     """
     from lmtrain.eval.task import check_kind, choose_window
 
     for task, _ in jobs:
         for source in sources:
             check_kind(task, causal=source.settings.shape.causal, pairs="pair" in source.settings.terms)
-            choose_window(task, source.settings.shape.seq_len, seq_len)
+            choose_window(task, source.settings.shape.seq_len, seq_len, stride)
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:

@@ -14,9 +14,10 @@ from lmtrain.cli.inspect.run_folder_view import run_facts, run_lines
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, Weights, refuse_unused_options
 from lmtrain.errors import MissingInputError, UsageError, leave_out
-from lmtrain.runfolder.file_names import CONFIG
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.metrics_rows import to_json_data
+from lmtrain.units import format_bytes
 
 
 def inspect(
@@ -55,6 +56,7 @@ def inspect(
     elif (path / CONFIG).is_file():
         with record_errors(path):
             facts, print_facts = run_facts(path, verify), partial(_print_run, show_all=all_)
+            facts["checkpoint_bytes"] = {name: _size(path / CHECKPOINTS / name) for name in facts["checkpoints"]}
     elif path.suffix in (".idx", ".bin") or dataset_exists(path):
         facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
     else:
@@ -64,6 +66,11 @@ def inspect(
         )
     shown_facts = {key: value for key, value in facts.items() if key != "losses"}
     return print_json(to_json_data(shown_facts), allow_nan=False) if as_json else print_facts(facts)
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _print_run(facts: dict[str, Any], show_all: bool) -> None:
@@ -76,5 +83,6 @@ def _print_run(facts: dict[str, Any], show_all: bool) -> None:
         lines = [*run_lines(facts, PlainConsole().encoding.startswith("utf"))]
     print_facts(f"run {facts['run']}", lines)
     if show_all:
-        print_facts("checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
+        sizes = [(name, format_bytes(size)) for name, size in facts["checkpoint_bytes"].items()]
+        print_facts("checkpoints", sizes or [("", "none")])
         print_tree("settings", facts["settings"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from lmtrain.errors import (
     SettingsError,
     UsageError,
     example,
+    fill_in,
     leave_out,
     own,
     settings_error,
@@ -208,7 +210,13 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
         names = ", ".join(choices)
-        raise UsageError(f"hardware is not given; a plan needs a machine. Give hardware=NAME, one of {names}.")
+        raise UsageError(
+            "hardware is not given; a plan needs a machine. Give "
+            f"{fill_in('hardware=NAME')}, one of {names}; hardware.memory_GiB=N gives it another memory."
+        )
+    if memory := re.fullmatch(r"(\d+) ?(g|gb|gib)", name, re.IGNORECASE):
+        chosen = fill_in("hardware=NAME", f"hardware.memory_GiB={memory[1]}")
+        raise UsageError(f"hardware={name} is a memory, and no machine. Give {chosen}, one of {', '.join(choices)}.")
     path = config_file("hardware", name, config_dir)
     if path is None or name not in choices:
         same_family = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]

@@ -107,6 +107,7 @@ class TextPreview:
             epochs = [facts["epochs"] * self.share] if "epochs" in facts else []
             if "epochs" in facts:
                 facts["training_samples"] = round(facts["training_samples"] / self.share)
+                facts["steps_per_epoch"] = round(facts["steps_per_epoch"] / self.share)
                 facts["epochs"] *= self.share
             for source in (source for stage in facts.get("stages", ()) for source in stage["sources"]):
                 if source["dataset"] == self.data.path and "epochs" in source:

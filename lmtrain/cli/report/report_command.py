@@ -44,7 +44,7 @@ from lmtrain.cli.report.rank_timeline_and_memory_sections import kernel_parts, l
 from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.cli.shared_options import check_output_folder, parse_output_file
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LmtrainError, shorten
+from lmtrain.errors import LmtrainError, UsageError, shorten, way
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
 from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
@@ -86,6 +86,11 @@ def report(
     It is one file without references to any other. Runs may be running, killed or damaged: the page shows everything
     that was recorded and states what is missing.
     """
+    if out is not None and out.suffix.lower() not in ("", ".html", ".htm"):
+        raise UsageError(
+            f"--output {out} would be a page of HTML under another suffix, {out.suffix}. Use "
+            f"{way('--output', str(out.with_suffix('.html')))}; `lmtrain.metrics(RUN)` gives the numbers in Python."
+        )
     found_runs = read_runs(expand_runs(runs))
     if svg is not None:
         with storage_errors(svg, "Making"):

@@ -18,6 +18,7 @@ from lmtrain.errors import LmtrainError, Way, shell_quoted
 
 _WIDTH = 70
 _COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
+_PAIR_OPTIONS = frozenset(("--model-args", "--gen-kwargs", "--wandb-args"))  # other tools'; their values have a =
 VALUE_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
 
@@ -57,6 +58,8 @@ class Command:
             elif word.startswith("-") and "=" not in word and word not in ("-", "--", *_COMMON_OPTIONS):
                 most = len(words) if arguments == ["overrides"] else 1
                 num_values = next((i for i, value in enumerate(words) if i == most or not _is_value(value)), len(words))
+                if word.replace("_", "-") in _PAIR_OPTIONS and words and not words[0].startswith("-"):
+                    num_values = 1
             units.append((word, *words[:num_values]))
             del words[:num_values]
         options = {name: param for name, param in names.items() if name.startswith("-")}

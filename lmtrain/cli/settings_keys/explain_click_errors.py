@@ -10,18 +10,31 @@ import difflib
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import typer
 
 from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
+from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, stray_word, with_dashes
 from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, layout_named, option_named
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
 from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
-from lmtrain.errors import LmtrainError, SettingsError, UsageError, fill_in, joined, leave_out, spelling_hint, way
+from lmtrain.errors import (
+    LmtrainError,
+    SettingsError,
+    UsageError,
+    Way,
+    fill_in,
+    joined,
+    leave_out,
+    spelling_hint,
+    way,
+    with_other_ways,
+)
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
+_NO_ADVICE = " --help` lists its options."
 _KINDS = {"valid int": "a whole number", "valid number": "a number", "valid float": "a number"}
 
 
@@ -41,8 +54,35 @@ def usage_error_from_click(
     instead. `argv` stands without the program's name; `error` is click's error about its first wrong word.
     `find_settings_problems` is called with the corrected words and the verb's parsed parameters.
     """
-    problems, words, context = list[LmtrainError](), list(argv), None
-    while error is not None and len(problems) <= len(argv):
+    return joined(_problems(list(argv), error, find_settings_problems))
+
+
+def error_of_stray_word(
+    argv: Sequence[str], find_settings_problems: Callable[[Sequence[str], dict[str, Any]], Iterable[str]]
+) -> LmtrainError | None:
+    """Return a UsageError for a command line whose verb has taken a word such as key=body for a file that does not
+    exist; None if it has none, or if lmtrain does not know what is meant.
+    """
+    command = Command.parse(argv)
+    word = stray_word(command)
+    if word is None or _explain_stray(word, command).text.endswith(_NO_ADVICE):
+        return None
+    return joined(_problems(list(argv), None, find_settings_problems))
+
+
+def _problems(
+    words: list[str], error: Any, find_settings_problems: Callable[[Sequence[str], dict[str, Any]], Iterable[str]]
+) -> list[LmtrainError]:
+    """Return all that is wrong in a command line: `error` of click about its first wrong word, None if there is none,
+    words that are no files, what is found when these are corrected, and settings.
+    """
+    problems, context, num_words = list[LmtrainError](), None, len(words)
+    while word := stray_word(command := Command.parse(words)):
+        problems.append(UsageError(_explain_stray(word, command).text))
+        found = advised(problems[-1], words)
+        words = (found[0] if found else command.without([word])).words
+        context, error = _parse_again(words)
+    while error is not None and len(problems) <= num_words:
         problem = _explain(error, Command.parse(words))
         if str(reported := UsageError(problem.text)) in map(str, problems):
             break
@@ -53,7 +93,7 @@ def usage_error_from_click(
         context, error = _parse_again(words)
     if context is not None:
         problems += map(SettingsError, ([problem] for problem in find_settings_problems(words, context.params)))
-    return joined(problems)
+    return problems
 
 
 def _parse_again(words: Sequence[str]) -> tuple[Any, Any]:
@@ -83,7 +123,7 @@ def _explain(error: Any, command: Command) -> _Problem:
     param = getattr(error, "param", None)
     option = getattr(error, "option_name", None)
     if option and hasattr(error, "possibilities"):
-        return _explain_unknown_option(option, name, error, command)
+        return _explain_unknown_option(option, name, error.ctx.command.params, command)
     if match := re.match(r"No such command ['\"](.*?)['\"]", message):
         verbs = getattr(click_command, "commands", HELP)
         word = match[1]
@@ -103,11 +143,28 @@ def _explain(error: Any, command: Command) -> _Problem:
     return _Problem(f"{_with_full_stop(message)} `{name} --help` shows how it is called.")
 
 
-def _explain_unknown_option(option: str, name: str, error: Any, command: Command) -> _Problem:
+def _explain_stray(word: str, command: Command) -> _Problem:
+    """Return the problem that an argument such as key=body is no file: what it says as an option."""
+    option, _, value = with_dashes(word).partition("=")
+    if option in command.options:
+        new = (option,) if option in command.flags else (option, value)
+        return _Problem(f"{word} is not a file. Did you mean {way(*new, instead_of=word)}?", (word,))
+    pretended = replace(
+        command, units=tuple((option, value) if unit == (word,) else unit for unit in command.units)
+    )
+    params = command_of(command.words)[0].params
+    text = _explain_unknown_option(option, " ".join(("lmtrain", *command.verb)), params, pretended).text
+
+    def for_word(way: Way) -> Way:
+        return way._replace(old=tuple(word if name == option else name for name in way.old))
+
+    return _Problem(f"{word} is not a file, and {with_other_ways(text, for_word)}", (word,))
+
+
+def _explain_unknown_option(option: str, name: str, params: Sequence[Any], command: Command) -> _Problem:
     """Return the problem that the verb `name` has no option `option`: its words in place of a similar option or of what
     other tools call so; for a verb that takes settings, everything in `command` that is another tool's.
     """
-    params = error.ctx.command.params
     arguments = [str(param.name) for param in params if param.param_type_name == "argument"]
     # because: such a verb is called with whole lines of other tools, whose names of settings count first
     is_run_verb = "overrides" in arguments and any(param.name == "config_dir" for param in params)
@@ -120,6 +177,8 @@ def _explain_unknown_option(option: str, name: str, error: Any, command: Command
         spelt = spelt if len(option) == 2 else f"-{option}"
     refusal = f"{option} is not an option of {name}."
     closest = [spelt] if spelt in own_options else []
+    if not closest and (text := explain_by_verb(option, command)):
+        return _Problem(text, (option,))
     has_no_setting = option.lstrip("-").replace("-", "_") in UNSUPPORTED_SETTINGS
     has_synonym = has_no_setting and option_named(option, own_options)
     synonym = None
@@ -142,7 +201,7 @@ def _explain_unknown_option(option: str, name: str, error: Any, command: Command
     if closest := closest or difflib.get_close_matches(option, own_options, cutoff=0.7):
         meant = " or ".join(_renamed(option, own, command) for own in closest)
         return _Problem(f"{refusal} Did you mean {meant}?", (option,))
-    return _Problem(f"{refusal} `{name} --help` lists its options.", (option,))
+    return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
 
 
 def _explain_synonym(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from lmtrain.cli.settings_keys.apply_advice import Command, is_setting
+from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb
 from lmtrain.cli.settings_keys.foreign_translation import Translation
 from lmtrain.cli.settings_keys.translate_foreign_flags import translate_options
 from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
@@ -31,7 +32,8 @@ def explain_foreign_line(
     units = [unit for unit in command.units if is_foreign(unit[0].partition("=")[0], command, own_options)]
     scripts = [unit[0] for unit in command.units if len(unit) == 1 and unit[0].endswith(".py") and "=" not in unit[0]]
     given = {override_key(unit[0]): unit[0] for unit in command.units if is_setting(unit[0])}
-    result = translate_options(units, [*given.values()], counts_as="gpus" if command.verb == ("plan",) else "")
+    counts_as = "gpus" if command.verb == ("plan",) else ""
+    result = translate_options(units, [*given.values()], counts_as, _typed_run(command))
     if len(result.unknown) == len(units) or not all(key.startswith(only) for key in result.settings):
         return None
     result.left_out += [f"{option.typed} has no counterpart that lmtrain knows." for option in result.unknown]
@@ -41,7 +43,8 @@ def explain_foreign_line(
         typed = result.origins[key].typed if key in result.origins else f"{key}={result.settings[key]}"
         result.left_out.append(f"{typed}: {given[key]} is given.")
         del result.settings[key]
-    words = [*(f"{key}={value}" for key, value in result.settings.items()), *_process_words(result, command)]
+    settings = (f"{key}={value}" for key, value in result.settings.items())
+    words = [*settings, *result.options, *_process_words(result, command)]
     options = tuple(dict.fromkeys(unit[0].partition("=")[0] for unit in units))
     old = (*options, *scripts)
     is_are = "is not an option" if len(options) == 1 else "are not options"
@@ -50,6 +53,14 @@ def explain_foreign_line(
     notes = "\n".join("\n  ".join([f"{title}:", *part]) for title, part in parts if part)
     advice = "" if result.refused else way(*words, instead_of=old, shown="")
     return f"{rule}{f' {notes}' if notes else ''}{advice}", old
+
+
+def _typed_run(command: Command) -> str | None:
+    """Return the run typed for --from-run, "" if none is; None if the verb has no such option."""
+    if "--from-run" not in command.options:
+        return None
+    units = [unit for unit in command.units if unit[0].partition("=")[0] == "--from-run"]
+    return (units[-1][0].partition("=")[2] or units[-1][-1]) if units else ""
 
 
 def _process_words(result: Translation, command: Command) -> list[str]:
@@ -73,6 +84,8 @@ def is_foreign(option: str, command: Command, own_options: Collection[str]) -> b
     """
     spelt = option.lower().replace("_", "-")
     if not option.startswith("--") or len(option) == 2 or option in command.options or spelt in own_options:
+        return False
+    if explain_by_verb(option, command) is not None:
         return False
     is_known = spelt.rpartition(".")[2].lstrip("-").replace("-", "_") in _KNOWN_NAMES
     return is_known or not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)

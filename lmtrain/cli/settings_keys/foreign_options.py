@@ -6,6 +6,8 @@ settings that lmtrain lacks (UNSUPPORTED_SETTINGS). Names are in snake case; a d
 
 from __future__ import annotations
 
+from lmtrain.config.settings_file import FILE_NAMES
+
 FALSE, TRUE = ("false", "0", "no", "none", "off"), ("true", "1", "yes", "on")
 PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu", "nproc")
 # an option that is on -> overrides; the first replaces an earlier value, the others are defaults of the option
@@ -90,6 +92,9 @@ CONVERSIONS = {
     "exit_duration_in_mins": ("run.time_limit", "x", "60"),
 }  # fmt: skip
 BETAS = {"adam_beta1": 0, "adam_beta2": 1, "beta1": 0, "beta2": 1}
+BOTH_BETAS = ("adam_betas", "betas", "adamw_betas", "optimizer_betas")
+LOAD_STEPS = ("ckpt_step", "load_step", "load_iteration", "checkpoint_step", "resume_step")  # with a run to load
+EPOCHS = ("num_train_epochs", "epochs", "num_epochs", "max_epochs", "n_epochs", "train_epochs")
 POSITION_COUNTS = ("max_position_embeddings", "n_positions")  # of learned positions; may differ from the sequence's
 VIRTUAL_STAGES = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "vp_size")
 LAYERS_PER_STAGE = ("num_layers_per_virtual_pipeline_stage", "num_layers_per_virtual_stage")
@@ -110,6 +115,9 @@ PATHS = {
 OTHER_VERBS = dict.fromkeys(
     ("eval_only", "skip_train", "do_eval_only", "test_only"),
     "A run trains. Start `lmtrain eval CHECKPOINT --task TASK` to measure a checkpoint instead.",
+) | dict.fromkeys(
+    FILE_NAMES.split(),
+    "Settings are read from a .yaml file that is one of the words. Write those of this file as KEY: VALUE in one.",
 )
 # of these keys another tool's 0 is null here
 ZERO_IS_NULL = ("optim.clip_norm",)

@@ -68,6 +68,8 @@ class Translation:
 
     typed_settings: Sequence[str] = ()
     counts_as: str = ""  # the verb's own key for the number of processes, such as "gpus" of a plan
+    from_run: str | None = None  # the run typed for --from-run; "" if none is, None if the verb has no such option
+    options: list[str] = field(default_factory=list)  # options of lmtrain and their values
     settings: dict[str, str] = field(default_factory=dict)
     processes: str = ""
     counted_by: Option | None = None  # the option that gave the number of processes

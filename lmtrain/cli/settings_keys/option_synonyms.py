@@ -11,13 +11,15 @@ from collections.abc import Collection, Iterable, Sequence
 # option of lmtrain -> the names of it in Megatron-LM, Hugging Face, lm-evaluation-harness, nanoGPT, litgpt and others
 OPTIONS = {
     "--output": "-o --out --output-dir --output-path --output-file --outfile --output-folder --save-dir --save "
-    "--save-path --save-to --output-prefix --output-name --dest --destination --out-dir --out-file --dst --target-dir",
+    "--save-path --save-to --output-prefix --output-name --dest --destination --out-dir --out-file --dst --target-dir "
+    "--destdir --dest-dir --work-dir",
     "--key": "--column --columns --text-column --text-field --field --fields --json-key --json-keys --keys --text-key "
     "--content-key --text-column-name -k",
     "--workers": "-j -w --num-workers --num-proc --processes --num-processes --nprocs --procs --threads --num-threads "
     "--jobs --n-jobs --preprocessing-num-workers",
     "--tokenizer": "--tokenizer-model --tokenizer-path --tokenizer-name --tokenizer-file --tokenizer-dir --vocab-file "
-    "--vocab --tokenizer-name-or-path --tokenizer-name-or-dir -t",
+    "--vocab --tokenizer-name-or-path --tokenizer-name-or-dir --bpe "
+    "--encoding-model -t",
     "--vocab-size": "--vocab --n-vocab --num-tokens --size --vocabsize",
     "--task": "--tasks --task-name --benchmark --benchmarks -t",
     "--data": "--dataset --data-path --data-file --input --text --file",
@@ -53,7 +55,7 @@ OPTIONS = {
     "--to": "--format --target --target-format --saver --model-type --export-format",
     "--from": "--source --source-format --loader --format",
     "--kind": "--type --algorithm --model-type --method",
-    "--format": "--input-format --file-type --type --data-format",
+    "--format": "--input-format --input-type --file-type --file-format --type --data-format",
     "--json": "--as-json --output-json --print-json",
     "--max-memory": "--memory --ram --max-ram",
     "--memory": "--max-memory --ram --max-ram",
@@ -65,14 +67,16 @@ OPTIONS = {
     "--lowercase": "--do-lower-case --do-lowercase --lower-case --lower --uncased",
     "--max-bad": "--max-errors --max-bad-lines",
     "--shard-tokens": "--shard-size --tokens-per-shard --max-shard-tokens",
+    "--at": "--at-step --at-steps --step --steps --from-step --ckpt-step --branch-at",
     "--steps": "--checkpoints --checkpoint-steps",
-    "--partition": "-p --queue",
-    "--account": "-a",
-    "--time": "--time-limit --walltime",
+    "--partition": "--queue",
+    "--account": "--project",
+    "--time": "--walltime --max-time --wall-time --time-limit",
 }
 # argument of a verb, by its name in the program -> options that other tools have for it
 ARGUMENTS = {
-    "inputs": "input input-file input-files input-path input-dir data files file source text data-path train-file "
+    "inputs": "dataset datasets dataset-path dataset-file texts train-files trainpref "
+    "input input-file input-files input-path input-dir data files file source text data-path train-file "
     "corpus",
     "checkpoint": "checkpoint model ckpt checkpoint-path ckpt-path model-path model-dir checkpoint-dir load path "
     "input model-name-or-path pretrained ckpt-dir run run-dir in-dir",

@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from lmtrain.cli.settings_keys import foreign_options as tables
 from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
+from lmtrain.cli.settings_keys.steps_of_epochs import count_epoch
 from lmtrain.config.compose_run_settings import group_choices
+from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
 from lmtrain.config.parse_and_apply_overrides import override_key
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, step_folder_name
 
 
 def reckon(result: Translation) -> None:
@@ -32,6 +36,8 @@ def reckon(result: Translation) -> None:
         if option not in batches:
             _convert(result, option)
     _settle(result)
+    if epochs := [option for option in result.later if option.name in tables.EPOCHS]:
+        _set_epochs(result, epochs)
 
 
 def _conversion(option: Option) -> tuple[str, str, str]:
@@ -167,6 +173,51 @@ def _finetune(result: Translation, options: list[Option]) -> None:
         result.omit(option, "checkpoint.init_from=PATH begins with the weights of a checkpoint.")
 
 
+def _load_step(result: Translation, options: list[Option]) -> None:
+    """Let a run begin at a step of the run that --load or --from-run names, in a folder of its own."""
+    *_, option = options
+    run = result.settings.get("checkpoint.resume") or result.from_run
+    if result.from_run is None or not run or not option.value.isdecimal():
+        result.omit(option, "--from-run RUN/checkpoints/step_NNNNNNNN goes on from the checkpoint of a step.")
+        return
+    run = run.rstrip("/").removesuffix(f"/{CHECKPOINTS}")
+    result.settings.pop("checkpoint.resume", None)
+    load = result.origins.pop("checkpoint.resume", None)
+    _begin_from(result, run, f"{run}/{CHECKPOINTS}/{step_folder_name(int(option.value))}", option, load)
+    if result.value_of("run.dir") in (run, None) or "run.dir" not in {
+        *result.settings, *map(override_key, result.typed_settings)
+    }:  # fmt: skip
+        result.settings["run.dir"] = f"{run}-from-{option.value}"
+        result.changed.append(f"run.dir={result.settings['run.dir']} keeps the later checkpoints of {run}.")
+
+
+def _begin_from(result: Translation, run: str, source: str, *options: Option | None) -> None:
+    """Let a run begin from the run or checkpoint `source` with its settings."""
+    result.options = ["--from-run", source]
+    typed = " ".join(option.typed for option in options[::-1] if option is not None)
+    result.changed.append(f"{typed} is --from-run {source} here, with the settings of {run}.")
+
+
+def _set_epochs(result: Translation, options: list[Option]) -> None:
+    """Set the steps of so many epochs, if the dataset is there to count them and no number of steps is given."""
+    *_, option = options
+    typed = {override_key(word) for word in result.typed_settings}
+    if given := {"train.steps", "train.tokens"} & {*result.settings, *typed}:
+        result.omit(option, f"{min(given)} is given.")
+        return
+    words = [*result.typed_settings, *(f"{key}={value}" for key, value in result.settings.items())]
+    counted = None if result.from_run else count_epoch(words)
+    with suppress(ValueError):
+        if counted and math.isfinite(float(option.value)) and float(option.value) > 0:
+            samples, batch = counted
+            steps = math.ceil(float(option.value) * samples / batch)
+            result.set(option, f"train.steps={steps}")
+            reckoning = f"{option.value} x {samples} samples / train.global_batch={batch}"
+            result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {reckoning}."
+            return
+    result.omit(option, UNSUPPORTED_SETTINGS["num_train_epochs"])
+
+
 def _settle(result: Translation) -> None:
     """Change what contradicts or repeats itself in the translated settings."""
     settings, origins = result.settings, result.origins
@@ -178,6 +229,9 @@ def _settle(result: Translation) -> None:
     if resume is not None and settings.get("checkpoint.resume") == settings.get("run.dir"):
         del settings["checkpoint.resume"]
         result.omit(resume, "A run resumes from its own run.dir by itself.")
+    elif resume is not None and result.from_run == "" and (Path(settings["checkpoint.resume"]) / CONFIG).is_file():
+        run = settings.pop("checkpoint.resume")  # because: settings that were not typed must be those of that run
+        _begin_from(result, run, run, resume)
     ratio = origins.get("schedule.min_ratio")
     if ratio is not None and settings.get("schedule") == "constant":
         del settings["schedule.min_ratio"]
@@ -195,4 +249,5 @@ _STEPS: tuple[tuple[tuple[str, ...], Callable[[Translation, list[Option]], None]
     (tables.POSITION_COUNTS, _set_positions),
     ((*tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE), _set_virtual_stages),
     (("finetune",), _finetune),
+    (tables.LOAD_STEPS, _load_step),
 )

@@ -22,13 +22,15 @@ _YAML = {"": "true", "True": "true", "False": "false", "None": "null"}
 
 
 def translate_options(
-    units: Sequence[tuple[str, ...]], typed_settings: Sequence[str] = (), counts_as: str = ""
+    units: Sequence[tuple[str, ...]], typed_settings: Sequence[str] = (), counts_as: str = "",
+    from_run: str | None = None,
 ) -> Translation:
     """Translate another tool's options, each a tuple of the option and its values as typed, to settings of lmtrain.
     Options without a counterpart are in `left_out`, `unknown` or `refused` of the result. `counts_as` is the key that
-    the verb has for a number of processes, if any.
+    the verb has for a number of processes, if any. `from_run` is the run typed for its option --from-run, "" if none
+    is, and None if it has no such option.
     """
-    result = Translation(typed_settings, counts_as)
+    result = Translation(typed_settings, counts_as, from_run)
     for option in map(Option, units):
         result.all_names.add(option.name)
         if not any(step(result, option) for step in _STEPS):
@@ -78,8 +80,10 @@ def _take_switch(result: Translation, option: Option) -> bool:
 
 def _leave_for_later(result: Translation, option: Option) -> bool:
     """Put an option aside that depends on other settings; its name decides."""
-    names = (*tables.CONVERSIONS, *tables.BETAS, *tables.POSITION_COUNTS, *tables.VIRTUAL_STAGES, "finetune", "flavor",
-             *tables.LAYERS_PER_STAGE)  # fmt: skip
+    names = (
+        *tables.CONVERSIONS, *tables.BETAS, *tables.LOAD_STEPS, *tables.EPOCHS, *tables.POSITION_COUNTS,
+        *tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE, "finetune", "flavor",
+    )  # fmt: skip
     if option.path in names or option.name in names or option.path == "model.name":
         result.later.append(option)
         return True
@@ -95,7 +99,10 @@ def _take_numbers(result: Translation, option: Option) -> bool:
     """Translate an option of Megatron-LM with several numbers, or one that counts otherwise."""
     numbers = [int(word) for word in option.value.strip("()").replace(",", " ").split() if word.isdecimal()]
     number = numbers[0] if numbers else 0
+    parts = option.value.strip("()[]").replace(",", " ").split()
     match option.name:
+        case name if name in tables.BOTH_BETAS and len(parts) == 2 and all(map(_is_number, parts)):
+            return result.set(option, f"optim.betas=[{','.join(parts)}]")
         case "window_size" if len(numbers) == 2:
             return result.set(option, f"model.window={number + 1}")  # because: there the token itself is left out
         case "window_attn_skip_freq" if len(numbers) == 1 and number > 1:
@@ -137,8 +144,13 @@ def _rename(result: Translation, option: Option) -> bool:
         found = result.names.suggest_overrides(key, value) if "." not in key else [f"{key}={value}"]
     else:
         found = result.names.suggest_overrides(option.path, value)
-    if not found or found[0].endswith("=NAME"):
+    if not found:
         return False
+    if found[0].endswith("=NAME"):
+        group = found[0].partition("=")[0]
+        known = f"`lmtrain config list {group}` shows those there are."
+        result.refused.append(f"{option.typed}: There is no such choice here. Give {group}=NAME; {known}")
+        return True
     key, _, new = found[0].partition("=")
     if not option.values and bool not in union_members(types_by_key(RunConfig).get(key)):
         result.refused.append(f"{option.typed}: It has no value. Give {key}=VALUE.")

@@ -30,7 +30,7 @@ from lmtrain.cli.shared_options import (
     parse_output_file,
 )
 from lmtrain.config.settings_file import words_for_command
-from lmtrain.errors import LayoutError, MissingInputError, UsageError, example, leave_out, shell_quoted, way
+from lmtrain.errors import LayoutError, MissingInputError, UsageError, example, leave_out, own, shell_quoted, way
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.runtime.processes.process_environment import ProcessEnv
@@ -50,6 +50,7 @@ _RESERVED_OPTIONS = {
     "--chdir", "-D", "--kill-on-bad-exit", "-K", "--exclude-node", "--no-kill", "-k", "--wrap", "--parsable",
 }  # fmt: skip
 # minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on; or no limit
+_MOST_HOURS = 48  # a greater number without a unit is rather minutes
 _TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
 # because: each of them counts, limits or binds tasks, and a node has a single task for all ranks
 _PER_TASK_OPTIONS = {
@@ -135,11 +136,7 @@ class SlurmOptions:
                 f"--container-image={self.container_image} and --container-command cannot be given together, because "
                 "both start a container. Give one of them."
             )
-        if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
-            raise UsageError(
-                f"--time={self.time} is not a time limit that Slurm accepts. Give one such as {example('90')} "
-                f"(minutes), {example('4:00:00')} or {example('2-12')} (days and hours)."
-            )
+        check_time_limit(self.time)
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():
                 _check_extra_option(option, word, words or ())
@@ -173,7 +170,7 @@ class SlurmOptions:
         if num_processes < per_node:
             raise LayoutError(
                 f"{option}={per_node} is more than the {num_processes} that the layout takes: {layout}. Use "
-                f"{option}={num_processes}{_other_layout(parallel, (self.nodes or 1) * per_node)}."
+                f"{_layout_way(parallel, (self.nodes or 1) * per_node)}{way(f'{option}={num_processes}')}."
             )
         if num_processes % per_node:
             divisor = max(size for size in divisors(num_processes) if size <= per_node)
@@ -183,21 +180,41 @@ class SlurmOptions:
             )
         num_nodes = num_processes // per_node
         if self.nodes is not None and self.nodes != num_nodes:
-            other = _other_layout(parallel, self.nodes * per_node)
             raise LayoutError(
                 f"--nodes={self.nodes} does not fit the layout ({layout}), which takes {plural(num_nodes, 'node')} "
-                f"with {option}={per_node}. Use {way(f'--nodes={num_nodes}')}{other}."
+                f"with {option}={per_node}. Use "
+                f"{_layout_way(parallel, self.nodes * per_node)}{way(f'--nodes={num_nodes}')}."
             )
         return num_nodes, per_node
 
 
-def _other_layout(parallel: ParallelSettings, num_processes: int) -> str:
-    """Return the end of a message, ", or parallel.dp_shard=N", which makes a layout take `num_processes` processes; ""
-    if no number of data-parallel copies does. Without ZeRO the copies are replicas.
+def check_time_limit(text: str | None) -> None:
+    """Raise UsageError unless `text` is None or a time limit of Slurm that says its units: a bare number is minutes to
+    Slurm, and hours to many who type one.
+    """
+    if text is not None and (number := re.fullmatch(r"(\d{1,5})([hmd]?)", text, re.ASCII)):
+        count, unit = int(number[1]), number[2]
+        days, minutes = f"{count}-00", f"{count // 60:02}:{count % 60:02}:00"
+        by_unit = {"d": days, "m": minutes, "h": f"{count}:00:00"}
+        if unit:
+            raise UsageError(f"--time={text} is not a time limit that Slurm accepts. Use {own(by_unit[unit])}.")
+        hours_first = count <= _MOST_HOURS
+        named = [f"{own(by_unit['h'])} for hours", f"{own(minutes)} for minutes"][:: 1 if hours_first else -1]
+        raise UsageError(f"--time={text} does not say whether it is hours or minutes. Use {' or '.join(named)}.")
+    if text is not None and not _TIME_LIMIT.fullmatch(text):
+        raise UsageError(
+            f"--time={text} is not a time limit that Slurm accepts. Give one such as {example('1:30:00')}, "
+            f"{example('4:00:00')} or {example('2-12')} (days and hours)."
+        )
+
+
+def _layout_way(parallel: ParallelSettings, num_processes: int) -> str:
+    """Return "parallel.dp_shard=N, or ", marked, the part of a message that makes a layout take `num_processes`
+    processes; "" if no number of data-parallel copies does. Without ZeRO the copies are replicas.
     """
     axis, size = ("dp_shard", parallel.dp_shard) if parallel.zero else ("dp_replicate", parallel.dp_replicate)
     others = parallel.layout.world_size // size
-    return "" if num_processes % others else f", or parallel.{axis}={num_processes // others}"
+    return "" if num_processes % others else f"{way(f'parallel.{axis}={num_processes // others}')}, or "
 
 
 def _with_options(verb: Callable[..., None]) -> Callable[..., None]:

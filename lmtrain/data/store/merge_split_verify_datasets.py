@@ -94,18 +94,7 @@ def split(
 
     Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially.
     """
-    if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
-        names = zip(("train", "valid", "test"), shares, strict=False)
-        words = [word for name, _ in names for word in ("--output", f"{outputs[0]}_{name}")]
-        as_in = f", as in {way(*words, instead_of='--output')}" if 2 <= len(shares) <= 3 else ""
-        raise UsageError(
-            f"--shares has {len(shares)} entries, and --output was given {len(outputs)} times. Give two or three "
-            f"shares, and --output once for each{as_in}."
-        )
-    if any(not 0 < share < float("inf") for share in shares):
-        raise UsageError(f"The shares {list(shares)} of --shares are not all above 0. Give shares such as 98,2.")
-    if len({output.absolute() for output in outputs}) < len(outputs):
-        raise UsageError("Two values of --output are the same path. Give each share an output of its own.")
+    check_outputs(prefix, shares, outputs)
     dataset = open_dataset(prefix)
     parts = dict(zip(outputs, split_documents(dataset.num_documents, shares), strict=False))
     if empty := next((output for output, places in parts.items() if not places), None):
@@ -121,6 +110,29 @@ def split(
                 _copy_documents(writer, dataset, map_, documents)
             if dataset.info is not None:
                 _describe_copy(writer, dataset, dataset.info, UNKNOWN)
+
+
+def check_outputs(prefix: Path, shares: Sequence[float], outputs: Sequence[Path]) -> None:
+    """Raise UsageError unless there are two or three shares, each with an output of its own that is not the dataset
+    `prefix` to split.
+    """
+    names = zip(("train", "valid", "test"), shares, strict=False)
+    base = outputs[0] if len({*outputs}) == 1 else prefix
+    words = [word for name, _ in names for word in ("--output", f"{base}_{name}")]
+    as_in = way(*words, instead_of="--output")
+    if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
+        raise UsageError(
+            f"--shares has {len(shares)} entries, and --output was given {len(outputs)} times. Give two or three "
+            f"shares, and --output once for each{f', as in {as_in}' if 2 <= len(shares) <= 3 else ''}."
+        )
+    if any(not 0 < share < float("inf") for share in shares):
+        raise UsageError(f"The shares {list(shares)} of --shares are not all above 0. Give shares such as 98,2.")
+    if len({output.absolute() for output in outputs}) < len(outputs):
+        raise UsageError(
+            f"Two values of --output are the same path. Give each share an output of its own, as in {as_in}."
+        )
+    if prefix.absolute() in (output.absolute() for output in outputs):
+        raise UsageError(f"--output {prefix} is the dataset to split. Give other names, as in {as_in}.")
 
 
 def _verify_source(dataset: IndexedDataset) -> None:

@@ -190,6 +190,7 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs,
+        "steps_per_epoch": inputs.steps_per_epoch(config.train.global_batch),
         **measurement_facts(config, inputs),
         "model_flops": config.flops_per_token(inputs.model) * tokens,
         **_start_facts(config, inputs),

@@ -55,7 +55,7 @@ def dry_run_facts_of_stages(config: RunConfig, inputs: Inputs, *, runs_here: boo
     facts |= {"tokens": sum(row["tokens"] for row in rows), "model_flops": flops}
     facts["memory"] = f"in the stage {fullest.stage_name}, {facts['memory']}"
     facts |= _training_time(rows)
-    for key in ("training_samples", "epochs", "energy", "validation", "evaluation"):
+    for key in ("training_samples", "epochs", "steps_per_epoch", "energy", "validation", "evaluation"):
         facts.pop(key, None)  # because: they differ by stage, and the table has epochs by source
     if len({(stage.train.global_batch, stage.train.micro_batch, stage.seq_len) for stage in stages}) > 1:
         del facts["tokens_per_step"], facts["microbatches_per_step"]

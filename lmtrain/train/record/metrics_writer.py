@@ -62,7 +62,7 @@ from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_objects_and_resume import Progress, Run, checkpoint_state, held_pieces
 from lmtrain.train.startup_checks.preflight import Inputs, with_final_model
 from lmtrain.train.step import StepResult
-from lmtrain.units import format_bytes, format_count, format_seconds
+from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 _MAX_FILE_BYTES = 1 << 18  # bytes of settings; because: readers of rows refuse a row of 1 MiB
 _CHUNK = 1 << 22  # numbers; because: their bucket indices take as much memory again
@@ -146,11 +146,12 @@ def open_view(
     """Open the screen output of a run: a live panel on rank 0 if steps are left to do, else plain lines. `device` is
     the device's name, `step` the step from which the run goes on, and `log` also receives the lines.
     """
+    epoch = plural(steps := inputs.steps_per_epoch(config.train.global_batch), "step", format_count(steps))
     title = {
         "run": str(Path(config.run.dir)),
         "model": f"{inputs.model.kind} {format_count(model.settings.num_parameters)} parameters",
         "device": f"{device} {config.precision.kind}",
-        "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
+        "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens, {epoch} an epoch",
     } | ({"layout": config.parallel.layout_text} if model.mesh.world.size > 1 else {})
     # because: a panel that never moves looks like a hung run
     is_live = model.mesh.rank == 0 and step < config.total_steps

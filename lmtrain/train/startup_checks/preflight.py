@@ -110,6 +110,10 @@ class Inputs:
         """The number of times that the run, or this stage of it, reads the training data."""
         return self.data.num_samples / self.data.train.num_samples
 
+    def steps_per_epoch(self, global_batch: int) -> int:
+        """Return the number of steps of `global_batch` samples in which the training data are read once."""
+        return -(-self.data.train.num_samples // global_batch)
+
     def stages(self, config: RunConfig) -> list[tuple[RunConfig, Inputs]]:
         """Return the settings and the inputs of each stage that a start trains; `config` are the run's settings."""
         return [(stage.config or config, stage) for stage in (self, *self.later_stages)]

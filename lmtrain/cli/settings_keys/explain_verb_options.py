@@ -1,0 +1,167 @@
+"""Explain an option of another tool by the tables of a single verb: its words here, why it can be left out, or that
+there is nothing like it. Also finds words such as sample_by="paragraph" that stand where a verb takes files.
+
+Called by explain_click_errors, which knows the problems of the whole line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from lmtrain.cli.settings_keys import options_by_verb as tables
+from lmtrain.cli.settings_keys.apply_advice import Command
+from lmtrain.config.settings_file import FILE_NAMES
+from lmtrain.errors import leave_out, shell_quoted, way
+from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
+
+_STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
+_KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
+_SETTINGS_SUFFIXES = (".yaml", ".yml")
+Words = tuple[list[str], bool]  # words to type, and whether the option has a value, which they replace
+
+
+def explain_by_verb(option: str, command: Command) -> str | None:
+    """Return the marked message about `option`, which the verb of `command` does not have, by the tables of the verb;
+    None if they do not have it.
+    """
+    verb, name = " ".join(command.verb), spelt(option)
+    unit = next((unit for unit in command.units if unit[0].partition("=")[0] == option), None)
+    if unit is None:
+        return None
+    typed = " ".join(map(shell_quoted, unit))
+    sign, value = unit[0].partition("=")[1:]
+    value = " ".join([*([value] if sign else []), *unit[1:]])
+    if folder := _step_folder(command, name, value):
+        run, use = folder
+        return f"{typed} is not an option of lmtrain {verb}. Use {way(use, instead_of=(option, run), shown=use)}."
+    for find in (_settings_file, _words, _sbatch):
+        if found := find(verb, name, value):
+            words, takes_value = found
+            # because: of a switch, the word that follows is an argument
+            kept = [] if takes_value or sign else unit[1:]
+            shown = " ".join(map(shell_quoted, words))
+            use = way(*words, *kept, instead_of=option, shown=shown)
+            return f"{option if kept else typed} is not an option of lmtrain {verb}. Use {use}."
+    if name in tables.FORMATS.split() and _has_unknown_suffix(command):
+        return None
+    if (sentence := _entry(tables.ABSENT, verb, name)) and value.lower() in ("0", "false", "no", "off", "none"):
+        return f"{typed} is not an option of lmtrain {verb}. It is off here as well. {leave_out(option)}."
+    if sentence:
+        return f"{option} is not an option of lmtrain {verb}. {sentence}"
+    if sentence := _entry(tables.ANYWAY, verb, name):
+        kept = unit[1:] if name in tables.SWITCHES.split() else ()
+        advice = way(*kept, instead_of=option, shown="Leave it out") if kept else leave_out(option)
+        return f"{option if kept else typed} is not an option of lmtrain {verb}. {sentence} {advice}."
+    return None
+
+
+def _has_unknown_suffix(command: Command) -> bool:
+    """Return whether an argument is standard input or a file whose suffix does not say its format."""
+    words = [unit[0] for unit in command.units if len(unit) == 1]
+    return "-" in words or any(os.path.isfile(word) and not _KNOWN_SUFFIX.search(word) for word in words)
+
+
+def stray_word(command: Command) -> str | None:
+    """Return the first argument of `command` that is written like an option without dashes, such as key=body, where its
+    verb takes files, and that is no file; None if there is none.
+    """
+    if command.takes_settings or not command.verb:
+        return None
+    words = (unit[0] for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
+    return next((word for word in words if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
+
+
+def with_dashes(word: str) -> str:
+    """Return a word such as sample_by=paragraph as the option that it can be meant as."""
+    name, _, value = word.partition("=")
+    return f"--{name.replace('_', '-')}={value.strip(chr(34) + chr(39))}"
+
+
+def spelt(option: str) -> str:
+    """Return an option as the tables have it: "--Sample_By" -> "sample-by"; short ones keep their dash."""
+    return option.lstrip("-").lower().replace("_", "-") if len(option) > 2 else option
+
+
+def _step_folder(command: Command, name: str, value: str) -> tuple[str, str] | None:
+    """Return the typed run of a verb that reads a checkpoint, and the folder of its checkpoint of the step `value`."""
+    if name not in tables.STEP_NAMES.split() or not value.isdecimal() or not is_among(
+        " ".join(command.verb), tables.CHECKPOINT_VERBS
+    ):  # fmt: skip
+        return None
+    words = (unit[0].rstrip("/") for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
+    runs = [word for word in words if os.path.isdir(os.path.join(word, CHECKPOINTS))]
+    if len(runs) != 1:
+        return None
+    typed = next(unit[0] for unit in command.units if unit[0].rstrip("/") == runs[0])
+    return typed, f"{runs[0]}/{CHECKPOINTS}/{step_folder_name(int(value))}"
+
+
+def _settings_file(verb: str, name: str, value: str) -> Words | None:
+    """Return the words for another tool's option that names a file of settings, for a verb that takes one."""
+    names = ["-c", "-f", *FILE_NAMES.replace("_", "-").split()]
+    is_named = name.rpartition(".")[2] in names and is_among(verb, tables.FILE_VERBS)
+    return ([value], True) if is_named and value.endswith(_SETTINGS_SUFFIXES) else None
+
+
+def _words(verb: str, name: str, value: str) -> Words | None:
+    """Return the words of the table WORDS for an option with this value."""
+    for verbs, names, by_value in tables.WORDS:
+        if name not in names.split() or not is_among(verb, verbs):
+            continue
+        key = value.lower().replace("_", "-")
+        if template := by_value.get(key):
+            return template.split(), True
+        if value and "*" in by_value:
+            with suppress(KeyError):  # because: a value that is no number has none of its parts
+                return [word.format_map(_parts(value)) for word in by_value["*"].split()], True
+        elif "" in by_value and key not in ("false", "0", "no", "off"):
+            return by_value[""].split(), False
+    return None
+
+
+def _parts(value: str) -> dict[str, str]:
+    """Return what the placeholders of the table WORDS stand for, by name, for an option's value."""
+    parts = {"value": value, "module": f"module load {value}", "suffix": f".{value.lstrip('.*')}"}
+    if value.startswith("FILE:"):
+        parts["file"] = value.removeprefix("FILE:")
+    if value.isdecimal() and int(value):
+        parts["last"] = str(int(value) - 1)
+    if model := re.search(r"(?:^|,)(?:pretrained|path)=([^,]+)", value):
+        parts["pretrained"] = model[1]
+    if numbers := re.findall(r"\d+", value):
+        parts["number"] = numbers[-1]
+    with suppress(ValueError):
+        percent = float(value.rstrip("%")) * (100 if float(value.rstrip("%")) < 1 and "%" not in value else 1)
+        if 0 < percent < 100:
+            parts["shares"], parts["train"] = f"{100 - percent:g},{percent:g}", f"{percent:g},{100 - percent:g}"
+    return parts
+
+
+def _sbatch(verb: str, name: str, value: str) -> Words | None:
+    """Return the words for an option of sbatch, which `lmtrain slurm` has too or passes on."""
+    long_name = tables.SHORT_SBATCH.get(name, name)
+    if not is_among(verb, "slurm") or (long_name == name and name not in tables.SBATCH.split()):
+        return None
+    if long_name in ("time", "partition", "account", "nodes", "output"):
+        return [f"--{long_name}", value], True
+    if long_name not in tables.SBATCH.split():
+        return None
+    return [f"--sbatch=--{long_name}{f'={value}' if value else ''}"], True
+
+
+def _entry(table: Sequence[tuple[str, Mapping[str, str]]], verb: str, name: str) -> str | None:
+    """Return the sentence of a table for an option of a verb; None if there is none."""
+    return next(
+        (
+            sentence for verbs, names_by_sentence in table if is_among(verb, verbs)
+            for sentence, names in names_by_sentence.items() if name in names.split()
+        ), None,
+    )  # fmt: skip
+
+
+def is_among(verb: str, verbs: str) -> bool:
+    """Return whether `verb`, such as "data show", is one of `verbs`, separated by commas, or a subcommand of one."""
+    return any(f"{verb} ".startswith(f"{each} ") for each in verbs.split(", "))

@@ -1,0 +1,283 @@
+"""What other tools call things that a single verb does otherwise, does anyway, or does not do: tables by verb.
+
+Called by explain_verb_options, before the synonyms that hold for all verbs (option_synonyms.py). Names are in lower
+case with dashes, short options with a dash of their own; they count for the verbs they stand beside and their
+subcommands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_READERS = "preprocess, tokenizer, eval"
+_TEXTS = "corpus, preprocess, tokenizer train"
+_FIRST = (
+    "first head num-docs max-docs max-documents limit count -n n num max-samples num-samples num-documents documents"
+)
+# verbs that take a file of settings as an argument
+FILE_VERBS = "pretrain, slurm, plan, branch, data index, data blend, data show, config explain"
+# verbs that read a checkpoint, and what other tools call an option for its step
+CHECKPOINT_VERBS = "generate, eval, inspect, export, verify, reshard"
+STEP_NAMES = "step ckpt-step iteration global-step load-step checkpoint-step iter"
+# options of the tables without a value: a word that follows is not theirs
+SWITCHES = (
+    "recursive -r streaming shuffle packing pack batched keep-in-memory skip-empty show-progress progress decode as- "
+    "text all full deep quick fast compile use-cache no-grad inference-mode stream do-sample safe-serialization "
+    "safetensors average uniform summary info list -l follow -f tail live requeue parsable test-only no-checking "
+    "sizes -a"
+)
+_TO_LINE_END = "It is printed: > FILE at the end of the line sends it to a file."
+
+
+def _switch(words: str) -> dict[str, str]:
+    """Return the values of a switch that is on, each with `words`."""
+    return dict.fromkeys(("", "true", "1", "yes"), words)
+
+
+# (verbs, names, value -> words of lmtrain): "*" is any value, "" none. {value} stands for the value, {last} for the
+# number before it, {shares} for the two shares of which it is the second, {number} for the last number in it, {suffix}
+# for it with a leading dot, {module} for a line of bash that loads it,
+# {file} for a file in it, as in FILE:prompt.txt, {pretrained} for that of pretrained=FOLDER, {train} as {shares}
+WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    (
+        _READERS, "sample-by split-by split-on document-separator doc-separator separator documents delimiter",
+        {
+            **dict.fromkeys(("paragraph", "paragraphs", "blank-line", "\\n\\n", "\n\n"), "--split blank-line"),
+            **dict.fromkeys(("line", "lines", "newline", "\\n", "\n"), "--split line"),
+            **dict.fromkeys(("document", "file", "whole"), "--split file"),
+        },
+    ),
+    (_READERS, "line-by-line one-per-line split-by-line one-doc-per-line", _switch("--split line")),
+    (_READERS, "per-paragraph split-by-paragraph split-by-blank-line by-paragraph", _switch("--split blank-line")),
+    (_READERS, "whole-file whole-text-as-example keep-whole", _switch("--split file")),
+    (_TEXTS, "extension extensions ext file-extension", {"*": "--suffix {suffix}"}),
+    ("data show", _FIRST, {"*": "--document 0-{last}"}),
+    ("data show", "docs doc index idx row id doc-id document-id range rows indices", {"*": "--document {value}"}),
+    ("data show", "random-samples sample-size draw", {"*": "--random {value}"}),
+    ("data show", "max-tokens max-length max-len truncate", {"*": "--most {value}"}),
+    ("data show", "token-ids tokens raw no-decode show-ids", _switch("--ids")),
+    ("corpus sample", _FIRST, {"*": "--count {value}"}),
+    ("data split", "val-size valid-size test-size val-ratio validation-split val-fraction dev-size test-ratio "
+     "eval-size validation-fraction valid-ratio", {"*": "--shares {shares}"}),
+    ("inspect", "checkpoints list-checkpoints config settings verbose -v", _switch("--all")),
+    ("inspect", "compare against other", {"*": "--diff {value}"}),
+    ("inspect", "check checksum checksums hashes deep", _switch("--verify")),
+    ("generate", "start text input prompts input-text", {"*": "--prompt-file {file}"}),
+    ("generate", "greedy no-sample no-do-sample", _switch("--temperature 0")),
+    ("generate", "do-sample sample", {"false": "--temperature 0"}),
+    ("generate, eval, export, inspect", "ema use-ema load-ema use-ema-weights", _switch("--weights ema")),
+    ("generate, eval", "cpu no-cuda use-cpu", _switch("--device cpu")),
+    ("generate, eval", "bf16 bfloat16", _switch("--precision bf16")),
+    ("generate, eval", "fp16 half float16", _switch("--precision fp16")),
+    ("generate, eval", "fp32 float32", _switch("--precision fp32")),
+    ("export", "bf16 bfloat16", _switch("--dtype bf16")),
+    ("export", "fp16 half float16", _switch("--dtype fp16")),
+    ("export", "fp32 float32", _switch("--dtype fp32")),
+    ("export", "hf huggingface transformers", _switch("--to hf")),
+    ("export", "megatron mcore", _switch("--to megatron")),
+    ("import", "hf huggingface transformers", _switch("--format hf")),
+    ("import", "megatron mcore", _switch("--format megatron")),
+    ("merge", "last-n num-checkpoints num-update-checkpoints num-epoch-checkpoints last-k -n n k",
+     {"*": "--last {value}"}),
+    ("tokenizer show", "text prompt string input", {"*": "{value}"}),
+    ("eval", "model-args", {"*": "{pretrained}"}),
+    ("corpus split", "train-size train-ratio train-fraction", {"*": "--ratios {train}"}),
+    ("corpus split", "val-size valid-size test-size val-ratio test-ratio", {"*": "--ratios {shares}"}),
+    ("data split", "train-size train-ratio train-fraction train-split", {"*": "--shares {train}"}),
+    ("watch", "no-follow one-shot", _switch("--once")),
+    ("trace", "attempt start-number", {"*": "--start {value}"}),
+    ("tokenizer train", "bpe byte-level byte-level-bpe bbpe", _switch("--kind bpe")),
+    ("tokenizer train", "wordpiece", _switch("--kind wordpiece")),
+    ("tokenizer train", "model-prefix prefix", {"*": "--output {value}"}),
+    ("tokenizer train", "pre-tokenizer pretokenizer regex pre-tokenizer-pattern split-pattern",
+     {"*": "--pattern {value}"}),
+    ("runs plot", "x x-axis xaxis", {"*": "--by {value}"}),
+    ("runs plot", "y metric metrics name", {"*": "--key {value}"}),
+    ("runs plot", "log-scale logy log-y", _switch("--log")),
+    ("slurm", "gres", {"*": "--gpus-per-node {number}"}),
+    ("slurm", "image container docker", {"*": "--container-image {value}"}),
+    ("slurm", "module modules", {"*": "--setup={module}"}),
+    ("slurm", "email mail", {"*": "--sbatch=--mail-user={value} --sbatch=--mail-type=END,FAIL"}),
+    ("plan", "top-k num-results", {"*": "--top {value}"}),
+    ("plan, pretrain, slurm", "gpu-memory gpu-mem gpu-memory-gb gpu-memory-gib gpu-ram vram device-memory hbm",
+     {"*": "hardware.memory_GiB={number}"}),
+    ("plan", "memory mem ram", {"*": "hardware.memory_GiB={number}"}),
+    ("plan", "gpu gpu-type gpu-name machine hw device accelerator", {"*": "hardware={value}"}),
+)  # fmt: skip
+# options of sbatch that the file does not have by itself: --sbatch=--NAME=VALUE gives them
+SBATCH = (
+    "mail-user mail-type qos mem mem-per-cpu mem-per-gpu constraint signal cpus-per-task cpus-per-gpu exclude "
+    "nodelist reservation begin deadline dependency comment licenses hold exclusive nice priority job-name error "
+    "wckey tmp switches network power profile overcommit oversubscribe distribution hint time-min contiguous clusters "
+    "threads-per-core ntasks-per-socket immediate mincpus extra-node-info core-spec gpu-freq delay-boot"
+)
+# short options of sbatch -> their long names
+SHORT_SBATCH = {
+    "-t": "time", "-p": "partition", "-A": "account", "-N": "nodes", "-J": "job-name", "-q": "qos", "-C": "constraint",
+    "-c": "cpus-per-task", "-x": "exclude", "-w": "nodelist", "-d": "dependency", "-e": "error", "-o": "output",
+    "-b": "begin", "-L": "licenses", "-H": "hold", "-n": "ntasks", "-D": "chdir",
+}  # fmt: skip
+# verbs -> why an option can be left out -> its names
+FORMATS = "input-type input-format file-type file-format data-format"  # needed for files whose suffix is unknown
+ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
+    (_TEXTS, {
+        "The suffix of each file says its format.":
+            f"{FORMATS} reader hf-format",
+        "The suffix of each file says how it is compressed.": "compression decompress",
+        "Texts are read as UTF-8.": "encoding",
+        "Folders are read with all that is below them.": "recursive -r",
+        "Texts are streamed, and nothing is cached.":
+            "streaming cache-dir load-from-cache-file keep-in-memory batched map-batch-size writer-batch-size "
+            "buffer-size batch-size",
+        "The progress is always shown.": "show-progress progress",
+    }),
+    ("preprocess", {
+        "A run draws its samples in a random order; a dataset keeps the order of the texts.": "shuffle",
+        "Documents are stored whole, and a run cuts them to its model.seq_len.":
+            "max-length max-len block-size seq-length seq-len max-seq-len max-seq-length context-length "
+            "sequence-length truncation truncate packing pack group-texts stride",
+        "The tokenizer's file says which token it is.":
+            "eos eos-token eod-token eod-id eos-id eos-token-id bos-token bos-token-id",
+        "Numbers are stored as narrow as the vocabulary allows.": "dtype datatype token-dtype",
+        "A dataset always has them.": "sidecar checksum checksums",
+    }),
+    ("corpus dedupe", {"The hashes are chosen for --threshold.":
+                       "num-perm num-hashes num-bands bands rows ngram ngram-size num-rows"}),
+    ("tokenizer train", {
+        "Learning takes no more processes.": "workers num-workers num-proc threads num-threads jobs -j",
+        "Every text can be written with the pieces of bpe, which has all bytes.":
+            "initial-alphabet byte-fallback character-coverage alphabet",
+        "The tokens that lmtrain itself needs are always there.":
+            "eos-token eod-token pad-token unk-token bos-token mask-token cls-token sep-token",
+    }),
+    ("data show", {"Documents are shown as text.": "decode text as-text"}),
+    ("data show, data inspect, data stats, tokenizer show, inspect, runs list, runs diff, verify, env, config",
+     {_TO_LINE_END: "output out -o output-file save to outfile"}),
+    ("data verify, verify", {"Every byte is always read.": "all full deep checksum checksums hashes quick fast"}),
+    ("data merge", {"All documents are joined; data=blend of a run gives datasets shares.": "weights"}),
+    ("eval", {
+        "The folder says which model it is.": "model-type model",
+        "lmtrain eval has no such switch.":
+            "wandb-args use-cache cache-requests gen-kwargs predict-only show-config include-path write-out "
+            "fewshot-as-multiturn system-instruction",
+    }),
+    ("eval, generate", {
+        "The checkpoint has its tokenizer with it.": "tokenizer tokenizer-path tokenizer-model tokenizer-name",
+        "The checkpoint has its settings with it.": "config config-file config-path",
+        "The fastest way is chosen automatically.": "compile use-cache kv-cache flash-attn no-grad inference-mode",
+    }),
+    ("generate", {
+        "Any --temperature above 0 draws at random.": "do-sample",
+        "Text is shown as it is made.": "stream streaming",
+        "There is no beam search here; each text is drawn token by token.": "num-beams beam beams beam-size",
+    }),
+    ("import, export", {
+        "Weights are always written as safetensors.": "safe-serialization safetensors save-safetensors",
+        "The files say which model and tokenizer it is.": "tokenizer-type model-type arch architecture",
+    }),
+    ("export, reshard", {"The checkpoint has its tokenizer with it.": "tokenizer tokenizer-path tokenizer-model"}),
+    ("reshard, merge", {
+        "Checkpoints of lmtrain are read and written.": "loader saver model-type loader-type checkpoint-type",
+        "lmtrain has no such switch.": "megatron-path max-queue-size no-checking",
+    }),
+    ("merge", {"The weights of each checkpoint count alike unless --mean says otherwise.":
+               "average mean-weights uniform"}),
+    ("inspect, data inspect", {"It is shown.": "summary info list -l"}),
+    ("inspect", {"--all lists the checkpoints with their sizes.": "sizes size"}),
+    ("runs list", {"All runs below a folder are listed.": "recursive -r all -a"}),
+    ("report", {"A report is an HTML file.": "format html type",
+                "Keys in the page smooth the curves: s and S.": "smooth smoothing ema"}),
+    ("watch", {"It goes on until Ctrl-C or the end of the run.": "follow -f tail live"}),
+    ("slurm", {
+        "The file has --requeue already, and the job goes on where it stopped.": "requeue",
+        "The file says already how the log is written.": "open-mode",
+        "The job starts in the folder in which the file is made.": "chdir",
+        "The file says already what happens when a process is lost.": "no-kill kill-on-bad-exit",
+        "The processes follow from the layout and from --gpus-per-node or --tasks-per-node.":
+            "ntasks ntasks-per-node ntasks-per-gpu gpus gpus-per-task",
+        "`lmtrain slurm render` only prints the file.": "parsable wrap test-only",
+    }),
+)  # fmt: skip
+# verbs -> what there is in place of an option that is not here -> its names
+ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("tokenizer train", {
+        "There are no special tokens of your own here. `lmtrain preprocess --tokenizer FOLDER` takes a tokenizer of "
+        "transformers that has them.":
+            "special-tokens special-token special added-tokens add-tokens additional-special-tokens "
+            "user-defined-symbols control-symbols extra-special-tokens special-tokens-file",
+        "There is no least frequency here: --vocab-size alone decides.": "min-frequency min-freq min-count",
+        "There is no unigram tokenizer here. Give --kind bpe or --kind wordpiece.": "unigram sentencepiece",
+        "There is no option for a part of the texts here. `lmtrain corpus sample` draws one, to give as INPUT.":
+            "limit max-samples max-docs sample input-sentence-size max-bytes num-docs",
+    }),
+    ("preprocess", {
+        "There is no option for the first documents here. `head -n N FILE | lmtrain preprocess -` reads N lines of "
+        "JSON, and `lmtrain corpus sample` draws documents at random.":
+            "limit max-samples max-docs num-docs num-documents first head -n num-samples sample max-documents",
+        "There is no part for validation here. Give data.split=[98,2] to the run, or type `lmtrain data split PREFIX "
+        "--shares 98,2` afterwards.":
+            "val-ratio valid-ratio val-size validation-split val-split test-size eval-size train-ratio train-split "
+            "valid-split validation-fraction val-fraction num-val",
+        "There is no search for copies here. `lmtrain corpus dedupe` does it before.": "dedup deduplicate dedupe",
+        "There is no lower case here but a tokenizer's own. `lmtrain tokenizer train --kind wordpiece --lowercase` "
+        "makes one that has it.": "lowercase do-lower-case lower uncased",
+        "There are no special tokens of your own here. Give --tokenizer a folder of transformers that has them.":
+            "special-tokens add-special-tokens added-tokens",
+    }),
+    (_TEXTS, {
+        "There is no download of datasets here. Give files, such as the Parquet files of a dataset; `lmtrain corpus "
+        "list` shows what `lmtrain corpus get` fetches.":
+            "dataset-name dataset-config hf-dataset subset repo-id dataset-split hub-dataset hf-repo",
+        "There is no file of settings here. Give the options one by one; `lmtrain corpus build FILE` runs the steps "
+        "of a recipe.": "config config-file -c",
+    }),
+    ("report, runs, watch, inspect", {
+        "There is no CSV export here. `lmtrain.metrics(RUN)` gives the numbers in Python, and RUN/metrics.jsonl holds "
+        "them, one JSON object a line.": "csv to-csv export-csv tsv excel csv-file export",
+        "There is no such view here. observe.tensorboard=true and observe.wandb=online of a run write for them.":
+            "tensorboard wandb",
+    }),
+    ("report", {"There is no such format here. --svg DIR writes each picture as SVG.": "pdf png jpg"}),
+    ("runs plot", {
+        "There are no files of pictures here: it draws in the terminal. `lmtrain report RUN` writes a page, with --svg "
+        "DIR its pictures too.": "output out -o save png svg pdf html",
+    }),
+    ("eval", {
+        "There are no examples in prompts here but those of a task. `lmtrain eval --list` shows the tasks and their "
+        "protocols.": "num-fewshot fewshot n-shot num-few-shot -f",
+    }),
+    ("generate", {
+        "There is no such rule of sampling here. Choose from --temperature, --top-k and --top-p.":
+            "repetition-penalty frequency-penalty presence-penalty no-repeat-ngram-size length-penalty min-p typical-p",
+        "There is no stop word here. A text ends at the end-of-document token or after --max-new-tokens N.":
+            "stop stop-token stop-sequences stop-strings stop-string eos-token-id eos stop-words min-new-tokens "
+            "min-length ignore-eos",
+        "There is no chat here. Give --prompt TEXT.": "chat interactive -i conversation",
+        "There is no file for the text here. Write > FILE at the end of the line.":
+            "output out -o output-file save-to genfile sample-output-file",
+    }),
+    ("runs list", {"There is no order to choose here. --json prints what another program can sort.":
+                   "sort sort-by order reverse"}),
+    (CHECKPOINT_VERBS, {
+        "There is no option for the step here. Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN.":
+            STEP_NAMES,
+    }),
+    ("export", {
+        "There is no upload here. The folder of --output is what a hub takes.":
+            "push-to-hub hub-model-id repo-id upload",
+        "There is no such format here. `--to hf` writes a folder from which other tools make it.":
+            "gguf onnx awq gptq quantize quantization int8 int4 load-in-8bit",
+    }),
+    ("import", {
+        "There is no download here. Give a folder that was downloaded.": "push-to-hub revision token hub",
+        "There is no number format to choose here: a run keeps its weights in fp32.": "dtype torch-dtype precision",
+    }),
+    ("data split", {"There is no switch for it here. --seed N draws the documents at random.": "shuffle random"}),
+    ("data show", {"There is no search here. Send what is printed to grep.": "grep search contains filter find"}),
+    ("data merge", {"There are no shares here. data=blend of a run mixes datasets.":
+                    "ratio proportion mixture blend-weights"}),
+    ("slurm", {"There is no file without --requeue here. A file STOP in run.dir ends a job for good.": "no-requeue"}),
+    ("data, corpus, runs, report, inspect, verify, trace, watch, env", {
+        "There is no dry run here.": "dry-run simulate",
+    }),
+)  # fmt: skip

@@ -1,0 +1,155 @@
+"""What is plainly another tool's word, or another thing than a value can be, leads to a line that works."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.cli.settings_keys import options_by_verb as tables
+from lmtrain.cli.settings_keys.apply_advice import command_of
+from lmtrain.cli.subcommands import HELP
+from tests.cli.harness import Toy, lmtrain, outcome
+from tests.cli.test_foreign_lines import final_words
+
+SLURM = "slurm render data.path=x --gpus-per-node 1"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a text, lines of JSON, a folder of texts and a file of settings."""
+    (tmp_path / "notes.txt").write_text("One.\n\nTwo.\n")
+    (tmp_path / "docs.jsonl").write_text('{"text": "One."}\n')
+    (tmp_path / "more").mkdir()
+    (tmp_path / "r" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "more" / "a.txt").write_text("One.\n")
+    (tmp_path / "run.yml").write_text("train.steps: 4\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("preprocess notes.txt --tokenizer t --sample_by paragraph",
+         "preprocess notes.txt --tokenizer t --split blank-line"),
+        ("preprocess notes.txt --tokenizer t sample_by=paragraph",
+         "preprocess notes.txt --tokenizer t --split blank-line"),
+        ("preprocess input=notes.txt tokenizer=t append_eod=true", "preprocess notes.txt --tokenizer t --append-eod"),
+        ("preprocess --line-by-line notes.txt --tokenizer t", "preprocess --split line notes.txt --tokenizer t"),
+        ("preprocess docs.jsonl --input-type jsonl --tokenizer t", "preprocess docs.jsonl --tokenizer t"),
+        ("preprocess - --input-type txt --tokenizer t --output o",
+         "preprocess - --format txt --tokenizer t --output o"),
+        ("preprocess --recursive more --tokenizer t", "preprocess more --tokenizer t"),
+        ("preprocess notes.txt --tokenizer t --max-length 512", "preprocess notes.txt --tokenizer t"),
+        ("tokenizer train notes.txt --output o --model-type bpe --vocab_size 2k",
+         "tokenizer train notes.txt --output o --kind bpe --vocab-size 2k"),
+        ("data show x --count 20 --output o.txt", "data show x --document 0-19"),
+        ("data show x --rows 3", "data show x --document 3"),
+        ("generate x --start=FILE:p.txt --greedy", "generate x --prompt-file p.txt --temperature 0"),
+        ("generate start=hello x", "generate --prompt hello x"),
+        ("export x --hf --output o", "export x --to hf --output o"),
+        ("data split x --val-ratio 0.1",
+         "data split x --shares 90,10 --output x_train --output x_valid"),
+        ("data split x --split 90,5,5 --output x",
+         "data split x --shares 90,5,5 --output x_train --output x_valid --output x_test"),
+        (f"{SLURM} --signal=USR1@300 --requeue", f"{SLURM} --sbatch=--signal=USR1@300"),
+        (f"{SLURM} --qos high --exclusive -t 1:00:00 --lr 1",
+         f"{SLURM} --sbatch=--qos=high --sbatch=--exclusive --time 1:00:00 optim.lr=1"),
+        (f"{SLURM} --foo 3 --lr 1 --time 12", f"{SLURM} optim.lr=1 --time=12:00:00"),
+        (f"{SLURM} --nodes 2 --lr 1", f"{SLURM} --nodes 2 optim.lr=1 parallel.dp_shard=2"),
+        ("pretrain --config run.yml data.path=x", "pretrain run.yml data.path=x"),
+        ("pretrain -c run.yml data.path=x", "pretrain run.yml data.path=x"),
+        ("pretrain --job.config_file run.yml --lr 1 data.path=x", "pretrain run.yml optim.lr=1 data.path=x"),
+        ("pretrain @run.yml data.path=x", "pretrain run.yml data.path=x"),
+        ("pretrain config=run.yml data.path=x", "pretrain run.yml data.path=x"),
+        ("pretrain --config-dir run.yml data.path=x", "pretrain run.yml data.path=x"),
+        ("pretrain data.path=x --adam-betas 0.8 0.99", "pretrain data.path=x optim.betas=[0.8,0.99]"),
+        ("pretrain data.path=x --betas=(0.8,0.99)", "pretrain data.path=x optim.betas=[0.8,0.99]"),
+        ("pretrain --load r --ckpt-step 10 --save s",
+         "pretrain run.dir=s --from-run r/checkpoints/step_00000010"),
+        ("pretrain --from-run r --ckpt-step 10",
+         "pretrain run.dir=r-from-10 --from-run r/checkpoints/step_00000010"),
+        ("pretrain --data-path notes.txt --train-iters 20", "pretrain data.text=notes.txt train.steps=20"),
+        ("pretrain data.path=more", "pretrain data.text=more"),
+        ("pretrain --data-path notes.txt docs.jsonl", "pretrain data.text=[notes.txt,docs.jsonl]"),
+        ("plan gpus=2 --num-layers 2 --gpu-memory 24G --gpu h100",
+         "plan gpus=2 model.num_layers=2 hardware.memory_GiB=24 hardware=h100"),
+        ("plan gpus=2 model.num_layers=2 hardware=24G",
+         "plan gpus=2 model.num_layers=2 hardware=NAME hardware.memory_GiB=24"),
+        ("eval --model hf --model_args pretrained=r,dtype=float --tasks a --num_fewshot 0", "eval r --task a"),
+        ("tokenizer show t --text 'a b'", "tokenizer show t 'a b'"),
+        ("corpus split x --train-size 0.9 --output o", "corpus split x --ratios 90,10 --output o"),
+        ("generate --step 10 r --prompt a", "generate r/checkpoints/step_00000010 --prompt a"),
+        ("reshard --load r --save s --tp 1 --step 10", "reshard r/checkpoints/step_00000010 --output s --to tp=1"),
+        (f"{SLURM} --mail-type ALL", f"{SLURM} --sbatch=--mail-type=ALL"),
+        ("report r --output loss.csv", "report r --output loss.html"),
+    ],
+)  # fmt: skip
+def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
+    assert final_words(outcome(*shlex.split(line))[1]) == shlex.split(typed)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("tokenizer train x --output o --vocab-size 9 --special-tokens a",
+         "There are no special tokens of your own here."),
+        ("report r --csv loss.csv", "There is no CSV export here."),
+        ("preprocess x --tokenizer t --limit 9", "There is no option for the first documents here."),
+        ("eval r --num_fewshot 5", "There are no examples in prompts here"),
+        ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
+        ("inspect x --step 10", "Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN."),
+        ("pretrain --config run.toml data.path=x", "Settings are read from a .yaml file that is one of the words."),
+    ],
+)  # fmt: skip
+def test_what_is_not_here_is_said(here: Path, line: str, said: str) -> None:
+    text = lmtrain(*line.split(), code=2)
+    assert said in text
+    assert "Type" not in text
+
+
+def test_a_text_beside_a_dataset_is_preprocessed_with_its_tokenizer(here: Path, toy: Toy) -> None:
+    made = f"lmtrain preprocess notes.txt --tokenizer {toy.data}.tokenizer.json --output notes`; then give notes."
+    assert made in lmtrain("pretrain", f"data.path={toy.data}", "data.valid_path=notes.txt", "--dry-run", code=2)
+    blend = f"data.datasets=[{{path: notes.txt, weight: 1}}, {{path: {toy.data}, weight: 2}}]"
+    assert made in lmtrain("pretrain", "data=blend", blend, "--dry-run", code=2)
+
+
+def test_epochs_are_steps(toy: Toy, tmp_path: Path) -> None:
+    words = toy.settings(tmp_path / "run")
+    facts = json.loads(lmtrain("pretrain", *words, "--dry-run", "--json"))
+    assert facts["steps_per_epoch"] == -(-facts["training_samples"] // 4)
+    words = [word for word in words if not word.startswith("train.steps")]
+    text = lmtrain("pretrain", *words, "--num-train-epochs", 2, code=2)
+    assert f"train.steps={-(-2 * facts['training_samples'] // 4)}" in final_words(text)
+    assert not list(toy.data.parent.glob("*.npy"))
+
+
+def test_a_range_of_documents(toy: Toy) -> None:
+    rows = json.loads(lmtrain("data", "show", toy.data, "--document", "1-2", "--document", 0, "--json"))
+    assert [row["document"] for row in rows] == [1, 2, 0]
+    last = json.loads(lmtrain("data", "stats", toy.data, "--json"))["documents"] - 1
+    text = lmtrain("data", "show", toy.data, "--document", f"1-{last + 5}", code=2)
+    assert final_words(text)[-2:] == ["--document", f"1-{last}"]
+    assert "--document 0-2" in lmtrain("data", "show", toy.data, "--document", "0:3", code=2)
+
+
+def _verbs(command: Any, words: list[str]) -> list[list[str]]:
+    inner = getattr(command, "commands", {})
+    return [each for name, one in inner.items() for each in _verbs(one, [*words, name])] if inner else [words]
+
+
+def test_no_table_names_an_option_that_its_verb_has() -> None:
+    from lmtrain.cli.settings_keys.explain_verb_options import is_among
+
+    for words in (each for name in HELP for each in _verbs(command_of([name])[0], [name])):
+        own = {name for param in command_of(words)[0].params for name in param.opts if not getattr(param, "hidden", 0)}
+        tables_of_sentences = [*tables.ABSENT, *tables.ANYWAY]
+        for verbs, names in ((verbs, names) for verbs, by in tables_of_sentences for names in by.values()):
+            if is_among(" ".join(words), verbs):
+                stale = {name if name.startswith("-") else f"--{name}" for name in names.split()} & own
+                assert not stale, (words, stale)
