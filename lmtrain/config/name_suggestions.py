@@ -74,7 +74,8 @@ FOREIGN_NAMES = {
     "recompute": "recompute_granularity gradient_checkpointing activation_checkpointing checkpoint_activations",
     "precision": "mixed_precision dtype torch_dtype",
     "checkpoint.interval_steps": "save_interval save_steps save_every save_freq checkpoint_interval ckpt_interval",
-    "checkpoint.keep_last": "save_total_limit max_checkpoints",
+    "checkpoint.keep_last": "save_total_limit max_checkpoints keep_last_n_checkpoints keep_last_n max_to_keep "
+    "keep_checkpoint_max num_checkpoints_to_keep",
     "checkpoint.resume": "load resume_from_checkpoint resume_from restore",
     "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint initial_checkpoint_dir",
     "checkpoint.ema.decay": "ema_decay ema_beta ema_rate ema_decay_rate",
@@ -85,7 +86,7 @@ FOREIGN_NAMES = {
     "data.text": "train_file text_file text_path input_file",
     "data.valid_path": "valid_data_path val_data_path eval_data",
     "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name tokenizer_dir",
-    "run.dir": "output_dir save out_dir save_dir output run_dir log_dir logging_dir",
+    "run.dir": "output_dir save out_dir save_dir output run_dir log_dir",
     "train.seed": "random_seed data_seed",
     "model.norm": "normalization norm_type",
     "model.positions": "position_embedding_type",
@@ -151,7 +152,18 @@ UNSUPPORTED_SETTINGS = {
         "The device decides it.": "distributed_backend backend ddp_backend local_rank",
         "Gradient sums and messages overlap with the computation automatically.":
             "overlap_grad_reduce overlap_param_gather tp_comm_overlap no_gradient_accumulation_fusion ddp_impl",
-        "All output is kept in run.dir.": "tensorboard_dir logging_first_step log_throughput log_on_each_node",
+        "There is no early stopping here; a file STOP in run.dir ends a run.":
+            "early_stopping early_stopping_patience patience early_stop",
+        "There is no offloading to the host here; parallel.zero and recompute save memory.":
+            "cpu_offload activation_offload offload_optimizer offload_param optimizer_cpu_offload fsdp_cpu_offload "
+            "offload cpu_offloading offload_activations",
+        "What is measured is in metrics.jsonl of run.dir, and in TensorBoard.":
+            "log_params_norm log_num_zeros_in_grad log_timers_to_tensorboard log_memory_to_tensorboard "
+            "log_validation_ppl_to_tensorboard log_world_size_to_tensorboard log_loss_scale_to_tensorboard "
+            "log_learning_rate_to_tensorboard log_batch_size_to_tensorboard tensorboard_log_interval "
+            "tensorboard_queue_size timing_log_level timing_log_option",
+        "All output is kept in run.dir.":
+            "logging_dir tensorboard_dir logging_first_step log_throughput log_on_each_node",
         "Saving, validating and logging count steps: checkpoint.interval_steps, train.valid_interval_steps, "
         "observe.log_interval_steps.": "save_strategy eval_strategy evaluation_strategy logging_strategy",
         "lmtrain has no such switch; leave it out.":
@@ -185,7 +197,7 @@ _VALUE_BY_FOREIGN_VALUE = {
     "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
-    "transformers": "hf", "huggingface": "hf",
+    "transformers": "hf", "huggingface": "hf", "safetensors": "hf", "mcore": "megatron", "gpu:0": "cuda",
 }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def _parse_again(words: Sequence[str]) -> tuple[Any, Any]:
     None if there is no command to parse for, or if the line ends otherwise.
     """
     command, verb = command_of(words)
-    rest = [word for word in words[len(verb) :] if word not in ("--help", "-h")]
+    rest = [word for word in words[len(verb) :] if word not in ("--help", "-h", "--debug")]
     if command is None or (getattr(command, "commands", None) and not rest):
         return None, None
     try:

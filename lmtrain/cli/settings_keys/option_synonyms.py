@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterable, Sequence
 # option of lmtrain -> the names of it in Megatron-LM, Hugging Face, lm-evaluation-harness, nanoGPT, litgpt and others
 OPTIONS = {
     "--output": "-o --out --output-dir --output-path --output-file --outfile --output-folder --save-dir --save "
-    "--save-path --save-to --output-prefix --output-name --dest --destination --out-dir --out-file --dst --target-dir --destdir --dest-dir --work-dir",
+    "--save-path --save-to --output-prefix --output-name --dest --destination --out-dir --out-file --dst --target-dir "
+    "--destdir --dest-dir --work-dir",
     "--key": "--column --columns --text-column --text-field --field --fields --json-key --json-keys --keys --text-key "
     "--content-key --text-column-name -k",
     "--workers": "-j -w --num-workers --num-proc --processes --num-processes --nprocs --procs --threads --num-threads "
     "--jobs --n-jobs --preprocessing-num-workers",
     "--tokenizer": "--tokenizer-model --tokenizer-path --tokenizer-name --tokenizer-file --tokenizer-dir --vocab-file "
     "--vocab --tokenizer-name-or-path --tokenizer-name-or-dir --bpe "
-    "--encoding-model -t",
+    "--encoding-model --model --model-name-or-path -t",
     "--vocab-size": "--vocab --n-vocab --num-tokens --size --vocabsize",
     "--task": "--tasks --task-name --benchmark --benchmarks -t",
     "--data": "--dataset --data-path --data-file --input --text --file",

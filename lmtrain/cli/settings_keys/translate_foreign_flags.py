@@ -142,6 +142,8 @@ def _rename(result: Translation, option: Option) -> bool:
     value = _YAML.get(option.value, option.value)
     if key := tables.PATHS.get(option.path):
         found = result.names.suggest_overrides(key, value) if "." not in key else [f"{key}={value}"]
+    elif option.name.startswith(("no_", "disable_")) and option.name not in _KEY_OF:
+        return False  # because: a name that is nearly the same would say the opposite
     else:
         found = result.names.suggest_overrides(option.path, value)
     if not found:
