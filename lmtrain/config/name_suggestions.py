@@ -29,9 +29,10 @@ FOREIGN_NAMES = {
     "schedule.decay": "lr_wsd_decay_style",
     "schedule.warmup_steps": "lr_warmup_iters warmup_iters warmup num_warmup_steps lr_warmup_steps",
     "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch "
-    "local_batch_size device_batch_size mbs",
-    "train.global_batch": "global_batch_size batch_size train_batch_size total_batch_size batch gbs",
-    "train.steps": "train_iters max_steps max_iters iterations iters num_steps total_steps num_train_steps",
+    "local_batch_size device_batch_size mbs device_train_microbatch_size",
+    "train.global_batch": "global_batch_size batch_size train_batch_size total_batch_size batch gbs "
+    "global_train_batch_size",
+    "train.steps": "train_iters max_steps max_iters iterations iters num_steps total_steps num_train_steps train_steps",
     "train.tokens": "train_tokens max_tokens num_tokens",
     "train.rampup": "rampup_batch_size batch_size_rampup",
     "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every "
@@ -44,7 +45,7 @@ FOREIGN_NAMES = {
     "model.num_kv_heads": "num_key_value_heads num_query_groups n_kv_heads",
     "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
     "model.seq_len": "seq_length max_seq_len max_seq_length max_position_embeddings sequence_length context_length "
-    "block_size n_ctx n_positions",
+    "block_size n_ctx n_positions max_sequence_length",
     "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
     "model.rotary_base": "rope_theta rope_base rotary_emb_base global_rope_theta",
     "model.local_rotary_base": "rope_local_base_freq local_rope_theta rope_local_theta",
@@ -76,17 +77,18 @@ FOREIGN_NAMES = {
     "checkpoint.interval_steps": "save_interval save_steps save_every save_freq checkpoint_interval ckpt_interval",
     "checkpoint.keep_last": "save_total_limit max_checkpoints keep_last_n_checkpoints keep_last_n max_to_keep "
     "keep_checkpoint_max num_checkpoints_to_keep",
-    "checkpoint.resume": "load resume_from_checkpoint resume_from restore",
+    "checkpoint.resume": "load resume_from_checkpoint resume_from restore resume_checkpoint_path load_path",
     "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint initial_checkpoint_dir",
     "checkpoint.ema.decay": "ema_decay ema_beta ema_rate ema_decay_rate",
     "checkpoint.ema.every_steps": "update_every_n_steps apply_ema_every_n_steps ema_every_n_steps ema_update_interval",
     "checkpoint.ema.from_step": "start_step ema_start_step ema_start",
-    "observe.log_interval_steps": "log_interval logging_steps log_every log_freq",
+    "observe.log_interval_steps": "log_interval logging_steps log_every log_freq log_every_n_steps "
+    "iteration_step_info_interval metrics_collect_interval",
     "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
     "data.text": "train_file text_file text_path input_file",
     "data.valid_path": "valid_data_path val_data_path eval_data",
     "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name tokenizer_dir",
-    "run.dir": "output_dir save out_dir save_dir output run_dir log_dir",
+    "run.dir": "output_dir save out_dir save_dir output run_dir log_dir save_folder checkpoints_path dump_folder",
     "train.seed": "random_seed data_seed",
     "model.norm": "normalization norm_type",
     "model.positions": "position_embedding_type",
@@ -98,7 +100,7 @@ FOREIGN_NAMES = {
     "model.tied": "tie_word_embeddings tie_embeddings",
     "model.vocab_multiple": "make_vocab_size_divisible_by",
     "parallel.dp_replicate": "data_parallel_replicate_degree",
-    "parallel.schedule": "pipeline_parallel_schedule pp_schedule",
+    "parallel.schedule": "pipeline_parallel_schedule pp_schedule pp_engine",
     "parallel.timeout_s": "ddp_timeout",
     "observe.wandb": "report_to wandb_log use_wandb wandb_mode logger_name",
     "observe.wandb_name": "wandb_exp_name wandb_run_name run_name",
@@ -166,8 +168,24 @@ UNSUPPORTED_SETTINGS = {
             "logging_dir tensorboard_dir logging_first_step log_throughput log_on_each_node",
         "Saving, validating and logging count steps: checkpoint.interval_steps, train.valid_interval_steps, "
         "observe.log_interval_steps.": "save_strategy eval_strategy evaluation_strategy logging_strategy",
+        "Checkpoints are written while training goes on.": "async_save async_mode async_checkpoint",
+        "There is no label smoothing here.": "label_smoothing label_smoothing_factor",
+        "There is no option for a part of a dataset here; `lmtrain data split` cuts one off.": "max_train_samples",
+        "precision.initial_scale is the first scale of the loss, which then adapts.": "loss_scale",
+        "model.ffn_width is the width itself, mlp_ratio x model.width.": "mlp_ratio mlp_expansion_ratio",
+        "checkpoint.keep_best=true keeps the best checkpoint, by checkpoint.best_by.":
+            "load_best_model_at_end metric_for_best_model greater_is_better",
         "lmtrain has no such switch; leave it out.":
-            "do_train do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
+            "eval_accumulation_steps log_level logging_nan_inf_filter save_safetensors save_only_model jit_mode_eval "
+            "use_ipex half_precision_backend dataloader_drop_last dataloader_pin_memory dataloader_prefetch_factor "
+            "disable_tqdm ignore_data_skip group_by_length ddp_find_unused_parameters ddp_bucket_cap_mb "
+            "torch_compile_backend preprocessing_num_workers keep_linebreaks streaming low_cpu_mem_usage "
+            "trust_remote_code initial_validation final_validation enable_profiling fsdp_reshard_after_forward "
+            "enable_async_tensor_parallel export_dtype init_timeout_seconds save_overwrite tp_mode hysteresis "
+            "accumulate_allreduce_grads_in_fp32 accumulate_grad_in_fp32 use_cpu_initialization mmap_warmup "
+            "distribute_saved_activations no_async_tensor_model_parallel_allreduce check_for_nan_in_loss_and_grad "
+            "exit_on_missing_checkpoint override_opt_param_scheduler use_checkpoint_opt_param_scheduler log_straggler "
+            "fp32_residual_connection fp16_lm_cross_entropy apply_query_key_layer_scaling rerun_mode do_train do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
             "no_save_optim no_save_rng use_mmap no_mmap_bin_files manual_gc manual_gc_interval ckpt_format "
             "empty_unused_memory_level no_check_for_nan_in_loss_and_grad no_create_attention_mask_in_dataloader "
             "calculate_per_token_loss use_dist_ckpt auto_detect_ckpt_format "

@@ -115,6 +115,8 @@ def _take_numbers(result: Translation, option: Option) -> bool:
             start, increment, samples = option.values
             rampup = f"train.rampup={{start: {start}, increment: {increment}, samples: {samples}}}"
             return result.set(option, rampup, is_as_typed=True)
+        case "validation_split_percentage" if 0 < number < 100:
+            return result.set(option, f"data.split=[{100 - number},{number},0]")
         case "split" if option.values:
             return result.set(option, f"data.split=[{','.join(option.values)}]", is_as_typed=True)
         case "eval_iters" | "eval_samples" | "max_eval_steps" if option.value == "0":
