@@ -19,7 +19,7 @@ from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
 from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, stray_word, with_dashes
 from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, layout_named, option_named
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
-from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
 from lmtrain.errors import (
     LmtrainError,
     SettingsError,

@@ -1,6 +1,6 @@
 """Options of other tools whose values lmtrain says in other words: tables for translate_foreign_flags.
 
-Names that only stand for another key are in config/name_suggestions.py (FOREIGN_NAMES), and so are sentences about
+Names that only stand for another key are in config/foreign_names.py (FOREIGN_NAMES), and so are sentences about
 settings that lmtrain lacks (UNSUPPORTED_SETTINGS). Names are in snake case; a dotted one counts before its last part.
 """
 

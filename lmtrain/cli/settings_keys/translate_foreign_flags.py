@@ -1,7 +1,7 @@
 """Translate options of another tool (Megatron-LM, nanoGPT, transformers, ...) to settings, for the message about them.
 
 Called by explain_foreign_line. Its tables are in foreign_options.py, and names that only stand for another key in
-config/name_suggestions.py.
+config/foreign_names.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from lmtrain.cli.settings_keys import foreign_options as tables
 from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.reckon_foreign_values import reckon
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, types_by_key, union_members
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.name_suggestions import types_by_key, union_members
 from lmtrain.train.run_config import RunConfig
 
 _KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
