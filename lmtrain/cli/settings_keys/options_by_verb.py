@@ -146,7 +146,7 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("corpus dedupe", {"The hashes are chosen for --threshold.":
                        "num-perm num-hashes num-bands bands rows ngram ngram-size num-rows"}),
     ("tokenizer train", {
-        "Learning takes no more processes.": "workers num-workers num-proc threads num-threads jobs -j",
+        "Reading and learning need no such number.": "workers num-workers num-proc threads num-threads jobs -j",
         "Every text can be written with the pieces of bpe, which has all bytes.":
             "initial-alphabet byte-fallback character-coverage alphabet",
         "The tokens that lmtrain itself needs are always there.":
@@ -208,7 +208,7 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
         "transformers that has them.":
             "special-tokens special-token special added-tokens add-tokens additional-special-tokens "
             "user-defined-symbols control-symbols extra-special-tokens special-tokens-file",
-        "There is no least frequency here: --vocab-size alone decides.": "min-frequency min-freq min-count",
+        "There is no least frequency to choose here; --vocab-size decides.": "min-frequency min-freq min-count",
         "There is no unigram tokenizer here. Give --kind bpe or --kind wordpiece.": "unigram sentencepiece",
         "There is no option for a part of the texts here. `lmtrain corpus sample` draws one, to give as INPUT.":
             "limit max-samples max-docs sample input-sentence-size max-bytes num-docs",
