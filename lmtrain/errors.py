@@ -331,7 +331,9 @@ def with_other_ways(message: str, change: Callable[[Way], Way | None]) -> str:
     key = option[0] if option else _MARK.sub("", message).partition("=")[0].split(" ")[-1]
 
     def changed(way: Way, shown: str | None) -> str:
-        way = way.with_words(lambda word: word.removeprefix("."))
+        # because: what is to be typed may begin with a dot itself, as --suffix .py
+        new = tuple(word.removeprefix(".") if "=" in word else word for word in way.new)
+        way = way._replace(new=new, old=tuple(word.removeprefix(".") for word in way.old))
         other = change(way)
         if other is not None:
             return _marked(other, shown)

@@ -139,7 +139,8 @@ class TextSuffixes:
     def _words(self, suffixes: Sequence[str], instead_of: str = "") -> str:
         """Return what to type for these suffixes, marked as a way out."""
         text = self.type_option(suffixes)
-        return way(*shlex.split(text), instead_of=(instead_of, instead_of.replace(" ", "=", 1)), shown=text)
+        replaced = (instead_of, instead_of.replace(" ", "=", 1)) if instead_of else ()
+        return way(*shlex.split(text), instead_of=replaced, shown=text)
 
     def left_out(self, inputs: Inputs) -> str:
         """Return two sentences on the files in the input folders and globs that are left out because their suffix is

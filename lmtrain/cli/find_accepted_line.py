@@ -111,7 +111,8 @@ def refusal_of(command: Command) -> LmtrainError | None:
     """Return the error that refuses a command for its words or its settings, before any file is read; None if there is
     none.
     """
-    words, (click_command, verb) = command.words, command_of(command.words)
+    words = [word for word in command.words if word != "--debug"]  # because: main takes it out
+    click_command, verb = command_of(words)
     if click_command is None or {"--help", "-h", "--version"} & set(words):
         return None
     try:

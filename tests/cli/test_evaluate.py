@@ -237,3 +237,12 @@ def test_a_dataset_of_another_tokenizer_is_refused(toy: Toy, run: Path, tmp_path
     with pytest.raises(LmtrainError, match="was made with the tokenizer"):
         call("eval", run, "--task", "perplexity", "--data", tmp_path / "set", "--device", "cpu")
     assert np.fromfile(tmp_path / "set.bin", np.uint16).max() < 300  # every id would have been a known one
+
+
+def test_a_window_and_its_stride_are_shortened_together(toy: Toy, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lmtrain("pretrain", *toy.settings(run, train__steps=1, schedule__warmup_steps=0))
+    words = ["eval", run, "--task", "perplexity", "--data", toy.data]
+    said = lmtrain(*words, "--max_length", 2048, "--stride", 512, code=2)
+    assert "A window of 2048 tokens is longer than the 32 positions" in said
+    assert said.split()[-4:] == ["--seq-len", "32", "--stride", "8"]

@@ -25,6 +25,7 @@ import pytest
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+from lmtrain.units import format_bytes
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
 
@@ -49,6 +50,8 @@ def test_a_run_in_fifteen_lines(run: Path) -> None:
     assert facts["model"].startswith("gpt, ")
     assert "seq_len" not in "".join(lines)
     everything = lmtrain("inspect", run, "--all")
+    sizes = json.loads(lmtrain("inspect", run, "--json"))["checkpoint_bytes"]
+    assert all(re.search(rf"{name} +{format_bytes(size)}", everything) for name, size in sizes.items())
     assert "step_00000008" in everything
     assert "warmup_steps: 2" in everything
 

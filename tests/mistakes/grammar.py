@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from lmtrain.cli.subcommands import parameter_types
 from lmtrain.config.compose_run_settings import conf_dir, group_choices
-from lmtrain.config.name_suggestions import FOREIGN_NAMES, types_by_key, union_members
+from lmtrain.config.foreign_names import FOREIGN_NAMES
+from lmtrain.config.name_suggestions import types_by_key, union_members
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.train.run_config import RunConfig
 from tests.mistakes.world import commands, right_line

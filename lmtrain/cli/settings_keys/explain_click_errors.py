@@ -19,7 +19,7 @@ from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
 from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, stray_word, with_dashes
 from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, layout_named, option_named
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
-from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
 from lmtrain.errors import (
     LmtrainError,
     SettingsError,
@@ -101,7 +101,7 @@ def _parse_again(words: Sequence[str]) -> tuple[Any, Any]:
     None if there is no command to parse for, or if the line ends otherwise.
     """
     command, verb = command_of(words)
-    rest = [word for word in words[len(verb) :] if word not in ("--help", "-h")]
+    rest = [word for word in words[len(verb) :] if word not in ("--help", "-h", "--debug")]
     if command is None or (getattr(command, "commands", None) and not rest):
         return None, None
     try:

@@ -13,7 +13,7 @@ from lmtrain.cli.settings_keys.apply_advice import Command, is_setting
 from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb
 from lmtrain.cli.settings_keys.foreign_translation import Translation
 from lmtrain.cli.settings_keys.translate_foreign_flags import translate_options
-from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.errors import shorten, way
 from lmtrain.runtime.processes.process_environment import ProcessEnv

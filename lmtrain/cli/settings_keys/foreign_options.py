@@ -1,6 +1,6 @@
 """Options of other tools whose values lmtrain says in other words: tables for translate_foreign_flags.
 
-Names that only stand for another key are in config/name_suggestions.py (FOREIGN_NAMES), and so are sentences about
+Names that only stand for another key are in config/foreign_names.py (FOREIGN_NAMES), and so are sentences about
 settings that lmtrain lacks (UNSUPPORTED_SETTINGS). Names are in snake case; a dotted one counts before its last part.
 """
 
@@ -14,6 +14,10 @@ PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus",
 SWITCHES = {
     "swiglu": "model.activation=silu model.gated=true", "squared_relu": "model.activation=relu2",
     "disable_bias_linear": "model.bias=none", "add_qkv_bias": "model.bias=all",
+    "openai_gelu": "model.activation=gelu_tanh", "reset_attention_mask": "data.document_mask=true",
+    "no_bias": "model.bias=none", "rmsnorm": "model.norm=rmsnorm", "use_rmsnorm": "model.norm=rmsnorm",
+    "rope": "model.positions=rotary", "use_rope": "model.positions=rotary", "rotary": "model.positions=rotary",
+    "no_tie_embeddings": "model.tied=false", "untie_embeddings": "model.tied=false",
     "untie_embeddings_and_output_weights": "model.tied=false",
     "use_rotary_position_embeddings": "model.positions=rotary",
     "qk_layernorm": "model.qk_norm=head", "use_qk_norm": "model.qk_norm=head",
@@ -74,6 +78,10 @@ VALUE_NOTES = {
     },
     "resume_from_checkpoint": {"true": "A run resumes from its own run.dir by itself."},
     "data_parallel_shard_degree": {"-1": "parallel.dp_shard=N gives the number of processes that share the weights."},
+    "fsdp": dict.fromkeys(
+        ("full_shard", "full_shard auto_wrap", "shard_grad_op", "hybrid_shard", "true"),
+        "parallel.dp_shard=N shares the work among N processes, and parallel.zero says what else they share.",
+    ),
     "report_to": {"none": "Weights & Biases is off here as well.", "": _SINKS},
     "logger_name": {"": _SINKS},
     "data": {"": "The data are named by data.path=PREFIX of a dataset, or data.text=FILE to make one of a text."},
@@ -87,6 +95,12 @@ CONVERSIONS = {
     "lr_warmup_samples": ("schedule.warmup_steps", "/", "train.global_batch"),
     "eval_iters": ("train.valid_samples", "x", "train.global_batch"),
     "eval.max_iters": ("train.valid_samples", "x", "train.micro_batch"),
+    "min_decay_lr": ("schedule.min_ratio", "/", "optim.lr"),
+    **dict.fromkeys(
+        ("batch_accumulation_per_replica", "accumulate_grad_batches", "grad_accum_steps", "gradient_accumulation",
+         "accumulation_steps", "grad_acc", "gradient_accumulation_iters"),
+        ("train.global_batch", "x", "train.micro_batch"),
+    ),
     "gradient_accumulation_steps": ("train.global_batch", "x", "train.micro_batch"),
     "distributed_timeout_minutes": ("parallel.timeout_s", "x", "60"),
     "exit_duration_in_mins": ("run.time_limit", "x", "60"),

@@ -19,7 +19,7 @@ OPTIONS = {
     "--jobs --n-jobs --preprocessing-num-workers",
     "--tokenizer": "--tokenizer-model --tokenizer-path --tokenizer-name --tokenizer-file --tokenizer-dir --vocab-file "
     "--vocab --tokenizer-name-or-path --tokenizer-name-or-dir --bpe "
-    "--encoding-model -t",
+    "--encoding-model --model --model-name-or-path -t",
     "--vocab-size": "--vocab --n-vocab --num-tokens --size --vocabsize",
     "--task": "--tasks --task-name --benchmark --benchmarks -t",
     "--data": "--dataset --data-path --data-file --input --text --file",

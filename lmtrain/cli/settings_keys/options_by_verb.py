@@ -21,10 +21,10 @@ CHECKPOINT_VERBS = "generate, eval, inspect, export, verify, reshard"
 STEP_NAMES = "step ckpt-step iteration global-step load-step checkpoint-step iter"
 # options of the tables without a value: a word that follows is not theirs
 SWITCHES = (
-    "recursive -r streaming shuffle packing pack batched keep-in-memory skip-empty show-progress progress decode as- "
-    "text all full deep quick fast compile use-cache no-grad inference-mode stream do-sample safe-serialization "
-    "safetensors average uniform summary info list -l follow -f tail live requeue parsable test-only no-checking "
-    "sizes -a"
+    "verbose -v quiet -q recursive -r streaming shuffle packing pack batched keep-in-memory skip-empty "
+    "show-progress progress decode as- text all full deep quick fast compile use-cache no-grad inference-mode "
+    "stream do-sample safe-serialization safetensors average uniform summary info list -l follow -f tail live "
+    "requeue parsable test-only no-checking sizes -a"
 )
 _TO_LINE_END = "It is printed: > FILE at the end of the line sends it to a file."
 
@@ -65,6 +65,8 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("generate", "start text input prompts input-text", {"*": "--prompt-file {file}"}),
     ("generate", "greedy no-sample no-do-sample", _switch("--temperature 0")),
     ("generate", "do-sample sample", {"false": "--temperature 0"}),
+    ("generate", "sampling decoding strategy decoding-strategy", {"greedy": "--temperature 0"}),
+    ("report", "html page", {"*": "--output {value}"}),
     ("generate, eval, export, inspect", "ema use-ema load-ema use-ema-weights", _switch("--weights ema")),
     ("generate, eval", "cpu no-cuda use-cpu", _switch("--device cpu")),
     ("generate, eval", "bf16 bfloat16", _switch("--precision bf16")),
@@ -144,7 +146,7 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("corpus dedupe", {"The hashes are chosen for --threshold.":
                        "num-perm num-hashes num-bands bands rows ngram ngram-size num-rows"}),
     ("tokenizer train", {
-        "Learning takes no more processes.": "workers num-workers num-proc threads num-threads jobs -j",
+        "Reading and learning need no such number.": "workers num-workers num-proc threads num-threads jobs -j",
         "Every text can be written with the pieces of bpe, which has all bytes.":
             "initial-alphabet byte-fallback character-coverage alphabet",
         "The tokens that lmtrain itself needs are always there.":
@@ -184,6 +186,7 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
                "average mean-weights uniform"}),
     ("inspect, data inspect", {"It is shown.": "summary info list -l"}),
     ("inspect", {"--all lists the checkpoints with their sizes.": "sizes size"}),
+    ("pretrain, slurm, plan", {"Messages are always complete.": "verbose -v quiet -q"}),
     ("runs list", {"All runs below a folder are listed.": "recursive -r all -a"}),
     ("report", {"A report is an HTML file.": "format html type",
                 "Keys in the page smooth the curves: s and S.": "smooth smoothing ema"}),
@@ -205,7 +208,7 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
         "transformers that has them.":
             "special-tokens special-token special added-tokens add-tokens additional-special-tokens "
             "user-defined-symbols control-symbols extra-special-tokens special-tokens-file",
-        "There is no least frequency here: --vocab-size alone decides.": "min-frequency min-freq min-count",
+        "There is no least frequency to choose here; --vocab-size decides.": "min-frequency min-freq min-count",
         "There is no unigram tokenizer here. Give --kind bpe or --kind wordpiece.": "unigram sentencepiece",
         "There is no option for a part of the texts here. `lmtrain corpus sample` draws one, to give as INPUT.":
             "limit max-samples max-docs sample input-sentence-size max-bytes num-docs",
@@ -225,6 +228,7 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
             "special-tokens add-special-tokens added-tokens",
     }),
     (_TEXTS, {
+        "There is no option for it here. A glob is given as INPUT, in quotes.": "glob file-pattern",
         "There is no download of datasets here. Give files, such as the Parquet files of a dataset; `lmtrain corpus "
         "list` shows what `lmtrain corpus get` fetches.":
             "dataset-name dataset-config hf-dataset subset repo-id dataset-split hub-dataset hf-repo",
@@ -244,7 +248,7 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
     }),
     ("eval", {
         "There are no examples in prompts here but those of a task. `lmtrain eval --list` shows the tasks and their "
-        "protocols.": "num-fewshot fewshot n-shot num-few-shot -f",
+        "protocols.": "num-fewshot fewshot n-shot num-few-shot shots shot k-shot -f",
     }),
     ("generate", {
         "There is no such rule of sampling here. Choose from --temperature, --top-k and --top-p.":

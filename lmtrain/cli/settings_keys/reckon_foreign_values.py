@@ -14,7 +14,7 @@ from lmtrain.cli.settings_keys import foreign_options as tables
 from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.steps_of_epochs import count_epoch
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.name_suggestions import UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, step_folder_name
 

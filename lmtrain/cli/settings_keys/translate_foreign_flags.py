@@ -1,7 +1,7 @@
 """Translate options of another tool (Megatron-LM, nanoGPT, transformers, ...) to settings, for the message about them.
 
 Called by explain_foreign_line. Its tables are in foreign_options.py, and names that only stand for another key in
-config/name_suggestions.py.
+config/foreign_names.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from lmtrain.cli.settings_keys import foreign_options as tables
 from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.reckon_foreign_values import reckon
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.name_suggestions import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, types_by_key, union_members
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.name_suggestions import types_by_key, union_members
 from lmtrain.train.run_config import RunConfig
 
 _KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
@@ -115,6 +116,8 @@ def _take_numbers(result: Translation, option: Option) -> bool:
             start, increment, samples = option.values
             rampup = f"train.rampup={{start: {start}, increment: {increment}, samples: {samples}}}"
             return result.set(option, rampup, is_as_typed=True)
+        case "validation_split_percentage" if 0 < number < 100:
+            return result.set(option, f"data.split=[{100 - number},{number},0]")
         case "split" if option.values:
             return result.set(option, f"data.split=[{','.join(option.values)}]", is_as_typed=True)
         case "eval_iters" | "eval_samples" | "max_eval_steps" if option.value == "0":
@@ -142,6 +145,8 @@ def _rename(result: Translation, option: Option) -> bool:
     value = _YAML.get(option.value, option.value)
     if key := tables.PATHS.get(option.path):
         found = result.names.suggest_overrides(key, value) if "." not in key else [f"{key}={value}"]
+    elif option.name.startswith(("no_", "disable_")) and option.name not in _KEY_OF:
+        return False  # because: a name that is nearly the same would say the opposite
     else:
         found = result.names.suggest_overrides(option.path, value)
     if not found:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.name_suggestions import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
+from lmtrain.config.foreign_names import FOREIGN_NAMES
+from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value, types_by_key
 from lmtrain.errors import split_ways
 from lmtrain.train.run_config import RunConfig
 
