@@ -123,7 +123,7 @@ def refusal_of(command: Command) -> LmtrainError | None:
         others = [problem for problem in error.marked_problems if not _PLACE_OF_KEY.match(problem)]
         return settings_error(others) if others else None
     except UsageError as error:
-        return error
+        return None if _PLACE_OF_KEY.match(str(error)) else error
     except ClickError as error:
         return usage_error_from_click(error, words, settings_problems)
     except LmtrainError:
