@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.config.parse_and_apply_overrides import MAX_CHARACTERS, FileSetting, hydra_quoted, override_key
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LayoutError, SettingsError, UsageError, way
+from lmtrain.errors import LayoutError, SettingsError, UsageError, way, with_own_key
 
 if TYPE_CHECKING:
     from lmtrain.config.strict_yaml import YamlFile
@@ -156,7 +156,7 @@ def located_problems(words: Sequence[str]) -> Iterator[None]:
     except (SettingsError, LayoutError) as error:
         if not settings:
             raise
-        problems = [_located(problem, settings) for problem in error.problems]
+        problems = [_located(problem, settings) for problem in error.marked_problems]
         raise (SettingsError(problems) if isinstance(error, SettingsError) else LayoutError(*problems)) from error
 
 
@@ -166,5 +166,5 @@ def _located(problem: str, settings: Sequence[FileSetting]) -> str:
     key = match[1] if match else ""
     for setting in settings:
         if (own := override_key(setting)) == key or key.startswith((f"{own}.", f"{own}[")):
-            return f"{setting.location(key)}: {problem}"
+            return f"{setting.location(key)}: {with_own_key(key, problem)}"
     return problem

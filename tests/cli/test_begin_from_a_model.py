@@ -169,7 +169,7 @@ def test_what_was_imported_is_used_again_unless_the_source_has_changed(
     config.write_text(text.replace("20000.0", "30000.0"))
     said = lmtrain("pretrain", *typed, code=73)
     assert f"{source} is not what {tmp_path / 'a' / IMPORTED} was imported from: config.json differs." in said
-    assert f"give checkpoint.init_from={tmp_path / 'a' / IMPORTED}." in said
+    assert f"use checkpoint.init_from={tmp_path / 'a' / IMPORTED}." in said
     config.write_text(text)
     lmtrain("pretrain", *typed)
     assert (tmp_path / "a" / IMPORTED / "manifest.json").stat().st_mtime_ns == before

@@ -57,7 +57,7 @@ def test_values_that_are_none(toy: Toy, words: str, code: int, part: str) -> Non
     [
         ("model.width=1000000000000 model.num_heads=1", 2, "parameters; at most 1e+15 are allowed"),
         ("model.vocab_size=1000000000000000000", 2, "parameters; at most 1e+15 are allowed"),
-        ("parallel.pp=1000000000", 2, "makes 1000000000 processes"), ("parallel.pp=1000", 78, "Use 2 or"),
+        ("parallel.pp=1000000000", 2, "makes 1000000000 processes"), ("parallel.pp=1000", 78, "Use parallel.pp=2 or"),
         ("parallel.tp=100000", 78, "does not divide model.num_heads=2"),
         ("train.micro_batch=1000000000000", 2, "Use 1, 2 or 4"), ("model.num_heads=1000000000000", 2, "not divide"),
         ("parallel.pp=2 train.global_batch=131072", 2, "makes 65536 microbatches x 2 stages in a step; the product"),

@@ -154,7 +154,7 @@ def test_data_that_does_not_fit_together_is_refused(
         found = [word for word in found if not word.startswith("stages.two.data.path")]
     output = refused(found)
     assert said in output
-    assert any(way in output for way in ("Preprocess all", "train_on_held_out=true", "List each"))
+    assert any(way in output for way in ("Preprocess all", "train_on_held_out=true", "Give each content once"))
 
 
 def test_a_run_needs_data(words: Words, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ UNUSED = {
     "rotary_base": (["model.rotary_base=500000"], "Leave it out, which is 10000", ["model.positions=rotary"]),
     "keep": (["checkpoint.keep_every_steps=7", "checkpoint.interval_steps=null"], "Use checkpoint.interval_steps=7",
              ["checkpoint.interval_steps=7"]),
-    "valid_path": (["data.valid_path=DATA"], "add train.valid_interval_steps=200", ["train.valid_interval_steps=200"]),
+    "valid_path": (["data.valid_path=DATA"], "Add train.valid_interval_steps=200", ["train.valid_interval_steps=200"]),
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ SPECIAL: dict[str, dict[str, list[str]]] = {
     "corpus sample": {"--fraction": ["0.5"]},
     "tokenizer show": {"path": ["tokenizer"]},
     "data merge": {"prefixes": ["data/train", "data/books"], "output": ["out_data"]},
-    "data split": {"shares": ["0.9,0.1"], "output": ["out_train", "--output", "out_valid"]},
+    "data split": {"shares": ["0.9,0.1"], "--output": ["out_train", "--output", "out_valid"]},
     "data show": {"prefix": ["data/train"], "overrides": []},
     "preprocess": {"--output": ["out_data"]},
     "import": {"source": ["models/a"]},

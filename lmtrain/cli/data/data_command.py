@@ -24,7 +24,7 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progres
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import DataError, UsageError, example, join_few, leave_out, own, spelling_hint, way
+from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, leave_out, own, spelling_hint, way
 from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:
@@ -414,8 +414,8 @@ def _stage_index(stage: str | None, names: Sequence[str]) -> int:
     if not names:
         raise UsageError(f"--stage={stage} names a stage, but the run has none. {leave_out()}.")
     if stage is None:
-        ways = join_few([way("--stage", name) for name in names], " or ")
-        raise UsageError(f"The run has stages, each with samples of its own. Use {ways}.")
+        place = fill_in("--stage", "NAME")
+        raise UsageError(f"The run has stages, each with samples of its own. Add {place}: {join_few(names)}.")
     raise UsageError(f"--stage={stage} is not a stage of the run. {spelling_hint(stage, names, own)}")
 
 

@@ -28,7 +28,6 @@ from lmtrain.errors import (
     StoppedForGood,
     way,
 )
-from lmtrain.layout import divisors
 from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE
 from lmtrain.runfolder.read_and_record_run_end import (
     is_stop_written_since,
@@ -264,7 +263,7 @@ def _way_to_less_memory(config: RunConfig) -> str:
     """Return a sentence that says which settings would need less memory. A smaller micro-batch divides the batch too.
     """
     micro = config.train.micro_batch
-    smaller = max((size for size in divisors(micro) if size < micro), default=None)
+    smaller = next((micro // n for n in range(2, micro + 1) if micro % n == 0), None)
     words = [way(f"train.micro_batch={smaller}")] if smaller else []
     words += [way("recompute=full")] if config.recompute.kind != "full" else []
     words += [way("precision=bf16")] if config.precision.kind == "fp32" else []

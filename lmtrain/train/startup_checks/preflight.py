@@ -29,8 +29,8 @@ from lmtrain.errors import (
     OutputError,
     SettingsError,
     StorageError,
+    example,
     leave_out,
-    own,
     way,
 )
 from lmtrain.layout import Layout, divisors
@@ -459,7 +459,8 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
     if problem := device_problem(config.compute.device, gpus, env):
         raise problem
     if config.compute.tf32 and gpus.count == 0:
-        raise SettingsError([f"compute.tf32=true needs a GPU, and this machine has none. Use {own('false')}."])
+        way_out = f"Use {example('false')}, or a machine with one."
+        raise SettingsError([f"compute.tf32=true needs a GPU, and this machine has none. {way_out}"])
 
 
 def check_sinks(config: RunConfig) -> None:
