@@ -60,7 +60,7 @@ def test_the_same_command_looks_the_same(looker: Looker, verb: str) -> None:
     assert looker.see(line) == looker.look(line)
 
 
-def planted(
+def greet(
     mute: Annotated[bool, typer.Option("--mute", help="Print nothing.")] = False,
     louder: Annotated[bool, typer.Option("--louder", help="Print more.")] = False,
     name: Annotated[str, typer.Option(help="Whom to greet.")] = "you",
@@ -71,17 +71,17 @@ def planted(
 
 def test_an_option_that_is_ignored_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a new verb, whose options are found by themselves."""
-    module = types.ModuleType("lmtrain.cli.planted_command")
-    vars(module)["planted"] = planted
+    module = types.ModuleType("lmtrain.cli.greet_command")
+    vars(module)["greet"] = greet
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(subcommands.HELP, "planted", "Greet.")
-    monkeypatch.setitem(subcommands._FILES, "planted", "planted_command")
-    options = {option.name: option for option in every_option() if option.verb == "planted"}
+    monkeypatch.setitem(subcommands.HELP, "greet", "Greet.")
+    monkeypatch.setitem(subcommands._FILES, "greet", "greet_command")
+    options = {option.name: option for option in every_option() if option.verb == "greet"}
     looker = Looker(World(tmp_path / "world"))
-    with pytest.raises(AssertionError, match="add a row for `lmtrain planted`"):
-        list(problems(looker, options["--mute"], Row("planted", "--mute")))
-    monkeypatch.setitem(BASES, "planted", "")
-    found = {name: list(problems(looker, options[name], Row("planted", name))) for name in ("--mute", "--louder")}
-    assert found == {"--mute": ["planted --mute is ignored by `lmtrain planted --mute`"], "--louder": []}
-    with pytest.raises(AssertionError, match="planted --name: no other value can be derived, add a row"):
-        list(problems(looker, options["--name"], Row("planted", "--name")))
+    with pytest.raises(AssertionError, match="add a row for `lmtrain greet`"):
+        list(problems(looker, options["--mute"], Row("greet", "--mute")))
+    monkeypatch.setitem(BASES, "greet", "")
+    found = {name: list(problems(looker, options[name], Row("greet", name))) for name in ("--mute", "--louder")}
+    assert found == {"--mute": ["greet --mute is ignored by `lmtrain greet --mute`"], "--louder": []}
+    with pytest.raises(AssertionError, match="greet --name: no other value can be derived, add a row"):
+        list(problems(looker, options["--name"], Row("greet", "--name")))
