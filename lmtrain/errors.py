@@ -251,9 +251,9 @@ def spelling_hint(name: str, known_names: Iterable[str], mark: Callable[[str], s
 
 # because: a run's companion process imports this file, and dataclasses and typing would double its memory
 class Way(namedtuple("Way", ("new", "old", "is_example", "is_form"), defaults=((), False, False))):
-    """One way out of a problem: `old` words, keys or options are removed from the command, and `new` words added; both
-    are tuples of texts. `is_example` marks an allowed value to show, which nobody asked for, and `is_form` words to
-    fill in, such as data.path=PREFIX.
+    """A change of the command line that is a way out of a problem: remove the words, keys or options `old`, and add the
+    words `new`; both are tuples of texts. `is_example` marks an allowed value to show, which nobody asked for, and
+    `is_form` words to fill in, such as data.path=PREFIX.
     """
 
     __slots__ = ()

@@ -1,7 +1,8 @@
 """Find the line that is accepted: what was typed, changed as its errors advise until its words and settings are right.
 
-Called by main before it prints an error. Each corrected line is checked as the verb itself would check it, so that the
-line printed below an error is not refused in its turn, and so that what is wrong with it is told at once.
+Called by main before it prints an error. The words and settings of each corrected line are checked by the rules of its
+verb, so that the line printed below an error is not refused for them in its turn, and so that what else is wrong with
+them is told at once. Files and data are looked at when the line is typed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _given_other_values(before: Command, after: Command) -> set[str]:
     """Return the keys and options with a value of the advice's own, not only in another form than it was typed."""
     typed = " ".join(before.words)
     new = [unit for unit in after.units if unit not in before.units]
-    values = {_key(unit): VALUE_SIGNS.split(unit[-1].partition("=")[2]) for unit in new}
+    values = {override_key(unit[0]): VALUE_SIGNS.split(unit[-1].partition("=")[2]) for unit in new}
     return {key for key, parts in values.items() if not all(part in typed for part in parts)}
 
 
@@ -162,16 +163,22 @@ def _check_run(params: Mapping[str, Any]) -> None:
 def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
     """Yield the settings of the first runs of a command line; raise SettingsError if they are wrong."""
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
-    from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
     is_sweep = params.get("multirun") or params.get("array")
     runs = expand_sweep(overrides, config_dir=config_dir)[:_MAX_RUNS] if is_sweep else [overrides]
     for run in runs:
         config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
-        for stage in config.stage_configs:
-            refuse_text_as_dataset(stage.data)
+        _refuse_texts(config)
         yield config
+
+
+def _refuse_texts(config: RunConfig) -> None:
+    """Raise SettingsError if a text is given to a run or one of its stages as its dataset."""
+    from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
+
+    for stage in config.stage_configs:
+        refuse_text_as_dataset(stage.data)
 
 
 def _check_job(params: Mapping[str, Any]) -> None:
@@ -203,11 +210,8 @@ def _check_shares(params: Mapping[str, Any]) -> None:
 
 def _check_settings(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
-    from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
 
-    config = compose_settings(params["overrides"] or [], config_dir=params["config_dir"])
-    for stage in config.stage_configs:
-        refuse_text_as_dataset(stage.data)
+    _refuse_texts(compose_settings(params["overrides"] or [], config_dir=params["config_dir"]))
 
 
 def _check_branches(params: Mapping[str, Any]) -> None:
@@ -237,7 +241,3 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "branch": _check_branches, "data index": _check_settings, "data blend": _check_settings,
     "config explain": _check_explained, "data split": _check_shares, "eval": _check_window,
 }  # fmt: skip
-
-
-def _key(unit: Sequence[str]) -> str:
-    return override_key(unit[0])

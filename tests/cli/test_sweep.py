@@ -59,7 +59,7 @@ def test_each_combination_once_in_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_runs_get_the_settings_of_a_file_and_not_the_file(tmp_path: Path) -> None:
-    """It may be changed before the last of them starts."""
+    """because: the file may be changed before the last run starts"""
     file = tmp_path / "mine.yaml"
     file.write_text("train.seed: 3\noptim: {lr: 1}\n")
     typed = [str(file), "optim.lr=2,3", "data.path=x", f"run.dir={tmp_path}/runs"]

@@ -50,7 +50,7 @@ class Line:
 
 @cache
 def settings() -> dict[str, tuple[Any, tuple[str, ...]]]:
-    """Every key with its type, and the words that choose a kind which has it."""
+    """Return, for each key of a setting, its type and the words that must be typed for a run to have it."""
     chosen: dict[str, tuple[str, ...]] = {}
     for group, choices in group_choices().items():
         for choice in sorted(choices, key=lambda name: (name not in ("gpt_tiny", "dataset", "adamw", "cosine"), name)):
@@ -537,7 +537,7 @@ OPTION_MISTAKES: dict[Callable[[Line, random.Random], Line], int] = {
 
 
 def draw(rng: random.Random) -> Line:
-    """One wrong line: mostly of pretrain's settings, else of any verb's options."""
+    """Draw a wrong line, mostly one of `lmtrain pretrain` with wrong settings, else one of any verb."""
     of_settings = rng.random() < 0.55
     takes_settings = [verb for verb, command in verbs().items() if any(p.name == "overrides" for p in command.params)]
     verb = (

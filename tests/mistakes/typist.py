@@ -36,7 +36,7 @@ ASKS_OFF = (*OFF, "none.yaml", "other/none", "0", "no", "off", "0.0", "nul", "no
 
 @dataclass
 class Trial:
-    """What came of a wrong line: how it ended, the faults of the answers, and all lines with their answers."""
+    """The trial of one wrong line: how it ended, the faults of the answers, and all lines typed with their answers."""
 
     line: Line
     end: str = ""  # accepted, open (the advice leaves the value to the user), taken (it was no mistake)

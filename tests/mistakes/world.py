@@ -57,7 +57,7 @@ SETTINGS = ["data.path=data/train"]  # of verbs that take a run's settings
 
 
 def commands(command: Any = None, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its words, such as ("data", "show")."""
+    """Yield every command with the words that call it, such as ("data", "show")."""
     for word, verb in command.commands.items() if command else ((verb, build_verb(verb)) for verb in HELP):
         if getattr(verb, "commands", None):
             yield from commands(verb, (*name, word))

@@ -70,7 +70,7 @@ def greet(
 
 
 def test_an_option_that_is_ignored_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a new verb, whose options are found by themselves."""
+    """Add a verb: its options are found without being listed, and the one without an effect is told."""
     module = types.ModuleType("lmtrain.cli.greet_command")
     vars(module)["greet"] = greet
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -1,7 +1,7 @@
-"""Apply the ways out that an error holds to the command that was typed: the line to type next, and what it leaves out.
+"""Apply the ways out that an error holds to the command that was typed, which gives the line to type next.
 
-Called by main for every error. Messages hold the words to type (lmtrain/errors.py marks them); only the command line
-knows which words were typed.
+Called when a line is corrected, by find_accepted_line and explain_click_errors. Messages hold the words to type
+(lmtrain/errors.py marks them); only the command line knows which words were typed.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Command:
         ]  # fmt: skip
 
 
-def advised(error: LmtrainError, argv: Sequence[str]) -> tuple[Command, list[str]] | None:
-    """Return the command after the first way out of each problem that `error` reports, and what that leaves out of the
-    typed command line `argv`. Return None if a problem has none that can be typed.
+def advised(error: LmtrainError, argv: Sequence[str]) -> Command | None:
+    """Return the typed command line `argv` after the first way out of each problem that `error` reports. Return None if
+    a problem has none that can be typed.
     """
     before = command = Command.parse(argv)
     for ways in error.ways:
@@ -149,7 +149,7 @@ def advised(error: LmtrainError, argv: Sequence[str]) -> tuple[Command, list[str
             return None
         # because: options belong to the verb, which may be what was misspelt
         command = Command.parse(command.apply(possible[0]).words)
-    return None if command.units == before.units else (command, command.lost(before))
+    return None if command.units == before.units else command
 
 
 def nearest_first(command: Command, ways: Sequence[Way]) -> list[Way]:

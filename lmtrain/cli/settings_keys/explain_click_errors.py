@@ -80,7 +80,7 @@ def _problems(
     while word := stray_word(command := Command.parse(words)):
         problems.append(UsageError(_explain_stray(word, command).text))
         found = advised(problems[-1], words)
-        words = (found[0] if found else command.without([word])).words
+        words = (found or command.without([word])).words
         context, error = _parse_again(words)
     while error is not None and len(problems) <= num_words:
         problem = _explain(error, Command.parse(words))
@@ -88,7 +88,7 @@ def _problems(
             break
         problems.append(reported)
         found = advised(reported, words)
-        command = found[0] if found else Command.parse(words).without(problem.names)
+        command = found or Command.parse(words).without(problem.names)
         words = [*command.words, *problem.filler]
         context, error = _parse_again(words)
     if context is not None:

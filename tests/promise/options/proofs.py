@@ -15,7 +15,7 @@ from tests.promise.options.look import Line, Looker
 
 @dataclass(frozen=True)
 class Row:
-    """How an option is tried where that cannot be derived, or is not to be seen in the verb's base command."""
+    """A way to try an option whose values cannot be derived, or whose effect the verb's base command does not show."""
 
     verbs: str  # a pattern, such as "corpus *"
     option: str

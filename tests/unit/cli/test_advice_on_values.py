@@ -29,7 +29,7 @@ from lmtrain.errors import UsageError, own, way
 def test_a_value_is_replaced(message: str, typed: str, words: str) -> None:
     found = advised(UsageError(message), typed.split(" "))
     assert found is not None
-    assert " ".join(found[0].words) == words
+    assert " ".join(found.words) == words
 
 
 def test_an_argument_that_nobody_typed_is_not_added() -> None:

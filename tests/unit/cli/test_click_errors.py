@@ -26,7 +26,10 @@ def advice(line: str) -> str:
     """The command to type next, and what it leaves out that the message does not name; "" if there is none."""
     error = refused(line)
     found = advised(error, line.split())
-    return " ".join([*found[0].words, *(text for text in found[1] if text not in str(error))]) if found else ""
+    if found is None:
+        return ""
+    lost = found.lost(Command.parse(line.split()))
+    return " ".join([*found.words, *(text for text in lost if text not in str(error))])
 
 
 @pytest.mark.parametrize(
