@@ -78,8 +78,8 @@ class CheckpointSettings(Settings):
         )  # fmt: skip
         yield from self.checked(
             (steps is not None and steps < 0, "interval_steps",
-             "is negative", f"Use {own(0)} to save by time and at the end of the run, or {own('null')} for never."),
-            self.above_0("interval_s", f"Use {own('10min')}, or {own('null')} to go by interval_steps alone."),
+             "is negative", f"Use {own(0)} to save by time and at the end of the run, or null for never."),
+            self.above_0("interval_s", f"Use {own('10min')}, or null to go by interval_steps alone."),
             (self.interval_s not in (None, DEFAULT_INTERVAL_S) and steps is None, "interval_s",
              "would save checkpoints, but with interval_steps=null nothing is saved",
              f"Use {way('.interval_steps=0')} to save by time and at the end, or {without}."),

@@ -33,7 +33,7 @@ class WeightAverageSettings(Settings):
         way_out = f"Use {way('.decay=0.999')}, or {leave_out(shown='leave it out')}."
         yield from self.checked(
             (self.decay is not None and not 0 < self.decay < 1, "decay", "is not between 0 and 1",
-             f"Use {own(0.999)} for an average over about the last 1,000 updates, or {own('null')} for none."),
+             f"Use {own(0.999)} for an average over about the last 1,000 updates, or null for none."),
             self.at_least(1, "every_steps", f"Use {own(1)} to update the average at every step."),
             self.at_least(0, "from_step", f"Use {own(0)} to begin with the first weights."),
             (not self.is_on and self.every_steps > 1, "every_steps", unused, way_out),

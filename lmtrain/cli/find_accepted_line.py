@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
+_UNFILLED = re.compile(r"[a-z_.]+=[A-Z]{2,}")  # a setting to be filled in
+_NUMBERS = ("N", "NUMBER")  # what help shows for the value of an option that is a number
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
@@ -98,7 +100,7 @@ def _line(error: LmtrainError, typed: Command, command: Command) -> str:
     said = str(error)
     left_out = [
         text for unit in command.lost_units(typed)
-        if not ((text := " ".join(map(shell_quoted, unit))) in said or text.replace(" ", "=", 1) in said)
+        if not any(form in said for form in (text := " ".join(map(shell_quoted, unit)), " ".join(unit), "=".join(unit)))
         or not corrects(command, unit)
     ]
     words = " ".join(typed.words)
@@ -110,26 +112,42 @@ def _line(error: LmtrainError, typed: Command, command: Command) -> str:
 
 def refusal_of(command: Command) -> LmtrainError | None:
     """Return the error that refuses a command for its words or its settings, before any file is read; None if there is
-    none.
+    none. What is to be filled in is no mistake, and hides none.
     """
-    words = [word for word in command.words if word != "--debug"]  # because: main takes it out
+    # because: main takes --debug out, and a number that is to be filled in is none yet
+    words = ["1" if word in _NUMBERS else word for word in command.words if word != "--debug"]
+    refusal = _without_problems(_refusal(words), lambda text: bool(_PLACE_OF_KEY.match(text)))
+    filled = [word for word in words if not _UNFILLED.fullmatch(word)]
+    if refusal is not None or filled == words:
+        return refusal
+    return _without_problems(_refusal(filled), lambda text: " is not set" in text)
+
+
+def _refusal(words: Sequence[str]) -> LmtrainError | None:
+    """Return the error that refuses a command line for its words or its settings; None if there is none."""
     click_command, verb = command_of(words)
     if click_command is None or {"--help", "-h", "--version"} & set(words):
         return None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            params = click_command.make_context(" ".join(verb), words[len(verb) :], obj=words).params
+            params = click_command.make_context(" ".join(verb), list(words[len(verb) :]), obj=words).params
             _check_settings_of(verb, params)
-    except (SettingsError, LayoutError) as error:
-        others = [problem for problem in error.marked_problems if not _PLACE_OF_KEY.match(problem)]
-        return settings_error(others) if others else None
-    except UsageError as error:
-        return None if _PLACE_OF_KEY.match(str(error)) else error
+    except (UsageError, LayoutError) as error:
+        return error
     except ClickError as error:
         return usage_error_from_click(error, words, settings_problems)
     except LmtrainError:
         return None  # because: it is about a file
     return None
+
+
+def _without_problems(error: LmtrainError | None, is_left_out: Callable[[str], bool]) -> LmtrainError | None:
+    """Return an error without the problems of which `is_left_out` is true; None if nothing is left of it."""
+    if error is None:
+        return None
+    problems = getattr(error, "marked_problems", (error.marked,))
+    others = [problem for problem in problems if not is_left_out(problem)]
+    return error if len(others) == len(problems) else settings_error(others) if others else None
 
 
 def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterator[str]:

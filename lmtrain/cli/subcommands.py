@@ -13,9 +13,10 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from typer.main import get_command
 
 # because: depending on its version, typer bundles click under a name of its own or imports the package
 ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_ClickUsageError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
 _TYPE_WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
 # in the order in which a user needs them, which is that of `lmtrain --help`
 HELP = {
@@ -169,4 +171,27 @@ def build_verb(name: str) -> Any:
         epilog = examples_epilog(examples_module.EXAMPLES) if hasattr(examples_module, "EXAMPLES") else None
         function_name = _FILES[name].rpartition(".")[2].removesuffix("_command")
         root.command(name=name, epilog=epilog)(getattr(module, _FUNCTIONS.get(name, function_name)))
-    return get_command(root).commands[name]  # type: ignore[attr-defined]
+    command = get_command(root).commands[name]  # type: ignore[attr-defined]
+    for leaf in getattr(command, "commands", {"": command}).values():
+        _refuse_option_as_value(leaf)
+    return command
+
+
+def _refuse_option_as_value(command: Any) -> None:
+    """Change a click command, in place, so that an option is not taken for the value of the option before it."""
+    parse, names = command.parse_args, {name: param for param in command.params for name in param.opts}
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:
+        for option, word in pairwise(args[: args.index("--")] if "--" in args else args):
+            if (param := names.get(option)) and is_option(word, names) and not getattr(param, "is_flag", True):
+                error = _ClickUsageError(f"Option {option!r} requires an argument.", ctx=ctx)
+                error.option_name = option
+                raise error
+        return parse(ctx, args)
+
+    command.parse_args = parse_args
+
+
+def is_option(word: str, names: Container[str]) -> bool:
+    """Return whether a word is one of the options `names`, with or without a value."""
+    return word.startswith("--") and word.partition("=")[0] in names

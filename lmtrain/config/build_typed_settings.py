@@ -26,7 +26,6 @@ from lmtrain.errors import (
     LayoutError,
     SettingsError,
     fill_in,
-    join_few,
     own,
     settings_error,
     spelling_hint,
@@ -111,13 +110,22 @@ class _Builder:
         before = len(self.problems)
         for name in data.keys() - fields.keys():
             self._report_unknown_key(_join_key(path, str(name)), data[name], fields)
+        needed = [
+            name for name, field in fields.items()
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        ]  # fmt: skip
+        given = [f"{path}.{name}" for name in data if name in fields]
+        if len(needed) > len(given) and (choices := self._choices_sentence(path)):
+            self.problems += [f"{', '.join(given)} alone is no {path}. {choices}"] if given else []
+            return _INVALID
         values: dict[str, Any] = {}
         for name, field in fields.items():
             where = _join_key(path, name)
             if name in data:
                 values[name] = self._build_field(field, hints[name], data[name], where)
-            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                way_out = field.metadata.get("way_out") or self._choices_sentence(where) or f"Add {where}=VALUE."
+            elif name in needed:
+                add = f"Add {fill_in(f'{where}=VALUE')}."
+                way_out = field.metadata.get("way_out") or self._choices_sentence(where) or add
                 self.problems.append(f"{where} is not set. {way_out}")
         if len(self.problems) > before:
             valid = {name: value for name, value in values.items() if value is not _INVALID}
@@ -153,6 +161,9 @@ class _Builder:
             kind = kind or base.kind
         else:
             classes = dict(kinds(base))
+        if kind is None and (choices := self._choices_sentence(path)):
+            self.problems.append(f"{path} is not set. {choices}")
+            return None
         if not isinstance(kind, str) or kind not in classes:
             plugin = "" if base.kind or kind is None else f" {PLUGIN_WAY_OUT}"
             way_out = f"{suggest_value(str(kind), classes, own)}{plugin}"
@@ -277,9 +288,10 @@ class _Builder:
         return _INVALID
 
     def _choices_sentence(self, path: str) -> str:
-        """Return the sentence that lists the choices of a group; "" if `path` is not a group."""
-        choices = self.names.groups.get(path) if self.names else None
-        return f"Choose one: {join_few([way(f'{path}={choice}') for choice in choices])}." if choices else ""
+        """Return the sentence on how to choose from a group; "" if `path` is not a group."""
+        if not self.names or path not in self.names.groups:
+            return ""
+        return f"Choose one with {fill_in(f'{path}=NAME')}; `lmtrain config list {path}` lists them."
 
 
 def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
@@ -310,7 +322,7 @@ def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
         yield _BOOLEANS[word], show(_BOOLEANS[word])
     if isinstance(value, str) and {int, float} & options:
         with suppress(ValueError):
-            yield (count := units.parse_count(value)), str(count)
+            yield (count := units.parse_count(value.rstrip(",;"))), str(count)
         if float in options and (number := number_meant(value)):
             yield float(number), number
     if isinstance(value, list) and len(value) == 1:

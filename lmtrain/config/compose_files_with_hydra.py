@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lmtrain.config.name_suggestions import suggest_value
 from lmtrain.config.setting_references import iter_values, path_text, reference_problem
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
-from lmtrain.errors import MissingInputError, SettingsError, join_few, spelling_hint
+from lmtrain.errors import MissingInputError, SettingsError, join_few, leave_out, spelling_hint, way
 
 _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _KEYWORDS = ("override", "optional")
@@ -330,11 +330,13 @@ def _explain_failure(error: Exception, request: CompositionRequest, files_read: 
     problems = []
     for group, word in request.chosen.items():
         if group in groups and word.startswith("+"):
-            problems.append(f"{word} adds {group}, which is chosen already. Write {word.lstrip('+')}.")
+            plain = way(word.lstrip("+"), instead_of=word)
+            problems.append(f"{word} adds {group}, which is chosen already. Write {plain}.")
         elif group not in groups and word.startswith("~"):
-            problems.append(f"{word} removes {group}, which is not chosen. Leave it out.")
+            problems.append(f"{word} removes {group}, which is not chosen. {leave_out(word)}.")
         elif group not in groups and not word.startswith("+"):
-            problems.append(f"{word} changes {group}, which no defaults list names. Write +{word}.")
+            added = way(f"+{word}", instead_of=word)
+            problems.append(f"{word} changes {group}, which no defaults list names. Write {added}.")
     problems += [
         f"{entry.location} has {entry.text}, but {entry.group} is not chosen before it. Remove the word `override`."
         for entries in lists for entry in entries if entry.override and entry.group not in groups

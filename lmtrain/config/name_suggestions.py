@@ -135,8 +135,8 @@ def number_meant(value: object) -> str | None:
     """Return the number that a user probably meant by a text that is none: `10%` -> "0.1", `3/4` -> "0.75", `1e-3x` ->
     "1e-3". Return None if the text does not begin with a number, or if a unit such as k follows, which multiplies it.
     """
-    pattern = r"(-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?:(%)|/\s*([1-9]\d*)|(?![kmbt]$)[a-z_]*)"
-    number = re.fullmatch(pattern, str(value).lower())
+    pattern = r"\+?(-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?:(%)|/\s*([1-9]\d*)|(?![kmbt]$)[a-z_]*)"
+    number = re.fullmatch(pattern, str(value).lower().rstrip(";,"))
     if number is None:
         return None
     divisor = 100 if number[2] else int(number[3] or 1)
@@ -173,7 +173,9 @@ def suggest_value(value: str, known_values: typing.Iterable[str], mark: Callable
     """
     known_values = list(known_values)
     closest = closest_value(value, known_values)
-    return f"Did you mean {mark(closest)}?" if closest else spelling_hint(value, known_values, mark)
+    # because: a value that turns something off is close to more words than it is meant by
+    known = f"Known: {', '.join(sorted(known_values))}."
+    return f"Did you mean {mark(closest)}?" if closest else known if known_values else spelling_hint(value, ())
 
 
 def _closest_names(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:

@@ -13,6 +13,7 @@ from itertools import accumulate, chain, count
 from pathlib import Path, PurePath
 from typing import Any
 
+from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.setting_references import iter_values, reference_problem
 from lmtrain.config.settings_base import show
 from lmtrain.errors import SettingsError, join_few, leave_out, way
@@ -25,12 +26,14 @@ _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _NUMBER = r"[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?(?:[kmtKMT]|[kKMGTP]?i?[bB]|s|min|h|d)?"
 _PLUS_NUMBER = re.compile(rf"(?:(?<=[\[{{(,:])\s*|^)(\+)({_NUMBER})(?=\s*(?:[\]}}),]|$))")
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
+_COLON = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):=?(|[^=:/\\].*)", re.ASCII | re.DOTALL)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _PLAIN_TEXT = re.compile(r"[A-Za-z_./~][\w./~@%+-]*")
 _SPECIAL_CHARACTERS = ",[]{}()'\""
 _PLAIN_ITEM = re.compile(r"[\w.+/:%@?|$*\\-]+", re.ASCII)  # an entry of a list that Hydra's grammar reads unquoted
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 _CLOSING_BRACKETS = {"[": "]", "{": "}", "(": ")"}
+_FOREIGN_KEYS = {name for names in FOREIGN_NAMES.values() for name in names.split() if "_" in name}
 _HYDRA_WAYS_OUT = {  # a setting of Hydra's -> the words to type instead; VALUE is its value
     "hydra.run.dir": ("run.dir=VALUE",),
     "hydra.sweep.dir": ("-m", "run.dir=VALUE"),
@@ -321,7 +324,11 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
 
     Return "" if the message about the previous word covers this one, as in `a = 1`.
     """
+    if (problem := _cut_value_problem(words, index)) is not None:
+        return problem
     text, before, after = words[index], words[index - 1] if index else "", words[index + 1 : index + 3]
+    if (problem := _colon_problem(text, before, after)) is not None:
+        return problem
     key, sign, value = text.partition("=")
     bare = key.lstrip("~+")
     if not sign and after and after[0].startswith("="):
@@ -371,9 +378,44 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     return f"{text!r} is not an override, since it gives no value. Write {text}=VALUE."
 
 
+def _cut_value_problem(words: Sequence[str], index: int) -> str | None:
+    """Return the error message for a list or mapping that a shell has cut at its blanks, as in `data.split=[98, 1, 1]`,
+    if the word at `index` is its begin; "" if the word is another part of it; None if it is none.
+    """
+    for first in range(index, -1, -1):
+        value = words[first].partition("=")[2]
+        if value[:1] in _CLOSING_BRACKETS and _first_unmatched(value) in _CLOSING_BRACKETS:
+            break
+    else:
+        return None
+    for last in range(first + 1, len(words)):
+        whole = " ".join(words[first : last + 1])
+        if not _first_unmatched(whole.partition("=")[2]):
+            if last < index:
+                return None
+            typed = words[first : last + 1]
+            text = f"{whole} is cut at its blanks by the shell. Quote it: {way(whole, instead_of=typed)}."
+            return text if first == index else ""
+    return None
+
+
+def _colon_problem(text: str, before: str, after: Sequence[str]) -> str | None:
+    """Return the error message for a setting that is typed with a colon, as in `train.steps: 100`, if `text` is its
+    key; "" if `text` is its value alone; None if there is no colon.
+    """
+    if before.endswith(":") and _COLON.fullmatch(before) and "=" not in text:
+        return ""
+    if (match := _COLON.fullmatch(text)) is None or os.path.lexists(text):
+        return None
+    words = [text] if match[2] else [text, *after[:1]]
+    new = f"{match[1]}={match[2] or ' '.join(words[1:])}"
+    return f"{' '.join(words)!r} has a colon before its value. Write {way(new, instead_of=words)}."
+
+
 def _takes_next_word(text: str, word: str, groups: Mapping[str, Sequence[str]]) -> bool:
     """Return whether `text` is a key without a value, and the word after it is that value, as in `train.steps 100`."""
-    return "=" not in text + word and bool(_KEY.fullmatch(text)) and ("." in text or text in groups)
+    is_key = "." in text or text in groups or text in _FOREIGN_KEYS
+    return "=" not in text + word and bool(_KEY.fullmatch(text)) and is_key
 
 
 def _bare_texts_problem(text: str, texts: Sequence[str]) -> str:

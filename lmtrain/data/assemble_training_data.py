@@ -35,7 +35,7 @@ from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.store.joined_dataset import open_dataset, shard_prefixes
 from lmtrain.data.training_data_by_source import TrainingData, TrainingPart, ValidationSource
-from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few
+from lmtrain.errors import DataError, MissingInputError, SettingsError, StorageError, join_few, way
 from lmtrain.runtime.terminal_safe_text import warn
 
 _FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third
@@ -402,7 +402,7 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
         way_out = "Preprocess text with a document in each line (.jsonl) or file, or set"
         if isinstance(builder.settings, DataSettings) and builder.settings.text is not None:
             split = {"file": "blank-line", "blank-line": "line"}.get(builder.settings.text_split)
-            cut = f"Cut plain text into documents with data.text_split={split}"
+            cut = f"Cut plain text into documents with {way(f'data.text_split={split}')}"
             way_out = f"{'Give a text of several documents' if split is None else cut}, or set"
         return SettingsError([
             f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or no "

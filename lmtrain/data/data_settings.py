@@ -91,7 +91,7 @@ class DataChoice(Choice):
              f"Add {way('.order=megatron')}, or {leave_out(shown='leave it out')}."),
             self.at_least(1, "megatron_samples", "Give the number of samples of Megatron-LM's whole run."),
             self.at_least(0, "first_sample", f"Use {own(0)} to begin with the first sample."),
-            self.above_0("max_epochs", f"Use {own(4)}, or {own('null')} for no limit."),
+            self.above_0("max_epochs", f"Use {own(4)}, or null for no limit."),
         )  # fmt: skip
         for name, path in self.valid_paths.items():
             yield from self.checked(
@@ -260,7 +260,7 @@ class BlendSettings(DataChoice):
         for number, part in enumerate(self.valid_datasets):
             yield from problem_if(
                 part.restart, f"valid_datasets[{number}].restart", True,
-                "has no effect, since each validation begins at the first sample", f"Use {own('false')}.",
+                "has no effect, since each validation begins at the first sample", f"{leave_out()}.",
             )  # fmt: skip
         yield from self.checked(
             self.one_validation_key("valid_datasets"),

@@ -71,7 +71,8 @@ def identify_source(path: Path, program: Program | None = None) -> SourceFormat:
     if kind := lmtrain_kind(path):
         raise UsageError(
             f"{path} is a {kind} of lmtrain already, and needs no import. Begin a run from its weights with "
-            f"checkpoint.init_from={path}, or give it to lmtrain eval, generate, reshard or export as it is."
+            f"`lmtrain pretrain checkpoint.init_from={path} ...`, or give it to lmtrain eval, generate, reshard or "
+            "export as it is."
         )
     found: list[SourceFormat] = [SourceFormat("hf", "safetensors")] if "config.json" in names else []
     if files := _megatron_files(path, names):

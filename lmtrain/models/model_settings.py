@@ -154,7 +154,7 @@ def checked_vocab_size(vocab_size: int | None, num_tokens: int) -> int:
         problem = Problem(
             "model.vocab_size", vocab_size,
             f"is smaller than the tokenizer's {num_tokens} tokens",
-            f"Use {own(num_tokens)}, or {own('null')} for the tokenizer's.",
+            f"Use {own(num_tokens)}, or null for the tokenizer's.",
         )  # fmt: skip
         raise SettingsError([problem.text()])
     return num_tokens if vocab_size is None else vocab_size
@@ -272,7 +272,7 @@ class TransformerSettings(ModelSettings):
             self.at_most(MAX_VOCAB_MULTIPLE, "vocab_multiple"),
             (1 <= (self.num_positions or 0) < self.seq_len, "num_positions",
              f"has fewer rows than a sequence has positions, seq_len={self.seq_len}",
-             f"Use {own(self.seq_len)} or more, or {own('null')} for seq_len."),
+             f"Use {own(self.seq_len)} or more, or null for seq_len."),
         )  # fmt: skip
         yield from self.head_problems()
         yield from self.checked(

@@ -117,8 +117,8 @@ class RotarySettings(Settings):
         yield from self.checked(
             (not 0 < self.rotary_share <= 1, "rotary_share",
              "is not a share of a head's numbers, which lies above 0 and up to 1", f"Use {own(1)} or {own(0.25)}."),
-            self.above_0("local_rotary_base", f"Use {own(10000)}, or {own('null')}."),
-            self.above_0("rotary_attention_factor", f"Use {own(1)}, or {own('null')} for the formula."),
+            self.above_0("local_rotary_base", f"Use {own(10000)}, or null."),
+            self.above_0("rotary_attention_factor", f"Use {own(1)}, or null for the formula."),
             ("rotary_original_len" in self.keys_of_scaling and self.rotary_original_len is None, "rotary_original_len",
              f"must be set with rotary_scaling={kind}", original),
             (kind == "longrope" and self.rotary_original_len == 1, "rotary_original_len",

@@ -135,9 +135,7 @@ class SomeRecomputeSettings(RecomputeSettings):
         return (*super().settings, *[f"recompute.blocks={self.blocks}"] * (self.blocks is not None))
 
     def problems(self) -> Iterator[Problem]:
-        none = way("recompute=none", instead_of=".blocks")
-        way_out = f"Use {own(1)} or more, {own('null')} for all blocks, or {none} for none."
-        yield from self.checked(self.at_least(1, "blocks", way_out))
+        yield from self.checked(self.at_least(1, "blocks", f"Use {own(1)} or more, or null for all blocks."))
 
     def is_for(self, block: int) -> bool:
         """Return True if the block with this number in the whole model is recomputed."""
@@ -147,7 +145,7 @@ class SomeRecomputeSettings(RecomputeSettings):
         yield from self.problem_if(
             self.blocks is not None and self.blocks > num_layers, "blocks",
             f"is more than model.num_layers={num_layers}",
-            f"Use {own(num_layers)} or less, or {own('null')} for all blocks.",
+            f"Use {own(num_layers)} or less, or null for all blocks.",
         )  # fmt: skip
 
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:

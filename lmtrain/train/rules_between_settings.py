@@ -135,7 +135,7 @@ def restart_problems(data: DataChoice) -> Iterator[Problem]:
         yield from problem_if(
             restart is True, key, True,
             "has no effect where a run begins, as nothing was read before",
-            f"Use {own('false')}, or give it in a later stage.",
+            f"{leave_out()}, or give it in a later stage.",
         )  # fmt: skip
 
 

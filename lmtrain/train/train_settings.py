@@ -112,7 +112,7 @@ class RunSettings(Settings):
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(
             (not self.dir.strip(), "dir", "is empty", "Give a folder, as in run.dir=runs/NAME."),
-            *(self.above_0(key, f"Use {own('4h')}, or {own('null')} for none.") for key in _TIMES),
+            *(self.above_0(key, f"Use {own('4h')}, or null for none.") for key in _TIMES),
         )
         path, name = len(self.dir.encode()), max(len(part.encode()) for part in self.dir.split("/"))
         yield from problem_if(

@@ -34,18 +34,23 @@ class Line:
     verb: tuple[str, ...]
     kinds: tuple[str, ...] = ()
     kept: tuple[str, ...] = field(default=())
-    meant: tuple[str, ...] = ()  # a line that says it rightly; if that is refused, nothing need be kept
+    meant: tuple[str, ...] = ()  # the line that says it rightly; if that is refused, nothing need be kept
 
-    def added(self, kind: str, *words: str, kept: Sequence[str] = ()) -> Line:
-        """This line with words at its end; of a setting that stands there already, the new word alone."""
-        keys = {word.lstrip("+~").partition("=")[0] for word in words if "=" in word and not word.startswith("-")}
-        stay = tuple(word for word in self.words if "=" not in word or word.partition("=")[0] not in keys)
-        return replace(self, words=(*stay, *words), kinds=(*self.kinds, kind), kept=(*self.kept, *kept))
+    def added(self, kind: str, *words: str, kept: Sequence[str] = (), meant: Sequence[str] = ()) -> Line:
+        """This line with words at its end, which mean the words `meant`."""
+        new, right = _with(self.words, words), _with(self.meant or self.words, meant)
+        return replace(self, words=new, kinds=(*self.kinds, kind), kept=(*self.kept, *kept), meant=right)
 
-    def changed(self, kind: str, at: int, *words: str, kept: Sequence[str] = ()) -> Line:
+    def changed(self, kind: str, at: int, *words: str) -> Line:
         """This line with other words in the place of one."""
         new = (*self.words[:at], *words, *self.words[at + 1 :])
-        return replace(self, words=new, kinds=(*self.kinds, kind), kept=(*self.kept, *kept))
+        return replace(self, words=new, kinds=(*self.kinds, kind))
+
+
+def _with(line: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
+    """Return `line` with words at its end; of a setting that stands there already, the new word alone."""
+    keys = {word.lstrip("+~").partition("=")[0] for word in words if "=" in word and not word.startswith("-")}
+    return (*(word for word in line if "=" not in word or word.partition("=")[0] not in keys), *words)
 
 
 @cache
@@ -84,6 +89,11 @@ def right_value(hint: Any, rng: random.Random) -> str:
         bool: rng.choice(["true", "false"]),
         str: rng.choice(["some", "data/books", "runs/a", "data/train"]),
     }.get(option, "some")
+
+
+def _parts(value: str) -> list[str]:
+    """The single values of a list; a value that is none alone."""
+    return [part for part in re.split(r"[\[\]{},]|: ", value) if part.strip()]
 
 
 def _misspelt(name: str, rng: random.Random) -> str:
@@ -156,7 +166,8 @@ def wrong_name(line: Line, rng: random.Random) -> Line:
             key.upper(),
         ]
     )
-    return line.added("wrong name", *needs, f"{name}={value}")
+    meant = (*needs, f"{key}={value}")
+    return line.added("wrong name", *needs, f"{name}={value}", kept=_parts(value), meant=meant)
 
 
 def list_for_one(line: Line, rng: random.Random) -> Line:
@@ -180,8 +191,10 @@ def one_for_list(line: Line, rng: random.Random) -> Line:
     values = [right_value(inner, rng) for _ in range(rng.randint(1, 3))]
     values = values[: 1 if rng.random() < 0.3 else None]
     value = rng.choice([",".join(values), f"[{','.join(values)}]", f"({','.join(values)})"])
-    wrong = line.added("one for list", *needs, f"{key}={value}", kept=values if inner in (str, int, float) else ())
-    return replace(wrong, meant=line.added("", *needs, f"{key}=[{','.join(values)}]").words)
+    kept = values if inner in (str, int, float) else ()
+    return line.added(
+        "one for list", *needs, f"{key}={value}", kept=kept, meant=(*needs, f"{key}=[{','.join(values)}]")
+    )
 
 
 def several_texts(line: Line, rng: random.Random) -> Line:
@@ -189,8 +202,40 @@ def several_texts(line: Line, rng: random.Random) -> Line:
         ["data.path", "data.text", "data.valid_path", "data.valid_text", "data.tokenizer", "eval.tasks", "run.dir"]
     )
     names = rng.sample(["data/train", "data/books", "notes.txt", "docs.jsonl"], 2)
-    value = rng.choice([",".join(names), f"[{','.join(names)}]", " ".join(names), ":".join(names)])
-    return line.added("several texts", f"{key}={value}", kept=names)
+    values = [",".join(names), f"[{','.join(names)}]", " ".join(names), ":".join(names)]
+    return line.added("several texts", f"{key}={rng.choice(values)}", kept=names)
+
+
+def several_datasets(line: Line, rng: random.Random) -> Line:
+    """Several datasets for one, as other tools join them."""
+    names = ["data/train", "data/books"]
+    key = rng.choice(["data.path", *FOREIGN_NAMES["data.path"].split()])
+    value = ",".join(names)
+    words = rng.choice(
+        [
+            [f"{key}={value}"], [f"{key}=[{value}]"], [f"{key}={' '.join(names)}"], [f'{key}="{value}"'],
+            [f"--{key.replace('_', '-')}", *names], [f"--{key.replace('_', '-')}", value],
+        ]
+    )  # fmt: skip
+    meant = ["data=blend", f"data.datasets=[{','.join(f'{{path: {name}, epochs: 1}}' for name in names)}]"]
+    alone = replace(line, words=tuple(word for word in line.words if not word.startswith("data.path=")))
+    return alone.added("several datasets", *words, kept=names, meant=meant)
+
+
+def sweep(line: Line, rng: random.Random) -> Line:
+    """Several values for each of one or two settings that may be misspelt, or another tool's, mostly with -m."""
+    words, meant, kept = list[str](), list[str](), list[str]()
+    values = {"optim.lr": ["0.001", "0.0003"], "train.seed": ["5", "6"], "model.dropout": ["0.2", "0.3"],
+              "train.global_batch": ["4", "8", "16"], "optim.weight_decay": ["0.01", "0.02"]}  # fmt: skip
+    for key in rng.sample(list(values), rng.choice([1, 2])):
+        last = key.rpartition(".")[2]
+        names = [key, last, *FOREIGN_NAMES.get(key, "").split(), f"{key.partition('.')[0]}.{_misspelt(last, rng)}"]
+        name, listed = rng.choice(names), ",".join(values[key])
+        words.append(rng.choice([f"{name}={listed}", f"{name}={listed}", f"--{name}={listed}"]))
+        meant.append(f"{key}={listed}")
+        kept += values[key]
+    words += ["-m"] if rng.random() < 0.8 else []
+    return line.added("sweep", *words, kept=kept, meant=(*meant, "-m"))
 
 
 def path_for_text(line: Line, rng: random.Random) -> Line:
@@ -282,7 +327,7 @@ def foreign_word(line: Line, rng: random.Random) -> Line:
             [f"{name}", value],
         ]
     )
-    return line.added("foreign word", *words)
+    return line.added("foreign word", *words, kept=_parts(value), meant=[f"{key}={value}"])
 
 
 def wrong_choice(line: Line, rng: random.Random) -> Line:
@@ -338,7 +383,9 @@ SETTING_MISTAKES: dict[Callable[[Line, random.Random], Line], int] = {
     wrong_name: 6,
     list_for_one: 2,
     one_for_list: 4,
-    several_texts: 3,
+    several_texts: 2,
+    several_datasets: 1,
+    sweep: 3,
     path_for_text: 3,
     no_partner: 6,
     shell_habit: 3,
@@ -386,7 +433,9 @@ def misspelt_option(line: Line, rng: random.Random) -> Line:
     if param.is_flag:
         return line.added("misspelt option", wrong)
     value = _option_value(line.verb, param, rng)
-    return line.added("misspelt option", *rng.choice([[wrong, value], [f"{wrong}={value}"], [wrong]]))
+    words = rng.choice([[wrong, value], [f"{wrong}={value}"], [wrong]])
+    kept = [] if words == [wrong] else [value]
+    return line.added("misspelt option", *words, kept=kept, meant=[param.opts[0], value])
 
 
 def wrong_option_value(line: Line, rng: random.Random) -> Line:

@@ -223,7 +223,7 @@ def _serve_in_world(lines: TextIO, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    answers, sys.stdin, lines = sys.stdout, io.StringIO(), sys.stdin
+    answers, sys.stdin, lines = sys.stdout, io.TextIOWrapper(io.BytesIO()), sys.stdin
     signal.signal(signal.SIGALRM, _late)
     sys.meta_path.insert(0, _NoTorch())
     (_serve_in_world if sys.argv[1:] else _serve)(lines, answers)

@@ -11,12 +11,13 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lmtrain import units
 from lmtrain.cli.settings_keys.apply_advice import Command, fits
+from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.errors import Way
-from tests.mistakes.grammar import Line
+from tests.mistakes.grammar import Line, right_value, settings
 from tests.mistakes.runner import Outcome
 
 ROUNDS = 2  # lines to type until a command is accepted, or refused for good
@@ -30,6 +31,13 @@ RAW = (
 )  # fmt: skip
 # a setting or an option with a value that can be typed, and no place in capitals
 _ADVICE = re.compile(r"(?:^|\s)(?:[a-z_]+\.)[a-z_.]+=(?![A-Z\[{])\S|(?:Use|Write|Add|Type|type|Set|set) --[a-z]")
+# what to type for a place in capitals
+_PLACES = {
+    "N": "2", "PREFIX": "data/train", "DIR": "out3", "FILE": "notes.txt", "PATH": "out3", "RUN": "runs/a",
+    "TEXT": "words", "CHECKPOINT": "runs/a", "INPUT": "docs.jsonl", "TOKENIZER": "tokenizer", "KEY": "text",
+}  # fmt: skip
+# the begin of a problem about an option with a value
+_OPTION_WITH_VALUE = re.compile(r"(?:^error: |^  \d+\. )(--[a-z-]+)[ =](\S*) (?:is|does|has)\b", re.MULTILINE)
 OFF = ("null", "[]", "{}", "false", "none", "")
 ASKS_OFF = (*OFF, "none.yaml", "other/none", "0", "no", "off", "0.0", "nul", "nonee", "nne")
 
@@ -53,20 +61,19 @@ def try_line(runner: Callable[[list[str]], Outcome], line: Line, rng: random.Ran
     """Type the line, and then what its errors advise. `end_text` is the error with which the right line of this verb
     ends, if it cannot be accepted.
     """
-    if line.meant and not runner(list(line.meant)).is_accepted:
-        line = replace(line, kept=())
     trial, words, seen = Trial(line), list(line.words), set[tuple[str, ...]]()
     for round_ in range(ROUNDS + 1):
         seen.add(tuple(words))
         outcome = runner(words)
         trial.steps.append((words, "" if outcome.is_accepted else outcome.text))
-        trial.faults += _faults(outcome)
+        trial.faults += _faults(outcome, words)
         if trial.faults:
             return trial
         if outcome.is_accepted or (end_text and outcome.text == end_text):
             trial.end = "accepted" if round_ else "taken"
-            if outcome.is_accepted:
-                trial.faults += [f"lost {value}" for value in _lost(line, trial, outcome)]
+            lost = list(_lost(line, trial, outcome)) if outcome.is_accepted else []
+            if lost and (not line.meant or runner(list(line.meant)).is_accepted):
+                trial.faults += [f"lost {value}" for value in lost]
             return trial
         following = _next_words(words, outcome, rng if round_ == 0 else None, trial)
         if isinstance(following, str):
@@ -83,12 +90,20 @@ def try_line(runner: Callable[[list[str]], Outcome], line: Line, rng: random.Ran
     return trial
 
 
-def _faults(outcome: Outcome) -> Iterator[str]:
+def _faults(outcome: Outcome, words: Sequence[str]) -> Iterator[str]:
     yield from (f"says {word!r}" for word in RAW if word in outcome.text)
     if outcome.code == 1 and not outcome.is_accepted:
         yield "no user's error"
     if len(outcome.ways) == 1 and not outcome.ways[0] and (shown := _ADVICE.search(_advice_of(outcome.text))):
         yield f"unheld advice {shown[0].strip()}"
+    if "--help` lists its options" in outcome.text:
+        yield "knows nothing"
+    typed = {form for word in words for part in (word, word.partition("=")[2]) for form in _forms(part)}
+    yield from (
+        f"names {option} {value}, which was not typed"
+        for option, value in _OPTION_WITH_VALUE.findall(outcome.text)
+        if not set(_forms(value)) & typed and value not in " ".join(words)
+    )
     subjects = re.findall(r"^  \d+\. (\S+=\S*)", outcome.text, re.MULTILINE)
     yield from (f"two entries for {subject}" for subject in {s for s in subjects if subjects.count(s) > 1})
 
@@ -125,9 +140,27 @@ def _next_words(words: list[str], outcome: Outcome, rng: random.Random | None, t
 
 
 def shown_line(text: str) -> list[str] | None:
-    """Return the words of the line below `Type:`, as a shell reads them."""
-    _, found, line = text.partition("\nType:\n")
-    return shlex.split(line.replace("\\\n", " "))[1:] if found else None
+    """Return the words of the line below `Type:`, as a shell reads them, with places such as PREFIX filled in. Return
+    None if there is none, or what its places stand for is not known.
+    """
+    found = re.search(r"\nType(?:, with (.+) filled in)?:\n(.*)", text, re.DOTALL)
+    if not found:
+        return None
+    words = shlex.split(found[2].replace("\\\n", " "))[1:]
+    filled = [_filled(word, found[1].split(" and ") if found[1] else ()) for word in words]
+    return None if None in filled else [word for word in filled if word is not None]
+
+
+def _filled(word: str, places: Sequence[str]) -> str | None:
+    """Return a word with the place in capitals filled in, if it is one of `places`; None if nothing is known for it."""
+    key, sign, place = word.rpartition("=")
+    if place not in places:
+        return word
+    if place == "NAME" and key in group_choices():
+        return f"{key}={group_choices()[key][0]}"
+    if place == "VALUE" and key in settings():
+        return f"{key}={right_value(settings()[key][0], random.Random(key))}"
+    return f"{key}{sign}{_PLACES[place]}" if place in _PLACES else None
 
 
 def _switches_off(before: Sequence[str], after: Sequence[str]) -> str:
@@ -147,12 +180,14 @@ def _switches_off(before: Sequence[str], after: Sequence[str]) -> str:
 
 
 def _lost(line: Line, trial: Trial, outcome: Outcome) -> Iterator[str]:
-    """Yield each value of the line that the accepted command has not got, and that no answer says was left out."""
+    """Yield each value of the line that the accepted command has not got, and that no answer says was left out. What
+    there is a right line for need not be left out.
+    """
     got = {form for value in outcome.values for form in _forms(value)}
     text = " ".join((*outcome.values, *trial.dropped))
-    said = "\n".join(
-        part for _, answer in trial.steps for part in re.findall(r"Left out:.*?(?=\nType:|\Z)", answer, re.DOTALL)
-    )
+    said = "" if line.meant and len(line.kinds) == 1 else "\n".join(
+        part for _, answer in trial.steps for part in re.findall(r"Left out:.*?(?=\nType|\Z)", answer, re.DOTALL)
+    )  # fmt: skip
     for value in line.kept:
         if not set(_forms(value)) & got and value not in text and value not in said:
             yield value

@@ -116,8 +116,8 @@ def show(
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
     if not data:
-        refuse_unused_options(context, {"key", "split", "format_"}, "a tokenizer without --data")
         _check_text(text or [])
+        refuse_unused_options(context, {"key", "split", "format_"}, "a tokenizer without --data")
     tokenizer = Tokenizer.load(path)
     facts: dict[str, Any] = {
         "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "special": dict(tokenizer.special),

@@ -72,8 +72,8 @@ class BranchPoint:
         SettingsError if `differing`, keys of settings typed for the whole run and not for a stage, is not empty.
         """
         new_names = [name for name in _stages(tree) if name not in _stages(self.base)]
-        if differing:
-            name = (new_names or [*_stages(tree)])[-1]
+        if differing and (names := new_names or [*_stages(tree)]):
+            name = names[-1]
             words = [f"stages.{name}.{key}={typed[key]}" for key in differing if key in typed]
             whole = way(*words, instead_of=differing) if len(words) == len(differing) else f"stages.{name}.KEY=VALUE"
             raise SettingsError([

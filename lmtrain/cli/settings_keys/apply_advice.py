@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmtrain.cli.subcommands import HELP, build_verb
+from lmtrain.cli.subcommands import HELP, build_verb, is_option
 from lmtrain.config.parse_and_apply_overrides import changed_list_entry, override_key
 from lmtrain.errors import LmtrainError, Way, shell_quoted
 
@@ -54,7 +54,8 @@ class Command:
             word = words.pop(0)
             num_values = 0
             if param := names.get(word) if word.startswith("-") else None:
-                num_values = 0 if getattr(param, "is_flag", False) else param.nargs
+                is_given = words and not is_option(words[0], names)
+                num_values = 0 if getattr(param, "is_flag", False) or not is_given else param.nargs
             elif word.startswith("-") and "=" not in word and word not in ("-", "--", *_COMMON_OPTIONS):
                 most = len(words) if arguments == ["overrides"] else 1
                 num_values = next((i for i, value in enumerate(words) if i == most or not _is_value(value)), len(words))
@@ -78,9 +79,12 @@ class Command:
             return replaced
         groups = self.as_units(way.new)
         new_names = {name for unit in groups if (name := _name(unit)) and name not in self.repeatable}
+        # because: a single value has no parts
+        parts = tuple(f"{override_key(unit[0])}." for unit in groups if is_setting(unit[0]) and unit[0][-1] != "}")
         places = [
             index for index, unit in enumerate(self.units)
             if _name(unit) in new_names or any(_is_named(unit, name) for name in way.old)
+            or (is_setting(unit[0]) and _name(unit).startswith(parts))
         ]  # fmt: skip
         kept = [unit for index, unit in enumerate(self.units) if index not in places]
         place = places[0] if places else len(kept)

@@ -272,7 +272,8 @@ def _explain_switch(option: str, command: Command) -> _Problem:
 
 def _explain_no_value(option: str, param: Any, hint: Any) -> _Problem:
     """Return the problem that an option is given without its value."""
-    words, filler = f"{option} {value_placeholder(param, hint)}", _filler(param, hint) if param.required else ()
+    place, filler = value_placeholder(param, hint), _filler(param, hint) if param.required else ()
+    words = fill_in(option, place) if place.isalpha() and place.isupper() else f"{option} {place}"
     return _Problem(f"{option} is given without its value. Give {words}.", (option,), filler)
 
 

@@ -163,7 +163,7 @@ def _read_files(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
             raise MissingInputError(f"{folder} is not a run folder: it has no {CONFIG}. Give the run.dir of a run.")
         raise MissingInputError(
             f"The run {folder} has no traces ({TRACES}/rank-*.spans). To trace the next steps while it runs, `touch "
-            f"{folder / TRACE_FILE}`; to trace a new run, set observe.trace=sampled or observe.trace=all."
+            f"{folder / TRACE_FILE}`; a new run is traced by `lmtrain pretrain observe.trace=sampled ...`."
         )
     starts, notes = defaultdict(list), []
     for path in files:

@@ -300,7 +300,7 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
     if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
         return (
             f"or begin a new run: {another_run_dir(config, 'checkpoint.resume=none')}{_again(config)}" if is_own
-            else f"or leave checkpoint.resume out to begin run.dir={config.run.dir} anew"
+            else f"or leave checkpoint.resume out to begin {config.run.dir} anew"
         )  # fmt: skip
     if is_own:
         anew = another_run_dir(config, "checkpoint.resume=none")
