@@ -99,9 +99,8 @@ def _line(error: LmtrainError, typed: Command, command: Command) -> str:
     # because: a value that is corrected is named in the error, and what is left out need not be
     said = str(error)
     left_out = [
-        text for unit in command.lost_units(typed)
-        if not any(form in said for form in (text := " ".join(map(shell_quoted, unit)), " ".join(unit), "=".join(unit)))
-        or not corrects(command, unit)
+        " ".join(map(shell_quoted, unit)) for unit in command.lost_units(typed)
+        if not corrects(command, unit) or not (" ".join(unit) in said or "=".join(unit) in said)
     ]
     words = " ".join(typed.words)
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
