@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
 _UNFILLED = re.compile(r"[a-z_.]+=[A-Z]{2,}")  # a setting to be filled in
-_NUMBERS = ("N", "NUMBER")  # what help shows for the value of an option that is a number
+_WORD = re.compile(r"[A-Z]+")  # what help shows for the value of an option
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
@@ -113,8 +113,9 @@ def refusal_of(command: Command) -> LmtrainError | None:
     """Return the error that refuses a command for its words or its settings, before any file is read; None if there is
     none. What is to be filled in is no mistake, and hides none.
     """
-    # because: main takes --debug out, and a number that is to be filled in is none yet
-    words = ["1" if word in _NUMBERS else word for word in command.words if word != "--debug"]
+    # because: what is to be filled in for an option may have to be a number, and main takes --debug out
+    units = ((*unit[:-1], "1") if len(unit) == 2 and _WORD.fullmatch(unit[1]) else unit for unit in command.units)
+    words = [*command.verb, *(word for unit in units for word in unit if word != "--debug")]
     refusal = _without_problems(_refusal(words), lambda text: bool(_PLACE_OF_KEY.match(text)))
     filled = [word for word in words if not _UNFILLED.fullmatch(word)]
     if refusal is not None or filled == words:

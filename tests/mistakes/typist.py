@@ -159,7 +159,8 @@ def _filled(word: str, places: Sequence[str]) -> str | None:
     if place == "NAME" and key in group_choices():
         return f"{key}={group_choices()[key][0]}"
     if place == "VALUE" and key in settings():
-        return f"{key}={right_value(settings()[key][0], random.Random(key))}"
+        value = right_value(settings()[key][0], random.Random(key))
+        return None if value[0] in "[{" else f"{key}={value.replace('false', 'true')}"
     return f"{key}{sign}{_PLACES[place]}" if place in _PLACES else None
 
 

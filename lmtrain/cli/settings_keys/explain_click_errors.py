@@ -256,6 +256,9 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     if found and len(found) == len(extra) and all(option in command.options for _, option in found):
         new = [part for word, option in found for part in (option, word.partition("=")[2])]
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Use {way(*new, instead_of=extra)}.")
+    if len(extra) == 2 and (option := f"--{extra[0].replace('_', '-')}") in command.options - command.flags:
+        new = way(option, extra[1], instead_of=extra)
+        return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {new}?", tuple(extra))
     is_are, them = ("is", "it") if len(extra) == 1 else ("are", "them")
     # because: a word that is typed twice is too much only once
     hint = way(*(word for word in taken_words if word in extra), instead_of=extra, shown=f"Leave {them} out")
