@@ -11,6 +11,7 @@ import pytest
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import command_of
+from lmtrain.cli.settings_keys.option_synonyms import NOTHING
 from lmtrain.cli.subcommands import HELP
 from tests.cli.harness import Toy, lmtrain, outcome
 from tests.cli.test_foreign_lines import final_words
@@ -82,7 +83,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "plan gpus=2 model.num_layers=2 hardware=NAME hardware.memory_GiB=24"),
         ("eval --model hf --model_args pretrained=r,dtype=float --tasks a --num_fewshot 0", "eval r --task a"),
         ("tokenizer show t --text 'a b'", "tokenizer show t 'a b'"),
-        ("corpus split x --train-size 0.9 --output o", "corpus split x --ratios 90,10 --output o"),
+        ("corpus split x --train-size 0.9 --output o", "corpus split x --ratios 0.9,0.05,0.05 --output o"),
         ("generate --step 10 r --prompt a", "generate r/checkpoints/step_00000010 --prompt a"),
         ("reshard --load r --save s --tp 1 --step 10", "reshard r/checkpoints/step_00000010 --output s --to tp=1"),
         (f"{SLURM} --mail-type ALL", f"{SLURM} --sbatch=--mail-type=ALL"),
@@ -149,7 +150,8 @@ def test_no_table_names_an_option_that_its_verb_has() -> None:
     for words in (each for name in HELP for each in _verbs(command_of([name])[0], [name])):
         own = {name for param in command_of(words)[0].params for name in param.opts if not getattr(param, "hidden", 0)}
         tables_of_sentences = [*tables.ABSENT, *tables.ANYWAY]
-        for verbs, names in ((verbs, names) for verbs, by in tables_of_sentences for names in by.values()):
+        entries = [(verbs, names) for verbs, by in tables_of_sentences for names in by.values()]
+        for verbs, names in (*entries, *NOTHING.items()):
             if is_among(" ".join(words), verbs):
                 stale = {name if name.startswith("-") else f"--{name}" for name in names.split()} & own
                 assert not stale, (words, stale)

@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
-from lmtrain.errors import LmtrainError, MissingInputError, UsageError, join_few, leave_out, way
+from lmtrain.errors import LmtrainError, MissingInputError, UsageError, fill_in, join_few, leave_out, way
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 
@@ -138,7 +138,7 @@ def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | 
         if of is None and len(checkpoints) == 1:
             folder = str(checkpoints[0])
             raise UsageError(f"{given} needs {missing}. Use {way('--of', folder, instead_of=(folder, f'{folder}/'))}.")
-        raise UsageError(f"{given} needs {missing}. Give both, --last N --of RUN.")
+        raise UsageError(f"{given} needs {missing}. Add {fill_in(*missing.split())}.")
     if of is None or last is None:
         if not checkpoints:
             raise UsageError("No checkpoints are given. Name them, or give --last N --of RUN for the newest of a run.")

@@ -198,10 +198,23 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     closest = closest or difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
     closest = closest or list(filter(None, [option_named(option, own_options)]))
     closest = closest or ([own for own in own_options if own.startswith(option)] if len(option) > 2 else [])
-    if closest := closest or difflib.get_close_matches(option, own_options, cutoff=0.7):
+    if closest := closest or _slips(option, own_options):
         meant = " or ".join(_renamed(option, own, command) for own in closest)
         return _Problem(f"{refusal} Did you mean {meant}?", (option,))
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
+
+
+def _slips(option: str, own_options: Collection[str]) -> list[str]:
+    """Return the options of which `option` can be a misspelling: most letters are the same, or all but one.
+
+    because: a name that only looks alike, as --mem does like --time, is another thing
+    """
+    name = option.lstrip("-")
+    found = difflib.get_close_matches(name, [own.lstrip("-") for own in own_options], cutoff=0.5)
+    return [
+        f"--{own}" for own in found
+        if difflib.SequenceMatcher(None, name, own).ratio() >= min(0.75, 1 - 2 / (len(name) + len(own)))
+    ]  # fmt: skip
 
 
 def _explain_synonym(
@@ -214,8 +227,9 @@ def _explain_synonym(
     values = [value for unit in units for value in _values_of(unit)]
     layout_option = _LAYOUT_OPTIONS.get(command.verb)
     if layout_option and option in (sizes := layout_named(command.units)):
-        given = [value for unit in _units(layout_option, command) for value in _values_of(unit)]
-        to = way(layout_option, ",".join([*given, *sizes.values()]), instead_of=sizes)
+        given = ",".join(value for unit in _units(layout_option, command) for value in _values_of(unit)).split(",")
+        axes = {size.partition("=")[0]: size for size in (*filter(None, given), *sizes.values())}
+        to = way(layout_option, ",".join(axes.values()), instead_of=sizes)
         return _Problem(f"{', '.join(sizes)} cannot be given to {name}. Use {to}.", tuple(sizes))
     if (synonym := option_named(option, own_options)) and units:
         return _Problem(f"{refusal} Did you mean {_renamed(option, synonym, command)}?", (option,))
