@@ -89,7 +89,7 @@ def _faults(option: PeerOption, run: Runner) -> Iterator[str]:
         if meant not in (f"--{name.lstrip('-').replace('_', '-').lower()}", option.meant):
             yield f"looks like {meant}"
     if (shown := shown_line(said.text)) is None:
-        if " are wrong:" in said.text:
+        if " are wrong:" in said.text and "\nType, with " not in said.text:
             yield "an error that follows from the option"
         return
     following = run(shown)

@@ -83,7 +83,7 @@ def merge(
             f"{leave_out('--emulate-decay', shown='--emulate-decay')}."
         )
     mean = decay_mean(emulate_decay) if emulate_decay else parse_mean(mean or UNIFORM)
-    paths = _find_checkpoints(checkpoints or [], last, of)
+    paths = find_checkpoints(checkpoints or [], last, of)
     interrupted = f"{output} is not there yet; the same command goes on where this one was."
     with progress("written", "bytes", interrupted=interrupted) as report:
         from lmtrain.checkpoint.merge.average_checkpoint_contents import COPIES, MergedContents, has_moments
@@ -125,7 +125,7 @@ def merge(
     return print_json(facts, default=str) if as_json else print_conversion("merged", _for_screen(facts))
 
 
-def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | None) -> list[Path]:
+def find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | None) -> list[Path]:
     """Return the folders of the checkpoints to merge: those that `checkpoints` names, in that order, or the `last`
     newest of the run folder `of`, oldest first. Raise UsageError unless exactly one of these two ways is used, and
     MissingInputError if the run has fewer than `last`.

@@ -224,7 +224,12 @@ def corrects(command: Command, unit: Sequence[str]) -> bool:
     """Return whether a command gives another value to the key or option of `unit`, which was typed. A unit without one,
     an argument, may have any word in its place.
     """
-    return not _name(unit) or any(_name(each) == _name(unit) for each in command.units)
+    return not _name(unit) or any(_plain(_name(each)) == _plain(_name(unit)) for each in command.units)
+
+
+def _plain(name: str) -> str:
+    """Return the name of an option or a key as it is without dashes: "--vocab-size" -> "vocab_size"."""
+    return name.lstrip("-").replace("-", "_").lower()
 
 
 def _name(unit: Sequence[str]) -> str:
