@@ -279,11 +279,12 @@ def example(value: object) -> str:
     return _marked(Way((f"{_OWN_KEY}{value}",), is_example=True), str(value))
 
 
-def fill_in(*words: str, shown: str | None = None) -> str:
-    """Return words with a place in capitals to fill in, such as data.path=PREFIX, marked as a way out. `shown` replaces
-    the text that a person reads.
+def fill_in(*words: str, instead_of: str | Iterable[str] = (), shown: str | None = None) -> str:
+    """Return words with a place in capitals to fill in, such as data.path=PREFIX, marked as a way out. `instead_of` and
+    `shown` are as for `way`.
     """
-    return _marked(Way(words, is_form=True), " ".join(words) if shown is None else shown)
+    old = (instead_of,) if isinstance(instead_of, str) else tuple(instead_of)
+    return _marked(Way(words, old, is_form=True), " ".join(words) if shown is None else shown)
 
 
 def leave_out(*keys: str, shown: str = "Leave it out") -> str:

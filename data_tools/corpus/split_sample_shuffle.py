@@ -35,7 +35,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
 )
 from data_tools.read.cut_files_into_chunks import WHOLE_PART
 from data_tools.read.find_input_files import Inputs
-from lmtrain.errors import UsageError, example, leave_out, own
+from lmtrain.errors import UsageError, example, fill_in, leave_out, own
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.tokenizer.text_from_json_lines import Document
 
@@ -123,6 +123,18 @@ class _DrawStep:
         return {"draws": np.array(numbers, np.uint64).tobytes()}
 
 
+def check_sample_size(fraction: float | None, count: int | None) -> None:
+    """Raise UsageError unless exactly one of `fraction`, a share, and `count` is given."""
+    if fraction is not None and count is not None:
+        without = f"{leave_out('--fraction')} or {leave_out('--count', shown='leave out --count')}"
+        raise UsageError(f"--fraction={fraction} and --count={count} both say how much is drawn. {without}.")
+    if fraction is None and count is None:
+        ways = f"{fill_in('--count', 'N')} or {fill_in('--fraction', 'NUMBER')}"
+        raise UsageError(f"How many documents are drawn is not given. Give {ways}.")
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
+
+
 def sample_limit(
     inputs: Inputs, options: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
@@ -132,11 +144,8 @@ def sample_limit(
 
     `folder` is for temporary files.
     """
-    if (fraction is None) == (count is None):
-        raise UsageError("Neither or both of --fraction and --count were given. Give one of them.")
+    check_sample_size(fraction, count)
     if fraction is not None:
-        if not 0 <= fraction <= 1:
-            raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
         return int(fraction * 2.0**64) - 1
     if not options.reading.part.is_whole:
         without = leave_out("--part", shown="leave out --part")

@@ -24,18 +24,26 @@ from lmtrain.cli.settings_keys.apply_advice import (
     nearest_first,
     shell_lines,
 )
-from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
+from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click, with_fillers
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
-from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, settings_error, shell_quoted
+from lmtrain.errors import (
+    LayoutError,
+    LmtrainError,
+    SettingsError,
+    UsageError,
+    Way,
+    joined,
+    settings_error,
+    shell_quoted,
+)
 
 if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
-_PLACE = re.compile(r"(?:^|=)([A-Z]{2,})$")  # what is to be filled in, in a word of the corrected line
+_PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N)$")  # what is to be filled in, in a word of the corrected line
 _UNFILLED = re.compile(r"[a-z_.]+=[A-Z]{2,}")  # a setting to be filled in
-_WORD = re.compile(r"[A-Z]+")  # what help shows for the value of an option
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
@@ -77,11 +85,11 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
     """Return the command after a way out of each problem of `error`, with the error that refuses it, which is None if
     there are ways that are accepted. Return None if a problem has no way that can be typed.
     """
-    choices = [
-        nearest_first(command, [way for way in ways if fits(command, way)])
-        or [way for way in ways if way.is_form and fits(command, way)]
-        for ways in error.ways
-    ]
+    choices, corrected = list[list[Way]](), command
+    for ways in (tuple(way for way in ways if fits(command, way)) for ways in error.ways):
+        # because: a number that an earlier way sets is what the later ones are near to
+        choices.append(nearest_first(corrected, ways) or [way for way in ways if way.is_form])
+        corrected = corrected.apply(choices[-1][0]) if choices[-1] else corrected
     first = None
     for ways in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
         following = command
@@ -98,9 +106,11 @@ def _line(error: LmtrainError, typed: Command, command: Command) -> str:
     """Return the lines to print below an error: what the corrected command leaves out, and the command."""
     # because: a value that is corrected is named in the error, and what is left out need not be
     said = str(error)
+    replaced = {name for ways in error.ways for way in ways if way.new for name in way.old}
     left_out = [
         " ".join(map(shell_quoted, unit)) for unit in command.lost_units(typed)
-        if not corrects(command, unit) or not (" ".join(unit) in said or "=".join(unit) in said)
+        if not (len(unit) == 1 and unit[0] in replaced and "=" not in unit[0])  # a switch that has another form here
+        and not (corrects(command, unit) and (" ".join(unit) in said or "=".join(unit) in said))
     ]
     words = " ".join(typed.words)
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
@@ -113,9 +123,7 @@ def refusal_of(command: Command) -> LmtrainError | None:
     """Return the error that refuses a command for its words or its settings, before any file is read; None if there is
     none. What is to be filled in is no mistake, and hides none.
     """
-    # because: what is to be filled in for an option may have to be a number, and main takes --debug out
-    units = ((*unit[:-1], "1") if len(unit) == 2 and _WORD.fullmatch(unit[1]) else unit for unit in command.units)
-    words = [*command.verb, *(word for unit in units for word in unit if word != "--debug")]
+    words = [word for word in command.words if word != "--debug"]  # because: main takes it out
     refusal = _without_problems(_refusal(words), lambda text: bool(_PLACE_OF_KEY.match(text)))
     filled = [word for word in words if not _UNFILLED.fullmatch(word)]
     if refusal is not None or filled == words:
@@ -129,9 +137,10 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
     if click_command is None or {"--help", "-h", "--version"} & set(words):
         return None
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            params = click_command.make_context(" ".join(verb), list(words[len(verb) :]), obj=words).params
-            _check_settings_of(verb, params)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            filled, unknown = with_fillers(words)
+            params = click_command.make_context(" ".join(verb), filled[len(verb) :], obj=words).params
+            _check_settings_of(verb, params | dict.fromkeys(unknown), unknown)
     except (UsageError, LayoutError) as error:
         return error
     except ClickError as error:
@@ -162,9 +171,10 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
         return  # because: it is about a file or a missing word, and is reported when the corrected line is typed
 
 
-def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any]) -> None:
+def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any], unknown: frozenset[str] = frozenset()) -> None:
+    """Call the check of a verb. The parameters `unknown` are None, as their values are still to be filled in."""
     if check := _CHECKS.get(" ".join(verb)):
-        check(params)
+        check(params | {"unknown": unknown})
 
 
 def _check_run(params: Mapping[str, Any]) -> None:
@@ -200,23 +210,78 @@ def _refuse_texts(config: RunConfig) -> None:
 
 
 def _check_job(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.slurm.slurm_command import SlurmOptions, check_time_limit
+    from lmtrain.cli.slurm.slurm_command import SlurmOptions
 
-    check_time_limit(params["time"])
     options = SlurmOptions(**{field.name: params[field.name] for field in fields(SlurmOptions)})
+    if not params["unknown"]:
+        options.check()
     for config in _iter_runs(params):
         if (options.gpus_per_node or options.tasks_per_node) and not config.parallel.auto:
             options.shape(config.parallel)
 
 
-def _check_window(params: Mapping[str, Any]) -> None:
-    from lmtrain.eval.task import choose_window, find_task
+def _check_evaluation(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
     from lmtrain.exchange.find_model_at_path import find_model
 
     if params["checkpoint"] and not (params["compare"] or params["list_tasks"]):
-        seq_len = find_model(params["checkpoint"], params["weights"]).settings.shape.seq_len
-        for name in params["task"] or ["perplexity"]:
-            choose_window(find_task(name), seq_len, params["seq_len"], params["stride"])
+        jobs = build_jobs(*(params[name] for name in ("task", "data", "baseline", "format_", "key", "suffix")))
+        source = find_model(params["checkpoint"], params["weights"])
+        check_tasks_fit(jobs, [source], params["seq_len"], params["stride"])
+
+
+def _check_texts(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.data.preprocess_command import find_texts
+
+    find_texts(*(params[name] for name in ("inputs", "output", "format_", "suffix", "key")))
+
+
+def _check_training(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.data.tokenizer_command import check_training
+
+    check_training(*(params[name] for name in ("kind", "pattern", "lowercase", "vocab_size")))
+
+
+def _check_prompt(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.generate_command import build_samplings, check_prompt_options
+
+    names = ("temperature", "top_k", "top_p", "seed", "num_samples")
+    if not params["unknown"]:
+        build_samplings(*(params[name] for name in names))
+    check_prompt_options(params["prompt"], params["prompt_file"])
+
+
+def _check_export(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.checkpoint.export_command import parse_layout
+
+    parse_layout(params["to"], params["layout"])
+
+
+def _check_import(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.checkpoint.import_command import parse_settings
+
+    parse_settings(params["set_"] or [])
+
+
+def _check_reshard(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.checkpoint.reshard_command import check_options
+
+    names = ("source", "output", "to", "from_", "tokenizer", "dtype")
+    check_options(*(params[name] for name in names), params["set_"] or [])
+
+
+def _check_merge(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.checkpoint.merge_command import find_checkpoints
+
+    if not params["unknown"]:
+        find_checkpoints(params["checkpoints"] or [], params["last"], params["of"])
+
+
+def _check_sample(params: Mapping[str, Any]) -> None:
+    from data_tools.corpus.split_sample_shuffle import check_sample_size
+
+    if not params["unknown"]:
+        check_sample_size(params["fraction"], params["count"])
 
 
 def _check_shares(params: Mapping[str, Any]) -> None:
@@ -253,9 +318,12 @@ def _check_explained(params: Mapping[str, Any]) -> None:
     ComposedSettings.compose(params["overrides"] or [], params["config_dir"], params["config_name"])
 
 
-# verbs that take settings -> what refuses wrong ones
+# verbs -> what refuses words that are wrong together, or settings
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "pretrain": _check_run, "slurm render": _check_job, "slurm submit": _check_job, "plan": _check_question,
     "branch": _check_branches, "data index": _check_settings, "data blend": _check_settings,
-    "config explain": _check_explained, "data split": _check_shares, "eval": _check_window,
+    "config explain": _check_explained, "data split": _check_shares, "eval": _check_evaluation,
+    "preprocess": _check_texts, "tokenizer train": _check_training, "generate": _check_prompt,
+    "export": _check_export, "import": _check_import, "reshard": _check_reshard, "merge": _check_merge,
+    "corpus sample": _check_sample,
 }  # fmt: skip

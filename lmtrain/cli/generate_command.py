@@ -59,9 +59,7 @@ def generate(
     from lmtrain.checkpoint.unopened_model_on_disk import check_causal
     from lmtrain.exchange.find_model_at_path import find_model
 
-    samplings = [
-        Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)
-    ]
+    samplings = build_samplings(temperature, top_k, top_p, seed, num_samples)
     check_prompt_options(prompt, prompt_file)
     source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
     check_causal(source)
@@ -73,6 +71,15 @@ def generate(
 
     loaded = load_source(source, pick_device(device), precision)
     (_print_samples if as_json else _print_stream)(loaded, text, max_new_tokens, samplings)
+
+
+def build_samplings(
+    temperature: float, top_k: int | None, top_p: float | None, seed: int, num_samples: int
+) -> list[Sampling]:
+    """Return the settings of each sample, whose seeds count up. Raise UsageError if a value is not allowed."""
+    return [
+        Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)
+    ]
 
 
 def check_prompt_options(prompt: str | None, prompt_file: Path | None) -> None:

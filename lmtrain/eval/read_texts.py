@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import lzma
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,17 +25,35 @@ class TextInput:
     files: dict[str, int] = field(default_factory=dict)  # number of documents by file, in order
 
 
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+
+
 def read_text_file(source: Path) -> tuple[str, str]:
-    """Return the text of the UTF-8 file `source`, with newlines unchanged, and the file's SHA-256. Raise
-    MissingInputError if the file does not exist, or DataError if it is not UTF-8.
+    """Return the text of the UTF-8 file `source`, with newlines unchanged, and its SHA-256: both of what it holds if
+    its suffix is .gz, .bz2 or .xz. Raise MissingInputError if the file does not exist, or DataError if it is damaged or
+    not UTF-8.
     """
+    if source.suffix == ".zst":
+        raise DataError(
+            f"--data={source} is compressed by zstd, and this task reads .gz, .bz2, .xz and plain files. Give the file "
+            f"that `zstd -d {source}` makes."
+        )
     try:
-        data = source.read_bytes()
+        with _OPENERS.get(source.suffix, open)(source, "rb") as file:
+            data = file.read()
         return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise MissingInputError(f"--data={source} is not a file. Give the text that the task names.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{source} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
+    except _DAMAGED as error:
+        raise DataError(f"{source} cannot be unpacked: {error}. Give a complete {source.suffix} file.") from error
+
+
+def suffix_of_text(source: Path) -> str:
+    """Return a file's suffix, without that of a compression: notes.txt.gz -> .txt."""
+    return (source.with_suffix("") if source.suffix in _OPENERS else source).suffix
 
 
 def count_odd_characters(*texts: str) -> dict[str, str | int]:

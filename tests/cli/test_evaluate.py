@@ -175,7 +175,7 @@ def test_the_list_names_every_task_with_its_file() -> None:
         (["--task", "perplexty", "--data", "a.txt"], 2, "Did you mean perplexity?"),
         (["--task", "wikitext103"], 2, "Choose one of them: wikitext103/lmeval-2.0, wikitext103/megatron-o32."),
         (["--task", "perplexity"], 2, "Each --task needs its own --data, but 1 task and 0 --data options were given."),
-        ([], 2, "No --task was given. Give a --task and its --data"),
+        ([], 2, "No --task was given. Use --task perplexity for the loss on any text"),
         (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
         (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2,
          "--baseline=b needs a task that scores whole documents"),

@@ -169,6 +169,9 @@ def test_a_sample_as_the_model_saw_it(toy: Toy, run: Path) -> None:
     assert " ".join(map(str, ids)) in named
     assert f"sample 7 of {toy.data}: 32 tokens, 32 with a label" in named
     assert row["text"].splitlines()[-1] in named
+    several = json.loads(lmtrain("data", "show", "--run", run, "--sample", "6-7", "--sample", 0, "--json"))
+    assert [each["sample"] for each in several] == [6, 7, 0]
+    assert several[1] == row
 
 
 def test_documents_are_shown_by_the_same_verb(toy: Toy) -> None:
@@ -184,6 +187,8 @@ def test_documents_are_shown_by_the_same_verb(toy: Toy) -> None:
     ("words", "said"),
     [
         (["--sample", 10**9, "--run", "RUN"], "is not one of the"),
+        (["--sample", f"0-{10**9}", "--run", "RUN"], "is not one of the"),
+        (["--sample", "-1", "--run", "RUN"], "is not a number or a range of numbers. Give one such as 7 or 0-19."),
         (["DATA", "--sample", 1, "--document", 1], "Give only one of them"),
         (["DATA", "--run", "RUN"], "--run has an effect only with --sample NUMBER"),
         (["DATA", "--sample", 1, "--run", "RUN"], "Give --run alone"),

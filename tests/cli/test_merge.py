@@ -117,7 +117,7 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
         ((), "No checkpoints are given. Name them, or give --last N --of RUN"),
         ((run, "--mean", "linear", "--emulate-decay", "sqrt"), "--mean linear and --emulate-decay sqrt both say how"),
         ((run, "--last", 2), "--last 2 needs --of RUN. Use --of "),
-        (("--of", run), f"--of {run} needs --last N. Give both"),
+        (("--of", run), f"--of {run} needs --last N. Add --last N"),
         ((run, "--last", 2, "--of", run), f"{run} and --last 2 --of {run} both say what to merge."),
         (("--last", 2, "--of", run), f"--last 2 asks for 2 checkpoints, and {run} holds none. Give another run."),
         (("--last", 2, "--of", tmp_path / "other"), f"--of {tmp_path}/other does not name an existing folder"),

@@ -11,6 +11,8 @@ import pytest
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import command_of
+from lmtrain.cli.settings_keys.explain_click_errors import misspelt
+from lmtrain.cli.settings_keys.option_synonyms import NOTHING
 from lmtrain.cli.subcommands import HELP
 from tests.cli.harness import Toy, lmtrain, outcome
 from tests.cli.test_foreign_lines import final_words
@@ -80,9 +82,31 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "plan gpus=2 model.num_layers=2 hardware.memory_GiB=24 hardware=h100"),
         ("plan gpus=2 model.num_layers=2 hardware=24G",
          "plan gpus=2 model.num_layers=2 hardware=NAME hardware.memory_GiB=24"),
-        ("eval --model hf --model_args pretrained=r,dtype=float --tasks a --num_fewshot 0", "eval r --task a"),
+        ("eval --model hf --model_args pretrained=r,dtype=float --tasks perplexity --num_fewshot 0 --data notes.txt",
+         "eval r --task perplexity --data notes.txt"),
+        ("eval r --eval_only=True --init_from=resume --data notes.txt", "eval r --data notes.txt --task perplexity"),
+        ("preprocess --reader jsonl --dataset docs.jsonl --column text --tokenizer-name-or-path t --n-tasks 2",
+         "preprocess docs.jsonl --key text --tokenizer t --workers 2"),
+        ("preprocess --shuffle True docs.jsonl --tokenizer t", "preprocess docs.jsonl --tokenizer t"),
+        ("data split x --val_split_fraction 10", "data split x --shares 90,10 --output x_train --output x_valid"),
+        ("data split x val_split_fraction=10", "data split x --shares 90,10 --output x_train --output x_valid"),
+        ("data split x", "data split x --shares 98,2 --output x_train --output x_valid"),
+        ("export --loader core --saver mcore --load-dir r --save-dir o --no-checking",
+         "export --to megatron r --output o"),
+        ("export r --to megatron --target-tensor-parallel-size 2 --output o",
+         "export r --to megatron --layout tp=2 --output o"),
+        ("reshard r --to tp=1,pp=2 --output o --target-tensor-parallel-size 4", "reshard r --to tp=4,pp=2 --output o"),
+        ("tokenizer train notes.txt --output o vocab_size=100",
+         "tokenizer train notes.txt --output o --vocab-size=257"),
+        (f"{SLURM} -o log.txt -q high -n 4", f"{SLURM} --sbatch=--output=log.txt --sbatch=--qos=high"),
+        (f"{SLURM} --mem=64G --mail-type=END,FAIL", f"{SLURM} --sbatch=--mem=64G --sbatch=--mail-type=END,FAIL"),
+        ("slurm render data.path=x -N 2 --gres=gpu:4 --tensor-model-parallel-size 3 model=gpt_tiny",
+         "slurm render data.path=x --nodes 2 --gpus-per-node 4 parallel.tp=4 model=gpt_tiny parallel.dp_shard=2"),
+        ("tokenizer show t --input notes.txt", "tokenizer show t --data notes.txt"),
+        ("corpus split x --test-size 0.1 --output o", "corpus split x --ratios 0.9,0,0.1 --output o"),
+        ("generate -m r --temp 0.5", "generate r --temperature 0.5"),
         ("tokenizer show t --text 'a b'", "tokenizer show t 'a b'"),
-        ("corpus split x --train-size 0.9 --output o", "corpus split x --ratios 90,10 --output o"),
+        ("corpus split x --train-size 0.9 --output o", "corpus split x --ratios 0.9,0.05,0.05 --output o"),
         ("generate --step 10 r --prompt a", "generate r/checkpoints/step_00000010 --prompt a"),
         ("reshard --load r --save s --tp 1 --step 10", "reshard r/checkpoints/step_00000010 --output s --to tp=1"),
         (f"{SLURM} --mail-type ALL", f"{SLURM} --sbatch=--mail-type=ALL"),
@@ -102,6 +126,10 @@ def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
         ("preprocess x --tokenizer t --limit 9", "There is no option for the first documents here."),
         ("eval r --num_fewshot 5", "There are no examples in prompts here"),
         ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
+        ("generate r --mirostat 2", "There is no such rule of sampling here."),
+        ("generate r --grammar a", "lmtrain generate has nothing like it."),
+        ("tokenizer train x --output o --vocab-size 900 --model_type unigram", "There is no such tokenizer here."),
+        ("eval r --strict-lambada", "Give --task lambada/megatron-strict."),
         ("inspect x --step 10", "Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN."),
         ("pretrain --config run.toml data.path=x", "Settings are read from a .yaml file that is one of the words."),
     ],
@@ -110,6 +138,44 @@ def test_what_is_not_here_is_said(here: Path, line: str, said: str) -> None:
     text = lmtrain(*line.split(), code=2)
     assert said in text
     assert "Type" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "places", "typed"),
+    [
+        ("preprocess --input notes.txt read.md --tokenizer t", "PREFIX",
+         "preprocess notes.txt read.md --tokenizer t --output PREFIX --format txt"),
+        ("tokenizer train notes.txt vocab_size=300", "DIR", "tokenizer train notes.txt --vocab-size 300 --output DIR"),
+        ("tokenizer train notes.txt --output o", "N", "tokenizer train notes.txt --output o --vocab-size N"),
+        ("slurm render data.path=x --mem=64G", "N",
+         "slurm render data.path=x --sbatch=--mem=64G --gpus-per-node N"),
+        ("eval r --tasks lambada", "PATH", "eval r --task lambada/megatron-strict --data PATH"),
+        ("eval r --task perplexity --log-samples --data notes.txt", "FILE",
+         "eval r --task perplexity --samples FILE --data notes.txt"),
+        ("corpus sample docs.jsonl --out o", "N", "corpus sample docs.jsonl --output o --count N"),
+        ("reshard r --save o", "LAYOUT", "reshard r --output o --to LAYOUT"),
+        ("merge --last-k 2 --out o", "RUN", "merge --last 2 --output o --of RUN"),
+    ],
+)  # fmt: skip
+def test_all_that_is_missing_is_told_at_once(here: Path, line: str, places: str, typed: str) -> None:
+    (here / "read.md").write_text("One.\n")
+    text = lmtrain(*line.split(), code=2)
+    _, found, words = text.partition(f"\nType, with {places} filled in:\n")
+    assert found, text
+    assert shlex.split(words.replace("\\\n", " "))[1:] == typed.split()
+    assert " is refused: " not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "own", "meant"),
+    [
+        ("--mem", ["--time", "--nodes"], []), ("--greedy", ["--seed"], []), ("--limit", ["--split"], []),
+        ("--max-documents", ["--max-tokens"], []), ("--kye", ["--key"], ["--key"]), ("--kez", ["--key"], ["--key"]),
+        ("--outptu", ["--output"], ["--output"]), ("--vocabsize", ["--vocab-size"], ["--vocab-size"]),
+    ],
+)  # fmt: skip
+def test_only_a_misspelling_is_taken_for_another_option(option: str, own: list[str], meant: list[str]) -> None:
+    assert misspelt(option, own) == meant
 
 
 def test_a_text_beside_a_dataset_is_preprocessed_with_its_tokenizer(here: Path, toy: Toy) -> None:
@@ -149,7 +215,8 @@ def test_no_table_names_an_option_that_its_verb_has() -> None:
     for words in (each for name in HELP for each in _verbs(command_of([name])[0], [name])):
         own = {name for param in command_of(words)[0].params for name in param.opts if not getattr(param, "hidden", 0)}
         tables_of_sentences = [*tables.ABSENT, *tables.ANYWAY]
-        for verbs, names in ((verbs, names) for verbs, by in tables_of_sentences for names in by.values()):
+        entries = [(verbs, names) for verbs, by in tables_of_sentences for names in by.values()]
+        for verbs, names in (*entries, *NOTHING.items()):
             if is_among(" ".join(words), verbs):
                 stale = {name if name.startswith("-") else f"--{name}" for name in names.split()} & own
                 assert not stale, (words, stale)

@@ -46,12 +46,7 @@ def export(
     again before it gets its name, by transformers too if it is installed and the model fits into memory, and is
     refused if its logits differ. The checkpoint may have any layout and stays as it is.
     """
-    sizes = parse_sizes(layout) if layout is not None else {}
-    if to == "hf" and layout is not None:
-        raise UsageError(
-            f"--layout {layout} cuts weights for the ranks of Megatron-LM, and a Hugging Face folder has no parallel "
-            f"layout. {leave_out('--layout', shown='Leave --layout out')}, or use {way('--to', 'megatron')}."
-        )
+    sizes = parse_layout(to, layout)
     arm_from_env()
     with progress("written", "bytes", interrupted=f"{output} is not there; the same command begins anew.") as report:
         if to == "hf":
@@ -66,6 +61,19 @@ def export(
                 weights=weights, report=report,
             )  # fmt: skip
     return print_json(facts, default=str) if as_json else print_conversion(_TITLES[to], facts)
+
+
+def parse_layout(to: str, layout: str | None) -> dict[str, int]:
+    """Return the sizes that --layout names for the program `to`, {} if it is not given. Raise UsageError if the program
+    has no layouts.
+    """
+    sizes = parse_sizes(layout) if layout is not None else {}
+    if to == "hf" and layout is not None:
+        raise UsageError(
+            f"--layout {layout} cuts weights for the ranks of Megatron-LM, and a Hugging Face folder has no parallel "
+            f"layout. {leave_out('--layout', shown='Leave --layout out')}, or use {way('--to', 'megatron')}."
+        )
+    return sizes
 
 
 def parse_sizes(text: str) -> dict[str, int]:

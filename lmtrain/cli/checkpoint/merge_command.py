@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, progress
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
-from lmtrain.errors import LmtrainError, MissingInputError, UsageError, join_few, leave_out, way
+from lmtrain.errors import LmtrainError, MissingInputError, UsageError, fill_in, join_few, leave_out, way
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 
@@ -83,7 +83,7 @@ def merge(
             f"{leave_out('--emulate-decay', shown='--emulate-decay')}."
         )
     mean = decay_mean(emulate_decay) if emulate_decay else parse_mean(mean or UNIFORM)
-    paths = _find_checkpoints(checkpoints or [], last, of)
+    paths = find_checkpoints(checkpoints or [], last, of)
     interrupted = f"{output} is not there yet; the same command goes on where this one was."
     with progress("written", "bytes", interrupted=interrupted) as report:
         from lmtrain.checkpoint.merge.average_checkpoint_contents import COPIES, MergedContents, has_moments
@@ -125,7 +125,7 @@ def merge(
     return print_json(facts, default=str) if as_json else print_conversion("merged", _for_screen(facts))
 
 
-def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | None) -> list[Path]:
+def find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | None) -> list[Path]:
     """Return the folders of the checkpoints to merge: those that `checkpoints` names, in that order, or the `last`
     newest of the run folder `of`, oldest first. Raise UsageError unless exactly one of these two ways is used, and
     MissingInputError if the run has fewer than `last`.
@@ -138,7 +138,7 @@ def _find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | 
         if of is None and len(checkpoints) == 1:
             folder = str(checkpoints[0])
             raise UsageError(f"{given} needs {missing}. Use {way('--of', folder, instead_of=(folder, f'{folder}/'))}.")
-        raise UsageError(f"{given} needs {missing}. Give both, --last N --of RUN.")
+        raise UsageError(f"{given} needs {missing}. Add {fill_in(*missing.split())}.")
     if of is None or last is None:
         if not checkpoints:
             raise UsageError("No checkpoints are given. Name them, or give --last N --of RUN for the newest of a run.")

@@ -14,7 +14,7 @@ from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, progress
 from lmtrain.cli.settings_keys.layout_option_ways import ways_in_layout_option
 from lmtrain.cli.shared_options import Json, Plugins, parse_size
-from lmtrain.errors import UsageError, leave_out, shell_quoted
+from lmtrain.errors import UsageError, fill_in, leave_out, shell_quoted
 from lmtrain.placement.parallel_settings import check_layout, parse_layout
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
@@ -42,9 +42,7 @@ def reshard(
     memory. SOURCE stays as it is. If the command is killed, the same command continues where it stopped. `lmtrain
     import` and `lmtrain export` convert from and to the formats of Hugging Face and Megatron-LM.
     """
-    refuse_other_programs(source, output, to, from_, tokenizer, dtype, set_ or [])
-    if to is None:
-        raise UsageError("--to is missing. Give --to LAYOUT, sizes such as tp=N,pp=N.")
+    to = check_options(source, output, to, from_, tokenizer, dtype, set_ or [])
     interrupted = f"{output} is not there yet; the same command goes on where this one was."
     with progress("written", "bytes", interrupted=interrupted) as report:
         from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
@@ -77,6 +75,17 @@ def reshard(
         "seconds": round(perf_counter() - began, 2),
     }  # fmt: skip
     return print_json(facts, default=str) if as_json else print_conversion("resharded", facts)
+
+
+def check_options(
+    source: Path, output: Path, to: str | None, from_: str | None, tokenizer: str | None, dtype: str | None,
+    settings: Sequence[str],
+) -> str:  # fmt: skip
+    """Return the layout, the value of --to. Raise UsageError if it is missing, or as refuse_other_programs does."""
+    refuse_other_programs(source, output, to, from_, tokenizer, dtype, settings)
+    if to is None:
+        raise UsageError(f"--to is missing. Give {fill_in('--to', 'LAYOUT')}, sizes such as tp=N,pp=N.")
+    return to
 
 
 def refuse_other_programs(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.inspect.dataset_view import (
+    check_sample_number,
     dataset_facts,
     document_rows,
     print_dataset,
@@ -127,7 +128,10 @@ def show(
     ] = None,
     overrides: Overrides = None,
     sample: Annotated[
-        list[int] | None, typer.Option("--sample", metavar="NUMBER", help="Number of a training sample of a run.")
+        list[str] | None,
+        typer.Option(
+            "--sample", metavar="NUMBER", help="A training sample of a run, from 0, or several, as in 0-3. Repeatable."
+        ),
     ] = None,
     document: Annotated[
         list[str] | None,
@@ -179,8 +183,9 @@ def show(
         raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
     if sample:
         settings += [] if tokenizer is None else [f"data.tokenizer={tokenizer}"]
-        return _show_samples(sample, given, settings, run, config_dir, stage, most, ids, as_json)
-    chosen_documents = None if document is None else [*map(_document_range, document)]
+        ranges = [_number_range("--sample", text) for text in sample]
+        return _show_samples(ranges, given, settings, run, config_dir, stage, most, ids, as_json)
+    chosen_documents = None if document is None else [_number_range("--document", text) for text in document]
     return _show_documents(Path(given[0]), chosen_documents, random or 3, seed or 0, most, ids, tokenizer, as_json)
 
 
@@ -338,8 +343,8 @@ def _show_documents(
     return print_json(rows, ensure_ascii=False) if as_json else print_documents(rows, max_tokens)
 
 
-def _document_range(text: str) -> range:
-    """Return the document numbers that a value of --document names: "7" or, with both ends, "0-19"."""
+def _number_range(option: str, text: str) -> range:
+    """Return the numbers that a value of --document or --sample names: "7" or, with both ends, "0-19"."""
     match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
     if match is not None and int(match[1]) <= int(match[2] or match[1]):
         return range(int(match[1]), int(match[2] or match[1]) + 1)
@@ -347,32 +352,33 @@ def _document_range(text: str) -> range:
     if slice_ is not None and int(slice_[1] or 0) < int(slice_[2]):
         meant = f"{int(slice_[1] or 0)}-{int(slice_[2]) - 1}"
         raise UsageError(
-            f"--document={text} is not a number or a range of numbers. Did you mean "
-            f"{_other_range(text, meant)}?"
+            f"{option}={text} is not a number or a range of numbers. Did you mean "
+            f"{_other_range(option, text, meant)}?"
         )
     raise UsageError(
-        f"--document={text} is not a number or a range of numbers. Give one such as {example('7')} or "
+        f"{option}={text} is not a number or a range of numbers. Give one such as {example('7')} or "
         f"{example('0-19')}."
     )
 
 
-def _other_range(typed: str, meant: str) -> str:
-    """Return `meant`, marked as what to give in place of one value of --document, which is repeatable."""
-    return way("--document", meant, instead_of=(f"--document={typed}", f"--document {typed}"), shown=meant)
+def _other_range(option: str, typed: str, meant: str) -> str:
+    """Return `meant`, marked as what to give in place of one value of an option that is repeatable."""
+    return way(option, meant, instead_of=(f"{option}={typed}", f"{option} {typed}"), shown=meant)
 
 
 def _within(documents: range, dataset: IndexedDataset) -> range:
     """Return a range of document numbers. Raise UsageError if it is of several, and ends beyond the last document."""
     if len(documents) > 1 and documents[-1] >= dataset.num_documents > documents[0]:
         typed, fitting = f"{documents[0]}-{documents[-1]}", f"{documents[0]}-{dataset.num_documents - 1}"
+        meant = _other_range("--document", typed, fitting)
         raise UsageError(
-            f"--document={typed} ends beyond the last document of {dataset.prefix}. Use {_other_range(typed, fitting)}."
+            f"--document={typed} ends beyond the last document of {dataset.prefix}. Use {meant}."
         )
     return documents if documents[0] < dataset.num_documents else documents[:1]  # the first is refused by its number
 
 
 def _show_samples(
-    numbers: list[int], prefixes: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
+    ranges: list[range], prefixes: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
     stage: str | None, max_tokens: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.find_and_prune import latest_checkpoint
@@ -401,7 +407,9 @@ def _show_samples(
         tokenizer, data = inputs.tokenizer, inputs.data
     else:
         tokenizer, _, data = load_data(config, with_validation=run is not None, split_rule=split_rule)
-    rows = [sample_row(data, number, max_tokens, tokenizer) for number in numbers]
+    for numbers in ranges:
+        check_sample_number(data, numbers[-1])
+    rows = [sample_row(data, number, max_tokens, tokenizer) for numbers in ranges for number in numbers]
     return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)
 
 

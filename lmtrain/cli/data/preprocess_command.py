@@ -25,13 +25,14 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import UsageError, join_few
+from lmtrain.errors import UsageError, fill_in, join_few
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
 
 if TYPE_CHECKING:
     from data_tools.preprocess.preprocess_pipeline import Progress, Summary
+    from data_tools.read.find_input_files import Inputs
 
 _filter = partial(typer.Option, rich_help_panel="What is left out")
 _ends = partial(typer.Option, rich_help_panel="Where texts end")
@@ -109,7 +110,6 @@ def preprocess(
     from data_tools.preprocess import preprocess_pipeline
     from data_tools.preprocess.length_and_script_filters import Filters, parse_script
     from data_tools.read.cut_files_into_chunks import SizeLimits
-    from data_tools.read.find_input_files import find_sources
     from data_tools.read.parse_chunks_and_bad_lines import OnError
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
@@ -135,16 +135,29 @@ def preprocess(
         overwrite=overwrite,
         text_split=split,
     )
-    prefix = output if output is not None else _default_prefix(inputs)
-    found = resolve_text_inputs(inputs, format_, suffix)
-    if key:
-        refuse_unused_key(find_sources(found), key[0])
+    prefix, found = find_texts(inputs, output, format_, suffix, key)
     with _show_progress(inputs) as report:
         summary = preprocess_pipeline.preprocess(
             found, Tokenizer.load(tokenizer), prefix, options, report=report, notify=print_notice
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
     return print_json(facts) if as_json else _print(summary, split)
+
+
+def find_texts(
+    inputs: list[str], output: Path | None, format_: str | None, suffixes: list[str] | None, keys: list[str] | None
+) -> tuple[Path, Inputs]:
+    """Return the prefix of the dataset to write, and what the inputs name. Raise UsageError if the prefix or the format
+    of a file is not clear, or if no file has what --key names.
+    """
+    from data_tools.read.find_input_files import find_sources
+
+    prefix = output if output is not None else _default_prefix(inputs)
+    found = resolve_text_inputs(inputs, format_, suffixes)
+    sources = find_sources(found)
+    if keys:
+        refuse_unused_key(sources, keys[0])
+    return prefix, found
 
 
 def _default_prefix(inputs: list[str]) -> Path:
@@ -157,7 +170,7 @@ def _default_prefix(inputs: list[str]) -> Path:
     if len(inputs) > 1 or not path.name.strip(".") or inputs[0] == "-" or not path.exists():
         raise UsageError(
             f"--output is not given, and {join_few(inputs, max_shown=3)} is not the path of one file or folder by "
-            "which the dataset could be called. Give --output PREFIX."
+            f"which the dataset could be called. Give {fill_in('--output', 'PREFIX')}."
         )
     return path if path.is_dir() else path.with_name(name_without_suffix(path))
 

@@ -60,14 +60,7 @@ def train(
     from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts, refuse_blank_texts
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
-    if lowercase and kind == "bpe":
-        raise UsageError(
-            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
-            f"{leave_out('--lowercase')}."
-        )
-    if pattern is not None and kind != "bpe":
-        way_out = f"{leave_out('--pattern')}."
-        raise UsageError(f"--pattern works only with --kind bpe: WordPiece splits text as BERT does. {way_out}")
+    check_training(kind, pattern, lowercase, vocab_size)
     sources = find_sources(resolve_text_inputs(inputs, format_, suffix), split)
     if key != "text":
         refuse_unused_key(sources, key)
@@ -96,6 +89,25 @@ def train(
     made.save(path)
     few = "" if made.vocab_size >= vocab_size else f"; the text has no more of the {vocab_size:,} that were asked for"
     echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces{few}, fingerprint {made.fingerprint[:12]}")
+
+
+def check_training(
+    kind: Literal["bpe", "wordpiece"], pattern: str | None, lowercase: bool, vocab_size: int | None
+) -> None:
+    """Raise UsageError if options of `train` contradict each other, or if the vocabulary is too small; None is unknown.
+    """
+    from lmtrain.tokenizer.train import check_vocab_size
+
+    if lowercase and kind == "bpe":
+        raise UsageError(
+            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
+            f"{leave_out('--lowercase')}."
+        )
+    if pattern is not None and kind != "bpe":
+        way_out = f"{leave_out('--pattern')}."
+        raise UsageError(f"--pattern works only with --kind bpe: WordPiece splits text as BERT does. {way_out}")
+    if vocab_size is not None:
+        check_vocab_size(vocab_size, kind)
 
 
 @app.command()

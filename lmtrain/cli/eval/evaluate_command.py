@@ -31,7 +31,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import MissingInputError, OutputError, UsageError, leave_out
+from lmtrain.errors import MissingInputError, OutputError, UsageError, fill_in, leave_out, way
 from lmtrain.runtime.files.atomic_files import check_output_folder, refuse_special_file
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 
@@ -229,12 +229,18 @@ def build_jobs(
     task_ids, data_options = task_ids or [], data_options or []
     tasks = [find_task(name) for name in task_ids]
     if not task_ids:
-        raise UsageError("No --task was given. Give a --task and its --data; `lmtrain eval --list` shows the tasks.")
+        measured = way(*["--task", "perplexity"] * max(1, len(data_options)))
+        raise UsageError(
+            f"No --task was given. Use {measured} for the loss on any text; `lmtrain eval --list` shows the others."
+        )
     if len(task_ids) != len(data_options):
+        way_out = "Give as many of one as of the other"
+        if missing := ["--data", "PATH"] * (len(task_ids) - len(data_options)):
+            way_out = f"Add {fill_in(*missing)}"
         raise UsageError(
             f"Each --task needs its own --data, but {plural(len(task_ids), 'task')} and "
-            f"{plural(len(data_options), '--data option')} were given. Give as many of one as of the other; `lmtrain "
-            "eval --list` shows which data each task reads."
+            f"{plural(len(data_options), '--data option')} were given. {way_out}; `lmtrain eval --list` shows which "
+            "data each task reads."
         )
     if baseline is not None and not any(task.compares for task in tasks):
         usable_tasks = ", ".join(name for name, task in all_tasks().items() if task.compares)

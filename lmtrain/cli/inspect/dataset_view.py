@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.print_messages_and_json import echo, print_message
-from lmtrain.errors import UsageError, own
+from lmtrain.errors import UsageError, way
 from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
@@ -122,21 +122,26 @@ def print_documents(rows: Rows, max_tokens: int | None) -> None:
         echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 
+def check_sample_number(data: TrainingData, number: int) -> None:
+    """Raise UsageError if there is no training sample `number`, from 0."""
+    from lmtrain.data.samples.masked_language_samples import MaskedDataset
+
+    num_samples = data.train.num_samples
+    if number >= num_samples and not isinstance(data.train, MaskedDataset):  # its numbers continue through the epochs
+        last = way(str(num_samples - 1), instead_of=str(number))  # because: the option's other values stay
+        raise UsageError(f"--sample={number} is not one of the {num_samples} training samples. Use {last} or less.")
+
+
 def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return a dict that shows training sample `number` (from 0) as the model reads it: its text, token ids and labels,
-    cut to the first `max_tokens` tokens (None: all), and the documents that it comes from. Raise UsageError if there is
-    no such sample.
+    cut to the first `max_tokens` tokens (None: all), and the documents that it comes from.
     """
     import numpy as np
 
     from lmtrain.data.samples.causal_language_samples import CausalDataset
     from lmtrain.data.samples.masked_language_samples import MaskedDataset
 
-    num_samples, part = data.train.num_samples, 0
-    masked = isinstance(data.train, MaskedDataset)  # its sample numbers continue through the epochs
-    if not 0 <= number < num_samples and not (masked and number >= 0):
-        ends = f"{own(0)} or more" if number < 0 else f"{own(num_samples - 1)} or less"
-        raise UsageError(f"--sample={number} is not one of the {num_samples} training samples. Use {ends}.")
+    part = 0
     batch, index_in_part = data.train.batch(np.array([number])), number
     while part < len(data.parts) - 1 and index_in_part >= data.parts[part].dataset.num_samples:
         index_in_part, part = index_in_part - data.parts[part].dataset.num_samples, part + 1
@@ -153,7 +158,7 @@ def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenize
         ]
     # an ignored label is below 0
     row |= {"text": tokenizer.decode(ids), "ids": ids, "labels": [label if label >= 0 else None for label in labels]}
-    if masked:
+    if isinstance(data.train, MaskedDataset):
         row["predicted"] = {str(i): tokenizer.piece(label) for i, label in enumerate(labels) if label >= 0}
     if batch.pair_labels_B is not None:
         row["pair_label"] = int(batch.pair_labels_B[0])

@@ -18,7 +18,9 @@ from lmtrain.errors import LmtrainError, Way, shell_quoted
 
 _WIDTH = 70
 _COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
-_PAIR_OPTIONS = frozenset(("--model-args", "--gen-kwargs", "--wandb-args"))  # other tools'; their values have a =
+_PAIR_OPTIONS = frozenset(  # other tools'; their values have a =
+    ("--model-args", "-a", "--gen-kwargs", "--wandb-args", "--wandb-config-args", "--filter")
+)
 VALUE_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
 
@@ -226,7 +228,12 @@ def corrects(command: Command, unit: Sequence[str]) -> bool:
     """Return whether a command gives another value to the key or option of `unit`, which was typed. A unit without one,
     an argument, may have any word in its place.
     """
-    return not _name(unit) or any(_name(each) == _name(unit) for each in command.units)
+    return not _name(unit) or any(_plain(_name(each)) == _plain(_name(unit)) for each in command.units)
+
+
+def _plain(name: str) -> str:
+    """Return the name of an option or a key as it is without dashes: "--vocab-size" -> "vocab_size"."""
+    return name.lstrip("-").replace("-", "_").lower()
 
 
 def _name(unit: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -198,10 +199,26 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     closest = closest or difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
     closest = closest or list(filter(None, [option_named(option, own_options)]))
     closest = closest or ([own for own in own_options if own.startswith(option)] if len(option) > 2 else [])
-    if closest := closest or difflib.get_close_matches(option, own_options, cutoff=0.7):
+    if closest := closest or misspelt(option, own_options):
         meant = " or ".join(_renamed(option, own, command) for own in closest)
         return _Problem(f"{refusal} Did you mean {meant}?", (option,))
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
+
+
+def misspelt(option: str, own_options: Collection[str]) -> list[str]:
+    """Return the options of which `option` can be a misspelling: most letters are the same, or all but one.
+
+    because: a name that only looks alike, as --mem does like --time, is another thing
+    """
+    name = option.lstrip("-")
+    found = difflib.get_close_matches(name, [own.lstrip("-") for own in own_options], cutoff=0.5)
+    misspelt = []
+    for own in found:
+        blocks = difflib.SequenceMatcher(None, name, own).get_matching_blocks()
+        num_letters, num_others = len(name) + len(own), len(name) + len(own) - 2 * sum(block.size for block in blocks)
+        if num_others <= max(2, num_letters // 4):
+            misspelt.append(f"--{own}")
+    return misspelt
 
 
 def _explain_synonym(
@@ -214,8 +231,9 @@ def _explain_synonym(
     values = [value for unit in units for value in _values_of(unit)]
     layout_option = _LAYOUT_OPTIONS.get(command.verb)
     if layout_option and option in (sizes := layout_named(command.units)):
-        given = [value for unit in _units(layout_option, command) for value in _values_of(unit)]
-        to = way(layout_option, ",".join([*given, *sizes.values()]), instead_of=sizes)
+        given = ",".join(value for unit in _units(layout_option, command) for value in _values_of(unit)).split(",")
+        axes = {size.partition("=")[0]: size for size in (*filter(None, given), *sizes.values())}
+        to = way(layout_option, ",".join(axes.values()), instead_of=sizes)
         return _Problem(f"{', '.join(sizes)} cannot be given to {name}. Use {to}.", tuple(sizes))
     if (synonym := option_named(option, own_options)) and units:
         return _Problem(f"{refusal} Did you mean {_renamed(option, synonym, command)}?", (option,))
@@ -239,9 +257,17 @@ def _renamed(option: str, own: str, command: Command) -> str:
             words += [word for value in values for part in value.split(",") for word in (own, part)]
             continue
         if not values and own not in command.flags:
-            return own
+            return _without_value(own, option, command)
         words += [own, *values] if own in command.flags or len(values) == 1 else [f"{own}={' '.join(values)}"]
     return way(*words, instead_of=option, shown=own) if words else own
+
+
+def _without_value(own: str, option: str, command: Command) -> str:
+    """Return the marked option `own` of the verb, in place of `option`, which was typed without a value."""
+    click_command, _ = command_of(command.words)
+    param = next(param for param in click_command.params if own in param.opts)
+    placeholder = value_placeholder(param, parameter_types(click_command).get(param.name))
+    return fill_in(own, placeholder, instead_of=option)
 
 
 def _explain_extra_words(text: str, name: str, click_command: Any, command: Command) -> _Problem:
@@ -275,7 +301,7 @@ def _explain_switch(option: str, command: Command) -> _Problem:
 
 def _explain_no_value(option: str, param: Any, hint: Any) -> _Problem:
     """Return the problem that an option is given without its value."""
-    place, filler = value_placeholder(param, hint), _filler(param, hint) if param.required else ()
+    place, filler = value_placeholder(param, hint), filler_words(param, hint) if param.required else ()
     words = fill_in(option, place) if place.isalpha() and place.isupper() else f"{option} {place}"
     return _Problem(f"{option} is given without its value. Give {words}.", (option,), filler)
 
@@ -283,13 +309,15 @@ def _explain_no_value(option: str, param: Any, hint: Any) -> _Problem:
 def _explain_missing(param: Any, name: str, hint: Any) -> _Problem:
     """Return the problem that an argument or an option which the verb `name` needs is not given. `hint` is its type."""
     placeholder = value_placeholder(param, hint)
-    filler = _filler(param, hint)
+    filler = filler_words(param, hint)
     if len(filler) < 2:
         return _Problem(f"{placeholder} is not given, and {name} needs it. Give {placeholder}.", filler=filler)
     option = filler[0]
-    return _Problem(
-        f"{option} is not given, and {name} needs it. Give {fill_in(option, placeholder)}.", filler=filler
-    )
+    if example := re.search(r"\bas in (\d\S*?)\.?$", str(param.help)):
+        way_out = f"Give one such as {fill_in(option, example[1])}."
+    else:
+        way_out = f"Give {fill_in(option, placeholder)}."
+    return _Problem(f"{option} is not given, and {name} needs it. {way_out}", filler=filler)
 
 
 def _explain_value(param: Any, hint: Any, message: str, command: Command) -> _Problem:
@@ -302,7 +330,7 @@ def _explain_value(param: Any, hint: Any, message: str, command: Command) -> _Pr
     units = _units(option, command) if is_option else _argument_units(param, command)
     wrong = _wrong_unit(units, message)
     value = wrong[-1].removeprefix(f"{option}=") if wrong else ""
-    typed, filler = " ".join(wrong), _filler(param, hint) if param.required else ()
+    typed, filler = " ".join(wrong), filler_words(param, hint) if param.required else ()
     given = f"{option} {value}" if is_option else f"{value or 'The value'} for {value_placeholder(param, hint)}"
 
     def mark(new: object) -> str:
@@ -346,7 +374,25 @@ def _wrong_unit(units: Sequence[tuple[str, ...]], message: str) -> tuple[str, ..
     return units[-1] if units else ()
 
 
-def _filler(param: Any, hint: Any) -> tuple[str, ...]:
+def with_fillers(words: Sequence[str]) -> tuple[list[str], frozenset[str]]:
+    """Return a command line with a value in each place to fill in, such as --vocab-size N, of which a parser would say
+    that N is no number, and the names of the parameters that are so given. Texts and paths stay as they are.
+    """
+    click_command, _ = command_of(words)
+    hints, filled, unknown = parameter_types(click_command), list(words), set[str]()
+    for param in click_command.params:
+        hint = hints.get(param.name)
+        kinds = [each for outer in (hint, *typing.get_args(hint)) for each in (outer, typing.get_origin(outer))]
+        if not {int, float, typing.Literal} & {*kinds}:
+            continue
+        for place, (option, value) in enumerate(pairwise(words), 1):
+            if option in param.opts and value == value_placeholder(param, hint):
+                filled[place] = filler_words(param, hint)[-1]
+                unknown.add(str(param.name))
+    return filled, frozenset(unknown)
+
+
+def filler_words(param: Any, hint: Any) -> tuple[str, ...]:
     """Return words that give a parameter a value of its type, with which the rest of a line can be parsed."""
     literals = [each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is typing.Literal]
     value = str(typing.get_args(literals[0])[0]) if literals else "1"

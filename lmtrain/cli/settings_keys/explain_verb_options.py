@@ -13,13 +13,35 @@ from contextlib import suppress
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import Command
+from lmtrain.cli.settings_keys.foreign_options import FALSE, TRUE
+from lmtrain.cli.settings_keys.option_synonyms import NOTHING
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
 
 _STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
 _KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
+# options of sbatch that the file does not have by itself: --sbatch=--NAME=VALUE gives them
+_SBATCH = (
+    "acctg-freq batch bb bbf cluster-constraint container container-id cores-per-socket cpu-freq export export-file "
+    "extra get-user-env gid gpu-bind gpus-per-socket gres-flags ignore-pbs input kill-on-invalid-dep mcs-label "
+    "mem-bind nodefile oom-kill-step prefer propagate reboot resv-ports segment sockets-per-node spread-job stepmgr "
+    "tres-bind thread-spec uid use-min-nodes wait wait-all-nodes mail-user mail-type qos mem mem-per-cpu mem-per-gpu "
+    "constraint signal cpus-per-task cpus-per-gpu exclude nodelist reservation begin deadline dependency comment "
+    "licenses hold exclusive nice priority job-name error wckey tmp switches network power profile overcommit "
+    "oversubscribe distribution hint time-min contiguous clusters threads-per-core immediate mincpus extra-node-info "
+    "core-spec gpu-freq delay-boot"
+)
+# short options of sbatch -> their long names
+_SHORT_SBATCH = {
+    "-t": "time", "-p": "partition", "-A": "account", "-N": "nodes", "-J": "job-name", "-q": "qos", "-C": "constraint",
+    "-c": "cpus-per-task", "-x": "exclude", "-w": "nodelist", "-d": "dependency", "-e": "error", "-o": "output",
+    "-b": "begin", "-L": "licenses", "-H": "hold", "-n": "ntasks", "-D": "chdir", "-a": "array", "-k": "no-kill",
+    "-M": "clusters", "-m": "distribution", "-S": "core-spec", "-B": "extra-node-info", "-F": "nodefile", "-G": "gpus",
+    "-i": "input", "-O": "overcommit", "-s": "oversubscribe", "-W": "wait", "-Q": "quiet",
+}  # fmt: skip
 _SETTINGS_SUFFIXES = (".yaml", ".yml")
+_NO_ARGUMENTS = (*FALSE, *TRUE, "debug", "info", "warning", "error", "critical")  # values that a switch may have
 Words = tuple[list[str], bool]  # words to type, and whether the option has a value, which they replace
 
 
@@ -47,14 +69,18 @@ def explain_by_verb(option: str, command: Command) -> str | None:
             return f"{option if kept else typed} is not an option of lmtrain {verb}. Use {use}."
     if name in tables.FORMATS.split() and _has_unknown_suffix(command):
         return None
-    if (sentence := _entry(tables.ABSENT, verb, name)) and value.lower() in ("0", "false", "no", "off", "none"):
+    name = _SHORT_SBATCH.get(name, name) if is_among(verb, "slurm") else name
+    sentence = _entry(tables.ABSENT, verb, f"{name}={value.lower()}") or _entry(tables.ABSENT, verb, name)
+    if sentence and value.lower() in FALSE:
         return f"{typed} is not an option of lmtrain {verb}. It is off here as well. {leave_out(option)}."
     if sentence:
         return f"{option} is not an option of lmtrain {verb}. {sentence}"
     if sentence := _entry(tables.ANYWAY, verb, name):
-        kept = unit[1:] if name in tables.SWITCHES.split() else ()
+        kept = unit[1:] if name in tables.SWITCHES.split() and value.lower() not in _NO_ARGUMENTS else ()
         advice = way(*kept, instead_of=option, shown="Leave it out") if kept else leave_out(option)
         return f"{option if kept else typed} is not an option of lmtrain {verb}. {sentence} {advice}."
+    if any(name in names.split() for verbs, names in NOTHING.items() if is_among(verb, verbs)):
+        return f"{option} is not an option of lmtrain {verb}. lmtrain {verb} has nothing like it."
     return None
 
 
@@ -125,6 +151,8 @@ def _words(verb: str, name: str, value: str) -> Words | None:
 def _parts(value: str) -> dict[str, str]:
     """Return what the placeholders of the table WORDS stand for, by name, for an option's value."""
     parts = {"value": value, "module": f"module load {value}", "suffix": f".{value.lstrip('.*')}"}
+    if os.path.lexists(value):
+        parts["path"] = value
     if value.startswith("FILE:"):
         parts["file"] = value.removeprefix("FILE:")
     if value.isdecimal() and int(value):
@@ -137,17 +165,21 @@ def _parts(value: str) -> dict[str, str]:
         percent = float(value.rstrip("%")) * (100 if float(value.rstrip("%")) < 1 and "%" not in value else 1)
         if 0 < percent < 100:
             parts["shares"], parts["train"] = f"{100 - percent:g},{percent:g}", f"{percent:g},{100 - percent:g}"
+            parts["part"], parts["kept"] = f"{percent / 100:g}", f"{1 - percent / 100:g}"
+            parts["thirds"] = f"{percent / 100:g},{(100 - percent) / 200:g},{(100 - percent) / 200:g}"
     return parts
 
 
 def _sbatch(verb: str, name: str, value: str) -> Words | None:
     """Return the words for an option of sbatch, which `lmtrain slurm` has too or passes on."""
-    long_name = tables.SHORT_SBATCH.get(name, name)
-    if not is_among(verb, "slurm") or (long_name == name and name not in tables.SBATCH.split()):
+    long_name = _SHORT_SBATCH.get(name, name)
+    if not is_among(verb, "slurm") or (long_name == name and name not in _SBATCH.split()):
         return None
-    if long_name in ("time", "partition", "account", "nodes", "output"):
+    if long_name in ("time", "partition", "account", "nodes"):
         return [f"--{long_name}", value], True
-    if long_name not in tables.SBATCH.split():
+    if long_name == "array":
+        return ["--array"], True
+    if long_name not in ("output", *_SBATCH.split()):  # because: render's own --output is the sbatch file
         return None
     return [f"--sbatch=--{long_name}{f'={value}' if value else ''}"], True
 

@@ -12,43 +12,47 @@ from collections.abc import Collection, Iterable, Sequence
 OPTIONS = {
     "--output": "-o --out --output-dir --output-path --output-file --outfile --output-folder --save-dir --save "
     "--save-path --save-to --output-prefix --output-name --dest --destination --out-dir --out-file --dst --target-dir "
-    "--destdir --dest-dir --work-dir",
+    "--destdir --dest-dir --work-dir --save-directory --local-dir --save-filepath",
     "--key": "--column --columns --text-column --text-field --field --fields --json-key --json-keys --keys --text-key "
-    "--content-key --text-column-name -k",
+    "--content-key --text-column-name --jsonl-keys --text-keys --fields.text-field-name -k",
     "--workers": "-j -w --num-workers --num-proc --processes --num-processes --nprocs --procs --threads --num-threads "
-    "--jobs --n-jobs --preprocessing-num-workers",
+    "--jobs --n-jobs --preprocessing-num-workers --n-tasks --tasks --n-workers --local-tasks --cpu-count --num-cpus",
     "--tokenizer": "--tokenizer-model --tokenizer-path --tokenizer-name --tokenizer-file --tokenizer-dir --vocab-file "
     "--vocab --tokenizer-name-or-path --tokenizer-name-or-dir --bpe "
-    "--encoding-model --model --model-name-or-path -t",
+    "--encoding-model --model --model-name-or-path --tokenizer.name-or-path --tokenizer-id --tokenizer-dir -t",
     "--vocab-size": "--vocab --n-vocab --num-tokens --size --vocabsize",
     "--task": "--tasks --task-name --benchmark --benchmarks -t",
-    "--data": "--dataset --data-path --data-file --input --text --file",
-    "--batch-size": "--batch --micro-batch-size --per-device-eval-batch-size --eval-batch-size --bs --max-batch-size",
+    "--data": "--dataset --data-path --data-file --input --text --file --valid-data --valid-data-path",
+    "--batch-size": "--batch --micro-batch-size --per-device-eval-batch-size --eval-batch-size --bs --max-batch-size "
+    "--eval-micro-batch-size -b",
     "--seq-len": "--seq-length --sequence-length --max-seq-len --max-seq-length --context-length --max-length "
-    "--block-size --window",
-    "--limit": "--max-samples --num-examples --max-examples --sample-limit",
+    "--block-size --window --eval-seq-length",
+    "--stride": "--overlapping-eval --window-stride",
+    "--limit": "--max-samples --num-examples --max-examples --sample-limit -L",
     "--samples": "--log-samples --samples-file",
     "--nproc": "--num-gpus --gpus --devices --n-gpus --ngpu --nproc-per-node --num-processes --world-size",
     "--max-new-tokens": "--max-length --max-tokens --max-gen-len --max-gen-length --num-tokens --length "
-    "--num-new-tokens --tokens-to-generate --out-seq-length --max-output-tokens --n-predict -n",
-    "--temperature": "--temp -t",
+    "--num-new-tokens --tokens-to-generate --out-seq-length --max-output-tokens --n-predict --predict "
+    "--num-tokens-to-generate -n",
+    "--temperature": "--temp",
     "--top-k": "--topk --k",
     "--top-p": "--topp --p --nucleus",
     "--num-samples": "--num-return-sequences --n-samples --n --samples --num --num-completions --best-of",
     "--prompt": "--start --text --prompts --input --input-text --prefix -p",
-    "--seed": "--random-seed --rng-seed --data-seed",
+    "--seed": "--random-seed --rng-seed --data-seed --random-state --sampling-seed -s",
     "--precision": "--dtype --torch-dtype --mixed-precision --params-dtype",
-    "--dtype": "--precision --torch-dtype --params-dtype --outtype",
+    "--dtype": "--precision --torch-dtype --params-dtype --outtype --target-params-dtype",
     "--device": "--accelerator --device-type",
     "--weights": "--use-weights --model-weights",
     "--number": "--num --count --num-samples --limit",
-    "--count": "--num --number -n --num-samples --num-documents",
-    "--fraction": "--share --ratio --rate",
-    "--shares": "--split --splits --ratios --weights --ratio",
+    "--count": "--num --number -n --num-samples --num-documents --n-samples --sample-size --size",
+    "--fraction": "--share --ratio --rate --frac",
+    "--shares": "--split --splits --ratios --weights --ratio --split-ratio",
     "--ratios": "--split --splits --shares --ratio",
-    "--threshold": "--jaccard --jaccard-threshold --similarity --sim",
+    "--threshold": "--jaccard --jaccard-threshold --similarity --sim --similarity-threshold",
+    "--rule": "--rules --filter --filters",
     "--against": "--eval-data --eval-files --tasks-dir --reference",
-    "--split": "--split-by --documents",
+    "--split": "--split-by",
     "--overwrite": "--force -f --overwrite-output-dir --overwrite-cache --clobber --yes -y",
     "--append-eod": "--append-eos --add-eos --eod --add-eod",
     "--prepend-bos": "--add-bos --append-bos --prepend-bod",
@@ -61,7 +65,7 @@ OPTIONS = {
     "--memory": "--max-memory --ram --max-ram",
     "--nodes": "--nnodes --num-nodes --n-nodes -N",
     "--run": "--run-dir --rundir",
-    "--every": "--interval --refresh -n --seconds",
+    "--every": "--interval --refresh -n --seconds --reload-interval",
     "--where": "--filter --query",
     "--top": "--num --limit -n --count",
     "--lowercase": "--do-lower-case --do-lowercase --lower-case --lower --uncased",
@@ -69,6 +73,7 @@ OPTIONS = {
     "--shard-tokens": "--shard-size --tokens-per-shard --max-shard-tokens",
     "--at": "--at-step --at-steps --step --steps --from-step --ckpt-step --branch-at",
     "--steps": "--checkpoints --checkpoint-steps",
+    "--step": "--steps",
     "--partition": "--queue",
     "--account": "--project",
     "--time": "--walltime --max-time --wall-time --time-limit",
@@ -77,13 +82,15 @@ OPTIONS = {
 ARGUMENTS = {
     "inputs": "dataset datasets dataset-path dataset-file texts train-files trainpref "
     "input input-file input-files input-path input-dir data files file source text data-path train-file "
-    "corpus",
+    "corpus documents document data-folder data-files data-dir train-data-path train-data path paths",
     "checkpoint": "checkpoint model ckpt checkpoint-path ckpt-path model-path model-dir checkpoint-dir load path "
-    "input model-name-or-path pretrained ckpt-dir run run-dir in-dir",
+    "input model-name-or-path pretrained ckpt-dir run run-dir in-dir input-dir load-path load-dir path-to-checkpoint "
+    "checkpoint-file pretrained-checkpoint pretrained-model-name-or-path",
     "checkpoints": "checkpoint checkpoints model models ckpt ckpts input inputs load",
     "source": "source input model checkpoint ckpt checkpoint-path model-path load load-dir hf-model path input-dir "
-    "model-name-or-path checkpoint-dir hf-path",
-    "path": "path checkpoint model ckpt run dataset input load file tokenizer run-dir checkpoint-dir",
+    "model-name-or-path checkpoint-dir hf-path load-path from-pretrained pretrained pretrained-model-name-or-path",
+    "path": "path checkpoint model ckpt run dataset input load file tokenizer run-dir checkpoint-dir folder model-dir "
+    "load-dir",
     "prefix": "prefix input dataset data data-path path data-prefix input-prefix",
     "prefixes": "prefix prefixes input inputs dataset datasets data data-path path data-prefix",
     "run": "run run-dir path out-dir output-dir checkpoint load logdir",
@@ -124,6 +131,49 @@ LEFT_OUT = {
     "quiet": "Progress is shown on stderr, and results on stdout.",
     "do-sample": "--temperature 0 chooses the likeliest token, and any other temperature samples.",
     "num-nodes": "The command runs on this machine.",
+}
+
+# verbs -> options of other tools that have no counterpart: only that is said of them
+NOTHING = {
+    "preprocess": "adapter default-metadata id-key fields.id-field-name save-loss-metadata save-final-metadata skip "
+    "save-filename repeat-sequence fast-dev-run ftfy lang language max-size tokenizer.encode-special-tokens "
+    "tokenizer.segment-before-tokenization",
+    "corpus dedupe": "dedupe.name dedupe.paragraphs.attribute-name dedupe.documents.attribute-name dedupe.skip-empty "
+    "bloom-filter.file bloom-filter.size-in-bytes bloom-filter.desired-false-positive-rate bloom-filter.read-only "
+    "min-length idx-column clean-cache",
+    "corpus get": "include exclude resume-download force-download split subset repo-type",
+    "corpus clean": "min-length max-length remove-urls lowercase normalize",
+    "data split": "stratify stratify-by-column",
+    "data merge": "multimodal",
+    "data show": "skip columns",
+    "tokenizer train": "accept-language normalization-rule-name normalization-rule-tsv denormalization-rule-tsv "
+    "add-dummy-prefix add-prefix-space remove-extra-whitespaces split-by-unicode-script split-by-number "
+    "split-by-whitespace split-digits treat-whitespace-as-suffix allow-whitespace-only-pieces required-chars "
+    "hard-vocab-limit use-all-vocab unk-surface enable-differential-privacy limit-alphabet continuing-subword-prefix "
+    "end-of-word-suffix max-token-length max-sentencepiece-length max-sentence-length dropout unicode-normalizer "
+    "trim-offsets vocabulary-output-piece-score",
+    "tokenizer show": "output-format id",
+    "generate": "keep max-time escape padding-text prefix-text xlm-language logit-bias grammar "
+    "grammar-file json-schema in-prefix in-suffix lora task detokenize skip-special-tokens "
+    "spaces-between-special-tokens clean-up-tokenization-spaces include-stop-str-in-output truncate-prompt-tokens "
+    "num-tokens-to-prompt guided-decoding structured-outputs guided-json guided-regex output-attentions "
+    "output-hidden-states return-dict-in-generate watermarking-config assistant-model token-healing dola-layers "
+    "num-assistant-tokens prompt-lookup-num-tokens quantize quantization load-in-8bit load-in-4bit prompt-cache "
+    "add-bos special",
+    "eval": "force-conversion question-suffix decontamination-ngrams-path description-dict-path metadata "
+    "hf-hub-log-args trackio-args wandb-config-args access-token push-to-hub quantize",
+    "export": "no-safe-serialization max-shard-size num-shards exclude-frozen-parameters target-expert-parallel-size "
+    "target-data-parallel-size convert-checkpoint-from-transformers-to-megatron",
+    "import": "instruct special-tokens llama-version num-shards target-expert-parallel-size cache-dir",
+    "reshard": "target-expert-parallel-size use-distributed-optimizer",
+    "merge": "weights coefficients slerp ties densities",
+    "inspect": "optimizer pattern grep",
+    "trace": "rank ranks",
+    "report": "title name open browser project entity smoothing smooth ylim xlim",
+    "watch": "lines key keys metric -d differences",
+    "runs list": "limit -n columns fields best project entity tag tags",
+    "runs plot": "smoothing smooth ylim xlim xmin xmax ymin ymax title legend width last relative project entity "
+    "style color colors",
 }
 
 

@@ -30,7 +30,17 @@ from lmtrain.cli.shared_options import (
     parse_output_file,
 )
 from lmtrain.config.settings_file import words_for_command
-from lmtrain.errors import LayoutError, MissingInputError, UsageError, example, leave_out, own, shell_quoted, way
+from lmtrain.errors import (
+    LayoutError,
+    MissingInputError,
+    UsageError,
+    example,
+    fill_in,
+    leave_out,
+    own,
+    shell_quoted,
+    way,
+)
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.runtime.processes.process_environment import ProcessEnv
@@ -128,8 +138,8 @@ class SlurmOptions:
         """Raise a UsageError on options that are missing, malformed, or contradict each other."""
         if (self.gpus_per_node is None) == (self.tasks_per_node is None):
             raise UsageError(
-                "The number of processes on each node must be given, by exactly one option. Give --gpus-per-node N, "
-                "or --tasks-per-node N if there are no GPUs."
+                "The number of processes on each node must be given, by exactly one option. Give "
+                f"{fill_in('--gpus-per-node', 'N')}, or {fill_in('--tasks-per-node', 'N')} if there are no GPUs."
             )
         if self.container_image and self.container_command:
             raise UsageError(

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from lmtrain.errors import DataError
-from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file
+from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file, suffix_of_text
 from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, encode_pair, perplexity, ratio
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -158,7 +158,7 @@ class LambadaLmEvalStandard(LambadaLmEval):
 
     def texts(self, content: str, source: Path) -> list[str]:
         lines = [line for line in content.split("\n") if line.strip()]
-        return lines if source.suffix == ".txt" else super().texts(content, source)
+        return lines if suffix_of_text(source) == ".txt" else super().texts(content, source)
 
 
 def split_last_word(text: str) -> tuple[str, str]:

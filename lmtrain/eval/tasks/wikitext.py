@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, UsageError, way
-from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file
+from lmtrain.eval.read_texts import count_odd_characters, jsonl_texts, read_text_file, suffix_of_text
 from lmtrain.eval.task import (
     Answers,
     Columns,
@@ -206,7 +206,7 @@ class WikitextLmEval(Task):
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
         options.refuse_any_stride(self.id)
         text, sha256 = _read_text(source)
-        originals = jsonl_texts(text, source, "page") if source.suffix == ".jsonl" else split_pages(text)
+        originals = jsonl_texts(text, source, "page") if suffix_of_text(source) == ".jsonl" else split_pages(text)
         prefix = eod_id(options.tokenizer)
         detokenized = [detokenize(page) for page in originals]
         documents = [np.array([prefix, *ids], np.int64) for ids in options.tokenizer.encode_batch(detokenized)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError, UsageError
+from lmtrain.eval.read_texts import read_text_file, suffix_of_text
 from lmtrain.eval.run_task import run
 from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, find_task
@@ -33,6 +37,25 @@ def follows(tokenizer: Tokenizer, texts: list[str]) -> Any:
         ids = tokenizer.encode(text)
         table[ids[:-1], ids[1:]] += 5.0
     return table
+
+
+@pytest.mark.parametrize("opened", [gzip.open, bz2.open, lzma.open])
+def test_a_compressed_file_is_read_as_what_it_holds(opened: Any, tmp_path: Path) -> None:
+    suffix = {gzip.open: "gz", bz2.open: "bz2", lzma.open: "xz"}[opened]
+    plain, packed = tmp_path / "a.jsonl", tmp_path / f"a.jsonl.{suffix}"
+    write(plain, ["One text.", "Another."])
+    with opened(packed, "wb") as file:
+        file.write(plain.read_bytes())
+    assert read_text_file(packed) == read_text_file(plain)
+    assert suffix_of_text(packed) == suffix_of_text(plain) == ".jsonl"
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match=f"cannot be unpacked.*Give a complete .{suffix} file"):
+        read_text_file(packed)
+
+
+def test_what_is_compressed_otherwise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is compressed by zstd.*Give the file that `zstd -d"):
+        read_text_file(tmp_path / "a.jsonl.zst")
 
 
 def subject(model: Any, tokenizer: Tokenizer, seq_len: int = 64) -> Subject:

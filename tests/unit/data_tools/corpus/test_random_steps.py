@@ -151,7 +151,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, inputs: list[Path]) -> N
         SplitStep((0.5, 0.4, 0.2))
     with pytest.raises(UsageError, match="--by=url"):
         SplitStep((1.0, 0.0, 0.0), by="url")
-    with pytest.raises(UsageError, match="Give one of them"):
+    with pytest.raises(UsageError, match="both say how much is drawn"):
         sample_limit(inputs, StepOptions(), tmp_path, fraction=0.1, count=3, seed=0)
     with pytest.raises(UsageError, match="--fraction=2"):
         sample_limit(inputs, StepOptions(), tmp_path, fraction=2.0, count=None, seed=0)
