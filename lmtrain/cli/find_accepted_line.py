@@ -25,6 +25,7 @@ from lmtrain.cli.settings_keys.apply_advice import (
     shell_lines,
 )
 from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click, with_fillers
+from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
@@ -56,7 +57,10 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
     the user what to type.
     """
     typed = command = Command.parse(argv)
+    if not typed.has_foreign_options:  # because: what is wrong beside these has been explained with them
+        error = explain_foreign_words(error, typed)
     errors, seen, changed, refusal = [error], {typed.units}, set[str](), error
+    advised_units = dict.fromkeys(typed.units)
     for _ in range(_MAX_ROUNDS):
         step = _best_step(command, refusal)
         if step is None or step[0].units in seen:
@@ -65,8 +69,9 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         changed |= _given_other_values(command, following)
         seen.add(following.units)
         command = following
+        advised_units |= dict.fromkeys(command.units)
         if refused is None:
-            return (told := joined(errors)), _line(told, typed, command)
+            return (told := joined(errors)), _line(told, typed, command, advised_units)
         refusal = refused
         if not changed & {text.partition("=")[0] for text in getattr(refused, "problems", [str(refused)])}:
             errors.append(refused)  # because: what the advice itself brought in is no mistake of the user
@@ -102,21 +107,39 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
     return first
 
 
-def _line(error: LmtrainError, typed: Command, command: Command) -> str:
-    """Return the lines to print below an error: what the corrected command leaves out, and the command."""
+def _line(
+    error: LmtrainError, typed: Command, command: Command, advised_units: Iterable[tuple[str, ...]]
+) -> str:
+    """Return the lines to print below an error: what the corrected command leaves out of the typed one and of
+    `advised_units`, which were advised before, and the command.
+    """
     # because: a value that is corrected is named in the error, and what is left out need not be
     said = str(error)
     replaced = {name for ways in error.ways for way in ways if way.new for name in way.old}
+    lost = command.lost_units(typed) + [
+        unit for unit in advised_units
+        if unit not in typed.units and unit not in command.units and not corrects(command, unit)
+    ]  # fmt: skip
     left_out = [
-        " ".join(map(shell_quoted, unit)) for unit in command.lost_units(typed)
+        text for unit in lost
         if not (len(unit) == 1 and unit[0] in replaced and "=" not in unit[0])  # a switch that has another form here
-        and not (corrects(command, unit) and (" ".join(unit) in said or "=".join(unit) in said))
+        and not _is_told(text := " ".join(map(shell_quoted, unit)), unit, said, command)
     ]
     words = " ".join(typed.words)
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
     form = f", with {' and '.join(places)} filled in" if places else ""
-    lost = f"\nLeft out: {', '.join(left_out)}." if left_out else ""
-    return f"{lost}\nType{form}:\n  {shell_lines(command.words)}"
+    list_of_lost = f"\nLeft out: {', '.join(dict.fromkeys(left_out))}." if left_out else ""
+    return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words)}"
+
+
+def _is_told(text: str, unit: tuple[str, ...], said: str, command: Command) -> bool:
+    """Return whether the message `said` tells what became of a unit of the command, whose text is `text`: it has
+    another value, or is something else here, or there is a reason why it is left out.
+    """
+    if corrects(command, unit):
+        return any(form in said for form in (text, " ".join(unit), "=".join(unit)))
+    place = rf"(?:^ *(?:\d+\. )?|, ){re.escape(text)}(: | is (?!not )| has no counterpart)"
+    return bool(re.search(place, said, re.MULTILINE))
 
 
 def refusal_of(command: Command) -> LmtrainError | None:
@@ -141,7 +164,9 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
             filled, unknown = with_fillers(words)
             params = click_command.make_context(" ".join(verb), filled[len(verb) :], obj=words).params
             _check_settings_of(verb, params | dict.fromkeys(unknown), unknown)
-    except (UsageError, LayoutError) as error:
+    except (SettingsError, LayoutError) as error:
+        return explain_foreign_words(error, Command.parse(words))
+    except UsageError as error:
         return error
     except ClickError as error:
         return usage_error_from_click(error, words, settings_problems)
@@ -166,7 +191,8 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
     try:
         _check_settings_of(command_of(words)[1], params)
     except (SettingsError, LayoutError) as error:
-        yield from (problem for problem in error.marked_problems if " is not set" not in problem)
+        explained = explain_foreign_words(error, Command.parse(words))
+        yield from (problem for problem in explained.marked_problems if " is not set. " not in problem)
     except LmtrainError:
         return  # because: it is about a file or a missing word, and is reported when the corrected line is typed
 

@@ -182,9 +182,9 @@ def blend_hint(key: str, value: str, instead_of: Sequence[str] = ()) -> str:
     if key in ("data.valid_path", "data.valid_paths"):
         words = way(f"data.valid_paths={named_values(names)}", instead_of=instead_of or key)
         return f" To validate on each of them, type {words}."
-    parts = ", ".join(f"{{path: {name}, weight: 1}}" for name in names)
+    parts = ", ".join(f"{{path: {name}, epochs: 1}}" for name in names)
     words = way("data=blend", f"data.datasets=[{parts}]", instead_of=instead_of or key)
-    return f" To mix them in one run, type {words}." if key == "data.path" else ""
+    return f" To mix them in one run, as much of each as there is, type {words}." if key == "data.path" else ""
 
 
 def named_values(values: Sequence[str]) -> str:

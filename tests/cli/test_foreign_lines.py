@@ -120,12 +120,21 @@ def test_an_option_whose_value_changes_is_translated_and_named(foreign: str, typ
     lmtrain(*final_words(text), "--print-config")
 
 
-def test_datasets_are_blended_by_weight_or_equally() -> None:
-    for foreign, weights in (("a b", "1 1"), ("0.3 a 0.7 b", "0.3 0.7")):
-        first, second = weights.split()
-        words = final_words(lmtrain("pretrain", "--data-path", *foreign.split(), code=2))
-        blend = f"data.datasets=[{{path: a, weight: {first}}}, {{path: b, weight: {second}}}]"
-        assert words == ["pretrain", "data=blend", blend]
+@pytest.mark.parametrize(
+    ("typed", "first", "second"),
+    [
+        ("--data-path a b", "epochs: 1", "epochs: 1"), ("--data-path 0.3 a 0.7 b", "weight: 0.3", "weight: 0.7"),
+        ("data_path=a,b", "epochs: 1", "epochs: 1"), ("data_path=[a,b]", "epochs: 1", "epochs: 1"),
+        ("data_path='a,b'", "epochs: 1", "epochs: 1"), ("data.path=a,b", "epochs: 1", "epochs: 1"),
+    ],
+)  # fmt: skip
+def test_datasets_are_blended_by_weight_or_size(typed: str, first: str, second: str) -> None:
+    words = final_words(lmtrain("pretrain", *typed.split(" "), code=2))
+    assert words == ["pretrain", "data=blend", f"data.datasets=[{{path: a, {first}}}, {{path: b, {second}}}]"]
+    lmtrain(*words, "--print-config")
+
+
+def test_one_dataset_is_no_blend() -> None:
     assert final_words(lmtrain("pretrain", "--data-path", "a", code=2)) == ["pretrain", "data.path=a"]
 
 
@@ -180,7 +189,7 @@ def test_what_cannot_be_reckoned_with_is_said_and_nothing_is_dropped() -> None:
     said = lmtrain("pretrain", "--warmup-ratio", "inf", "--train-iters", "10", code=2)
     assert "--warmup-ratio inf: It is schedule.warmup_steps here" in said
     said = lmtrain("pretrain", "--data-path", "0.3", "a", "0.7", code=2)
-    assert "{path: 0.3, weight: 1}, {path: a, weight: 1}, {path: 0.7, weight: 1}" in said
+    assert "{path: 0.3, epochs: 1}, {path: a, epochs: 1}, {path: 0.7, epochs: 1}" in said
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_line_beside_a_progress_line_stands_by_itself(monkeypatch: pytest.Monk
 def test_what_is_to_be_typed_stays_on_one_line() -> None:
     """A shell reads a line that ends within quotes as another value."""
     shown = on_terminal("pretrain", "data.path=[data/one,data/another]", "run.dir=runs/of_a_long_name", code=2)
-    assert '"data.datasets=[{path: data/one, weight: 1}, {path: data/another, weight: 1}]"' in shown
+    assert '"data.datasets=[{path: data/one, epochs: 1}, {path: data/another, epochs: 1}]"' in shown
 
 
 def test_a_long_comment_of_a_config_goes_on_below_itself() -> None:

@@ -38,6 +38,11 @@ class Command:
     repeatable: frozenset[str] = frozenset()  # options that may be typed several times
 
     @property
+    def has_foreign_options(self) -> bool:
+        """True if an option was typed that the verb does not have."""
+        return any(unit[0].startswith("--") and unit[0].partition("=")[0] not in self.options for unit in self.units)
+
+    @property
     def words(self) -> list[str]:
         return [*self.verb, *(word for unit in self.units for word in unit)]
 

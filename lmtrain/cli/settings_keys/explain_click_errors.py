@@ -189,7 +189,7 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
         return synonym
     if not closest and command.takes_settings:
         # because: the tables of other tools' names take time to build
-        from lmtrain.cli.settings_keys.explain_foreign_line import explain_foreign_line, is_foreign
+        from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_line, is_foreign
 
         only = "parallel." if "layout" in arguments else ""
         if is_foreign(option, command, own_options) and (

@@ -309,7 +309,7 @@ MUTANTS = [
     ),
     Mutant(
         name="megatrons_window_lacks_the_token_itself",
-        file="lmtrain/cli/settings_keys/translate_foreign_flags.py",
+        file="lmtrain/cli/settings_keys/other_tools/translate_foreign_flags.py",
         function="_take_numbers",
         old='f"model.window={number + 1}"',
         new='f"model.window={number}"',

@@ -129,7 +129,7 @@ def test_several_values() -> None:
     assert text == 'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
     assert [way.new for way in ways] == [("-m",), ("a=[1,2]",), ("a='1,2'",)]
     assert _refused_sweep("data.path=a,b")[0].endswith(
-        'To mix them in one run, type data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]". '
+        'To mix them in one run, as much of each as there is, type data=blend "data.datasets=[{path: a, epochs: 1}, {path: b, epochs: 1}]". '
         "Add -m to run each of them."
     )
     assert _refused_sweep("data.valid_path=x/a,y/a")[0].endswith(
@@ -146,14 +146,14 @@ def test_several_datasets_or_texts_get_one_way_out(tmp_path: Path, monkeypatch: 
         (tmp_path / name).touch()
     here = f"{tmp_path}/a"
     assert _said("model=gpt_tiny", "a", "b") == (
-        "'a', 'b' are datasets, not settings. To mix them in one run, type "
-        'data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]".'
+        "'a', 'b' are datasets, not settings. To mix them in one run, as much of each as there is, type "
+        'data=blend "data.datasets=[{path: a, epochs: 1}, {path: b, epochs: 1}]".'
     )
     assert _said(here) == f"{here!r} is a dataset. Write data.path={here}."
     assert _said("a.txt", "b.txt") == (
         "'a.txt', 'b.txt' are no settings. To train on the texts in them, write \"data.text=[a.txt,b.txt]\"."
     )
-    assert "To mix them in one run, type data=blend" in _said("data.path=a", "data.path=b")
+    assert "To mix them in one run, as much of each as there is, type data=blend" in _said("data.path=a", "data.path=b")
 
 
 @pytest.mark.parametrize(

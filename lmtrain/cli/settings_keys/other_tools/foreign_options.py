@@ -135,3 +135,5 @@ OTHER_VERBS = dict.fromkeys(
 )
 # of these keys another tool's 0 is null here
 ZERO_IS_NULL = ("optim.clip_norm",)
+# options whose value may have commas by itself
+LISTS = (*BOTH_BETAS, "split", "window_size", "report_to", "rampup_batch_size", "layer_types", "fsdp")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from lmtrain.cli.settings_keys import foreign_options as tables
+from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.config.compose_run_settings import compose_plain, group_choices
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.errors import LmtrainError, shell_quoted, shorten
@@ -19,9 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Option:
-    """An option of another tool with its values, as typed."""
+    """An option of another tool with its values, or a word KEY=VALUE with such a key, as typed."""
 
     unit: tuple[str, ...]
+
+    @property
+    def is_word(self) -> bool:
+        """True for a word KEY=VALUE without dashes."""
+        return not self.unit[0].startswith("-")
 
     @cached_property
     def typed(self) -> str:
@@ -41,7 +46,7 @@ class Option:
     @cached_property
     def values(self) -> tuple[str, ...]:
         sign, value = self.unit[0].partition("=")[1:]
-        return (value, *self.unit[1:]) if sign else self.unit[1:]
+        return tuple(map(_without_quotes, (value, *self.unit[1:]) if sign else self.unit[1:]))
 
     @property
     def value(self) -> str:
@@ -58,6 +63,16 @@ class Option:
     def within(self, table: Mapping[str, T]) -> T | None:
         """Return the entry of a table for the option's whole path, or else for its last part."""
         return table.get(self.path) or table.get(self.name)
+
+
+    def with_value(self, value: str) -> Option:
+        """Return the option with this as its one value."""
+        return Option((f"{self.unit[0].partition('=')[0]}={value}",))
+
+
+def _without_quotes(value: str) -> str:
+    """Return a value without the quotes that a shell would have taken away."""
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
 @dataclass
@@ -79,6 +94,7 @@ class Translation:
     refused: list[str] = field(default_factory=list)  # what a training run cannot do
     origins: dict[str, Option] = field(default_factory=dict)  # key -> the option that set it
     later: list[Option] = field(default_factory=list)  # options that depend on settings
+    known: list[Option] = field(default_factory=list)  # options of which something is known
     all_names: set[str] = field(default_factory=set)  # of the options, without the parts before a dot
 
     @cached_property

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lmtrain.cli.settings_keys import foreign_options as tables
-from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
-from lmtrain.cli.settings_keys.steps_of_epochs import count_epoch
+from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
+from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
+from lmtrain.cli.settings_keys.other_tools.steps_of_epochs import count_epoch
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
 from lmtrain.config.parse_and_apply_overrides import override_key
@@ -237,6 +237,10 @@ def _settle(result: Translation) -> None:
         del settings["schedule.min_ratio"]
         result.omit(ratio, "A constant schedule has no end.")
         result.changed = [text for text in result.changed if not text.startswith(f"{ratio.typed} ")]
+    of_wsd = [key for key in ("schedule.decay_fraction", "schedule.decay") if key in settings]
+    if of_wsd and not {"schedule", "stages"} & {*settings, *map(override_key, result.typed_settings)}:
+        settings["schedule"] = "wsd"
+        result.changed.append(f"{origins[of_wsd[0]].typed} needs schedule=wsd here.")
     wandb = [key for key in settings if key.startswith("observe.wandb_")]
     if wandb and result.value_of("observe.wandb") == "none":
         settings["observe.wandb"] = "online"

@@ -7,37 +7,68 @@ config/foreign_names.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from lmtrain.cli.settings_keys import foreign_options as tables
-from lmtrain.cli.settings_keys.foreign_translation import Option, Translation
-from lmtrain.cli.settings_keys.reckon_foreign_values import reckon
+from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
+from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
+from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
+from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.name_suggestions import types_by_key, union_members
+from lmtrain.config.parse_and_apply_overrides import named_values
 from lmtrain.train.run_config import RunConfig
 
 _KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
+_DATASET_KEYS = ("data.path", "data.valid_path", "data.text")
 _YAML = {"": "true", "True": "true", "False": "false", "None": "null"}
 
 
 def translate_options(
     units: Sequence[tuple[str, ...]], typed_settings: Sequence[str] = (), counts_as: str = "",
-    from_run: str | None = None,
-) -> Translation:
+    from_run: str | None = None, *, is_sweep: bool = False,
+) -> Translation:  # fmt: skip
     """Translate another tool's options, each a tuple of the option and its values as typed, to settings of lmtrain.
     Options without a counterpart are in `left_out`, `unknown` or `refused` of the result. `counts_as` is the key that
     the verb has for a number of processes, if any. `from_run` is the run typed for its option --from-run, "" if none
-    is, and None if it has no such option.
+    is, and None if it has no such option. With `is_sweep`, a list of values is one of runs, even of datasets.
     """
-    result = Translation(typed_settings, counts_as, from_run)
-    for option in map(Option, units):
+    options = [Option(tuple(unit)) for unit in units]
+    lists = {option: values for option in options if len(values := _values_of_sweep(option, is_sweep)) > 1}
+
+    def translate(chosen: Mapping[Option, str]) -> Translation:
+        return _translate_each(
+            [option.with_value(chosen[option]) if option in chosen else option for option in options],
+            Translation(typed_settings, counts_as, from_run),
+        )
+
+    firsts = {option: values[0] for option, values in lists.items()}
+    result = translate(firsts)
+    for option, values in lists.items():
+        others = [translate(firsts | {option: value}) for value in values]
+        join_sweep(result, option, firsts[option], others)
+    return result
+
+
+def _translate_each(options: Sequence[Option], result: Translation) -> Translation:
+    for option in options:
         result.all_names.add(option.name)
-        if not any(step(result, option) for step in _STEPS):
-            result.unknown.append(option)
+        is_known = any(step(result, option) for step in _STEPS)
+        (result.known if is_known else result.unknown).append(option)
     reckon(result)
     return result
+
+
+def _values_of_sweep(option: Option, is_sweep: bool) -> list[str]:
+    """Return the values that an option names for the runs of a sweep, as in optim.lr=1e-3,3e-4; one or none if it names
+    a single value, which may be a list.
+    """
+    takes_list = not is_sweep and _KEY_OF.get(option.name, "") in _DATASET_KEYS
+    if takes_list or option.name in tables.LISTS or len(option.values) != 1 or re.search(r"[\[({'\"]", option.value):
+        return []
+    return [value for value in option.value.split(",") if value]
 
 
 def _take_processes(result: Translation, option: Option) -> bool:
@@ -126,18 +157,28 @@ def _take_numbers(result: Translation, option: Option) -> bool:
 
 
 def _take_datasets(result: Translation, option: Option) -> bool:
-    """Translate a list of datasets: pairs of weight and path, or paths of equal weight."""
+    """Translate a list of datasets: pairs of weight and path, or paths, which are mixed in proportion to their sizes.
+    """
     key = _KEY_OF.get(option.name, "")
-    if key not in ("data.path", "data.valid_path") or len(option.values) < 2:
+    words = [word for value in option.values for word in re.split(r"[,\s]+", value.strip("[]() ")) if word]
+    words = [word.strip("'\"") for word in words]
+    if key not in ("data.path", "data.valid_path") or len(words) < 2:
         return False
-    pairs = list(zip(option.values[1::2], option.values[::2], strict=False))
-    if len(option.values) % 2 or not all(_is_number(weight) for _, weight in pairs):
-        pairs = [(path, "1") for path in option.values]
-    blend = ", ".join(f"{{path: {path}, weight: {weight}}}" for path, weight in pairs)
-    if len(pairs) == 1:
+    pairs = list(zip(words[1::2], words[::2], strict=False))
+    is_weighted = len(words) % 2 == 0 and all(_is_number(weight) for _, weight in pairs)
+    if is_weighted and len(pairs) == 1:
         return result.set(option, f"{key}={pairs[0][0]}")
+    if not is_weighted and key == "data.valid_path":
+        return result.set(option, f"data.valid_paths={named_values(words)}", is_as_typed=True)
+    share = "weight: {}" if is_weighted else "epochs: 1"
+    parts = ", ".join(f"{{path: {path}, {share.format(weight)}}}" for path, weight in (
+        pairs if is_weighted else [(word, "") for word in words]
+    ))  # fmt: skip
     result.settings["data"] = "blend"
-    return result.set(option, f"{key.removesuffix('path')}datasets=[{blend}]", is_as_typed=True)
+    result.set(option, f"{key.removesuffix('path')}datasets=[{parts}]", is_as_typed=True)
+    if not is_weighted:
+        result.changed.append(f"{option.typed} is data=blend here, with all of each dataset, whatever their sizes.")
+    return True
 
 
 def _rename(result: Translation, option: Option) -> bool:
