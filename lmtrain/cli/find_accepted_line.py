@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any

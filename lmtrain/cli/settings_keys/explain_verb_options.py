@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import Command
-from lmtrain.cli.settings_keys.foreign_options import FALSE, TRUE
 from lmtrain.cli.settings_keys.option_synonyms import NOTHING
+from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, TRUE
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
