@@ -88,6 +88,7 @@ DATA = [
     Row("preprocess", "--max-chars", ("300",)),
     Row("preprocess", "--min-tokens", ("100",)),
     Row("preprocess", "--max-tokens", ("100",)),
+    Row("preprocess", "--max-documents", ("3",)),
     Row("preprocess", "--script", ("latin:0.9",)),
     Row("preprocess", "--filter", ("some",), ends="refused"),
     Row("data split", "--shares", ("20,80",)),
