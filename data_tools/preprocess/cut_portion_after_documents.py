@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from data_tools.read.cut_files_into_chunks import Chunk, Portion
@@ -42,10 +43,14 @@ def end_after(
             yield portion, result
         else:
             worker = build_worker()
-            portion = _cut_after(portion, missing, lambda part, run=worker.run: run(part).num_documents)
+            portion = _cut_after(portion, missing, partial(_count_documents, worker))
             yield portion, worker.run(portion)
             return
         del portion, result  # because: a variable would keep the document in memory while the next one is read
+
+
+def _count_documents(worker: PortionWorker[Result], portion: Portion) -> int:
+    return worker.run(portion).num_documents
 
 
 def _cut_after(portion: Portion, num_documents: int, count: Callable[[Portion], int]) -> Portion:
