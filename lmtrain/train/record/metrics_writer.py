@@ -58,7 +58,7 @@ from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
-from lmtrain.train.record.lines_on_changed_settings import change_lines
+from lmtrain.train.record.changed_settings_and_rate import change_lines
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_objects_and_resume import Progress, Run, checkpoint_state, held_pieces
 from lmtrain.train.startup_checks.preflight import Inputs, with_final_model

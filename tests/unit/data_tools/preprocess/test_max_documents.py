@@ -13,6 +13,7 @@ import pytest
 from data_tools.preprocess import preprocess_pipeline
 from data_tools.preprocess.length_and_script_filters import Filters
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
+from data_tools.preprocess.resumable_dataset_writer import Outputs
 from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.errors import UsageError
 from tests.unit.data_tools.preprocess.test_pipeline import (
@@ -83,7 +84,7 @@ def test_a_killed_run_resumes(
 ) -> None:
     run(corpus, tmp_path / "whole" / "out", max_documents=25)
     with monkeypatch.context() as patched:
-        add, calls = preprocess_pipeline.Outputs.add, []
+        add, calls = Outputs.add, []
 
         def stop_after_some(*arguments: Any) -> None:
             add(*arguments)
@@ -91,7 +92,7 @@ def test_a_killed_run_resumes(
             if len(calls) == num_portions:
                 raise Killed
 
-        patched.setattr(preprocess_pipeline.Outputs, "add", stop_after_some)
+        patched.setattr(Outputs, "add", stop_after_some)
         with pytest.raises(Killed):
             run(corpus, tmp_path / "killed" / "out", max_documents=25)
     summary = run(corpus, tmp_path / "killed" / "out", max_documents=25)
