@@ -32,6 +32,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, Tally,
 from data_tools.read.compressed_and_parquet_readers import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import atomic_file, is_safe_name
+from lmtrain.similar_path import missing_path
 from lmtrain.tokenizer.text_from_json_lines import Document
 
 DocumentsBySplit = Iterator[tuple[str, Document]]  # (split, document) pairs
@@ -263,7 +264,10 @@ def get_corpus(
     paths = list(local_paths) or fetch_files(recipe, output, offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise MissingInputError(f"{missing[0]} is not a file. For {recipe.name}, give {recipe.takes}.")
+        hint = f"For {recipe.name}, give {recipe.takes}."
+        if not missing[0].exists():
+            raise MissingInputError(missing_path(missing[0], hint, Path.is_file))
+        raise MissingInputError(f"{missing[0]} is not a file. {hint}")
     tally = Tally()
     with ExitStack() as stack:
         targets: dict[str, IO[bytes]] = {}

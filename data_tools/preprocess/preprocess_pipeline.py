@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from data_tools.preprocess.cut_portion_after_documents import end_after
 from data_tools.preprocess.encode_documents import (
     DocumentConverter,
     SentenceConverter,
@@ -65,6 +66,7 @@ class Options:
     max_bad: int | None = None
     limits: SizeLimits = field(default_factory=SizeLimits)
     shard_tokens: int | None = None
+    max_documents: int | None = None  # the run ends with this many documents
     overwrite: bool = False
     text_split: TextSplit = "file"  # what is a document of a text file
     names: OptionNames = COMMAND_LINE
@@ -76,6 +78,8 @@ class Options:
             raise UsageError(f"--key names {', '.join(self.keys) or 'nothing'}. Name one key or more, each once.")
         if self.shard_tokens is not None and self.shard_tokens < 1:
             raise UsageError(f"--shard-tokens={self.shard_tokens} must be at least 1. {leave_out()} for one dataset.")
+        if self.max_documents is not None and self.max_documents < 1:
+            raise UsageError(f"--max-documents={self.max_documents} must be at least 1. {leave_out()} for all.")
 
 
 @dataclass
@@ -85,6 +89,10 @@ class TokenizedPortion:
     batches: list[SequenceBatch]  # one per key; document i of each is from the same line
     bad: list[ChunkBadLines]  # bad lines of each chunk, in order
     filtered: Counter[str]
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.batches[0].num_sequences)
 
 
 class TokenizeWorker:
@@ -111,6 +119,8 @@ class TokenizeWorker:
 
     def run(self, portion: Portion) -> TokenizedPortion:
         """Read, filter and tokenize the documents of a portion, which is some chunks of the input."""
+        if self._options.max_documents is not None:  # because: the portion is read again if the run ends within it
+            portion = Portion([replace(c, content=c.content and bytes(c.content)) for c in portion.chunks])
         if portion.chunks[0].kind == "text":
             return self._run_whole_files(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
@@ -286,7 +296,7 @@ def preprocess(
     with Outputs(names, _run_identity(sources, tokenizer_bytes, options), tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
         _report_earlier_run(outputs, notify)
-        if not outputs.finished:
+        if not outputs.finished and outputs.totals.num_documents != options.max_documents:
             _tokenize_portions(sources, tokenizer, tokenizer_bytes, options, outputs, report, notify)
         if outputs.totals.num_tokens == 0:
             bad, filtered = outputs.totals.bad, outputs.totals.filtered.total()
@@ -348,7 +358,7 @@ def _tokenize_portions(
     build = partial(TokenizeWorker, options, bos_id, eod_id, tokenizer_bytes, None if processes else encoder)
     with process_portions(portions, build, options.workers, budget, use_processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and the workers are already busy
-        for portion, result in results:
+        for portion, result in end_after(options.max_documents, lambda: totals.num_documents, results, build):
             outputs.add(result.batches, _count_portion(portion, result, totals, bad_lines))
             if report is not None:
                 report(Progress(
@@ -387,6 +397,7 @@ def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options)
         [options.split_sentences, options.lines_end_sentences, *([options.prepend_bos] if options.prepend_bos else [])],
         [options.limits.slice_bytes, options.limits.max_doc_bytes],
         *([options.text_split] if options.text_split != "file" else []),
+        *([["max_documents", options.max_documents]] if options.max_documents is not None else []),
         options.filters.identity(),
     ])
     return hashlib.sha256(facts.encode()).hexdigest()

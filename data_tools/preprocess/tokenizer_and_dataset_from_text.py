@@ -50,6 +50,7 @@ from lmtrain.runtime.files.atomic_files import (
     write_json,
 )
 from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.similar_path import missing_path
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
 
@@ -88,7 +89,7 @@ class TextRequest:
         """
         for text in self.texts:
             if not os.path.exists(text) and not is_glob(text):
-                raise MissingInputError(f"{text} does not exist. Give the path of a text, or of a folder of texts.")
+                raise MissingInputError(missing_path(text, "Give the path of a text, or of a folder of texts."))
         if self.tokenizer is None and self.max_vocab is not None:
             check_vocab_size(self.max_vocab, "wordpiece" if self.cuts_sentences else "bpe", self.names.vocab_size)
         inputs = [

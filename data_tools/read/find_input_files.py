@@ -22,6 +22,7 @@ from typing import Literal
 
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, leave_out, own, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import read_errors, refuse_sparse_file
+from lmtrain.similar_path import missing_path
 from lmtrain.units import plural
 
 STDIN = Path("-")
@@ -302,7 +303,7 @@ def _nothing_to_read(path: Path, has_files: bool) -> str:
         return f"{path} matches no file with a readable suffix: {READABLE}."
     if is_glob(str(path)):
         return f"{path} matches no file. Give a pattern that does, such as 'texts/*.txt', in quotes."
-    return f"{path} does not exist. Give files ({READABLE}), folders of them, or globs."
+    return missing_path(path, f"Give files ({READABLE}), folders of them, or globs.")
 
 
 def is_glob(text: str) -> bool:

@@ -58,7 +58,7 @@ from lmtrain.tokenizer.text_from_json_lines import (
 MAX_BAD_LINES = 100_000
 _STEP_BYTES = 1 << 20
 ALL_READ = -1
-_DOCUMENT_ENDS = {"lines": re.compile(rb"\n"), "paragraphs": re.compile(rb"(?:\n[ \t]*\r?)+\n")}  # kind of source
+DOCUMENT_ENDS = {"lines": re.compile(rb"\n"), "paragraphs": re.compile(rb"(?:\n[ \t]*\r?)+\n")}  # kind of source
 _NO_KEY = "no key "  # start of the cause if an object lacks the text's key
 
 
@@ -324,7 +324,7 @@ def _read_texts(chunk: Chunk, limits: SizeLimits) -> TextList:
         return TextList([(bytes(data).removeprefix(BOM),)])
     text = bytes(chunk.content or b"")
     start = len(BOM) if chunk.start == 0 and text.startswith(BOM) else 0
-    return TextList.cut(text[start:], chunk.start + start, _DOCUMENT_ENDS[chunk.kind])
+    return TextList.cut(text[start:], chunk.start + start, DOCUMENT_ENDS[chunk.kind])
 
 
 def _num_utf8_bytes(text: str | bytes) -> int:

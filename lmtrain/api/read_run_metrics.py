@@ -14,6 +14,7 @@ from lmtrain.api.check_arguments import checked
 from lmtrain.errors import MissingInputError, UsageError, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
 from lmtrain.runfolder.file_names import METRICS
+from lmtrain.runfolder.folder_reader import not_a_run
 from lmtrain.runfolder.tensorboard_metric_names import row_measures
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def metrics(run: str | os.PathLike[str]) -> Metrics:
     """
     path = Path(run) / METRICS
     if not path.is_file():
-        raise MissingInputError(f"{path} does not exist. Give the folder of a run, which was its run.dir.")
+        hint = "Give the folder of a run, which was its run.dir."
+        raise MissingInputError(not_a_run(Path(run), f"{path} does not exist", hint))
     return Metrics(Path(run), read_record(path))
 
 

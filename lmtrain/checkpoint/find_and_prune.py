@@ -24,9 +24,16 @@ from lmtrain.checkpoint.disk.checkpoint_format import (
     decode_manifest,
     max_manifest_bytes,
 )
-from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError, UsageError, join_few
-from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
-from lmtrain.runfolder.folder_reader import is_run, read_settings
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError, UsageError, join_few, way
+from lmtrain.runfolder.file_names import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    checkpoint_names,
+    step_folder_name,
+    step_from_name,
+)
+from lmtrain.runfolder.folder_reader import is_run, read_settings, run_around
 from lmtrain.runfolder.lineage import waiting_branches
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.tensorboard_metric_names import score_by_step
@@ -39,6 +46,7 @@ from lmtrain.runtime.files.atomic_files import (
     storage_errors,
 )
 from lmtrain.runtime.processes.fault_injection import fault_point
+from lmtrain.similar_path import missing_path
 from lmtrain.units import format_bytes
 
 BEST_SUFFIX = "@best"  # after a run's folder: RUN@best
@@ -195,16 +203,24 @@ def resolve_checkpoint(path: Path | str) -> Path:
     if is_best(path):
         return best_checkpoint(Path(str(path).removesuffix(BEST_SUFFIX)))
     if not path.is_dir():
-        raise MissingInputError(
-            f"{path} {'is not a folder' if path.exists() else 'does not exist'}. Give a run's folder, or a checkpoint "
-            f"such as RUN/{CHECKPOINTS}/step_00001000."
-        )
+        hint = f"Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
+        if (run := run_around(path)) is not None:
+            hint = f"Give {way(str(run), instead_of=str(path))} for the newest checkpoint of this run."
+        raise MissingInputError(missing_path(path, hint, is_run_or_checkpoint))
     if os.path.lexists(path / MANIFEST) or step_from_name(path.name) is not None:
         return path
     newest = latest_checkpoint(path / CHECKPOINTS) or latest_checkpoint(path)
     if newest is None:
         raise MissingInputError(f"{path} holds no finished checkpoint. Give a checkpoint, or a run that has saved one.")
     return newest
+
+
+def is_run_or_checkpoint(path: Path) -> bool:
+    """Return whether a path is the folder of a run, a checkpoint, or a folder of either lmtrain's or Hugging Face's
+    checkpoints.
+    """
+    has_files = any((path / name).is_file() for name in (MANIFEST, CONFIG))
+    return is_run(path) or has_files or latest_checkpoint(path) is not None
 
 
 def checkpoint_of_step(run: Path, step: int) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from lmtrain.errors import MissingInputError, SettingsError
+from lmtrain.similar_path import missing_path
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
@@ -184,7 +185,7 @@ def _read_text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise MissingInputError(f"{path} does not exist. Check the name.") from error
+            raise MissingInputError(missing_path(path, "Check the name.")) from error
         raise MissingInputError(
             f"{path} cannot be read: {error.strerror}. Make it readable, or give another file."
         ) from error

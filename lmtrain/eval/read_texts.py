@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.atomic_files import parse_json
+from lmtrain.similar_path import missing_path
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ def read_text_file(source: Path) -> tuple[str, str]:
             data = file.read()
         return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise MissingInputError(f"--data={source} is not a file. Give the text that the task names.") from error
+        hint = "Give the text that the task names."
+        if not source.exists():
+            raise MissingInputError(missing_path(source, hint, Path.is_file, option="--data=")) from error
+        raise MissingInputError(f"--data={source} is not a file. {hint}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{source} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
     except _DAMAGED as error:

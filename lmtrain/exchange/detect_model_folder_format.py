@@ -18,6 +18,7 @@ from lmtrain.errors import CheckpointError, LmtrainError, MissingInputError, Usa
 from lmtrain.runfolder.file_names import step_from_name
 from lmtrain.runfolder.folder_reader import is_run
 from lmtrain.runtime.files.atomic_files import is_safe_name, open_fd, read_json, read_range
+from lmtrain.similar_path import missing_path
 
 Program = Literal["hf", "megatron"]
 TRACKER = "latest_checkpointed_iteration.txt"  # Megatron-LM writes the newest iteration into it
@@ -107,7 +108,7 @@ def _list_folder(path: Path) -> list[str]:
         hint = f"Give {_FOLDERS}."
         if _HUB_NAME.fullmatch(str(path)):
             hint = f"lmtrain downloads no models. Get it first: hf download {path} --local-dir DIR; then give DIR."
-        raise MissingInputError(f"{path} does not exist. {hint}")
+        raise MissingInputError(missing_path(path, hint))
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
         raise MissingInputError(f"{path} is a single file of a model. Give its folder, "
                                 f"{way(str(path.parent), instead_of=str(path))}.")  # fmt: skip

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, shorten
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, shorten, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP, WORKING_DIRECTORY
 from lmtrain.runfolder.read_and_record_run_end import read_stop
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import lock_holder, read_json
+from lmtrain.similar_path import missing_path
 
 _RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
 _MAX_DEPTH = 4  # levels of folders that are searched for runs
@@ -78,6 +79,22 @@ def is_run(path: Path) -> bool:
     return (path / METRICS).is_file() or (
         (path / CONFIG).is_file() and any((path / name).exists() for name in _RUN_FILES)
     )
+
+
+def run_around(path: Path) -> Path | None:
+    """Return the folder of the run in which a path lies, such as that of a checkpoint; None if it lies in no run."""
+    return next((folder for folder in path.parents if is_run(folder)), None)
+
+
+def not_a_run(path: Path, reason: str, hint: str = "Give the run.dir of a run.") -> str:
+    """Return the error message for a path that should be a run: with the run in which it lies or, if it does not exist,
+    a run of a similar name as a way out, else with the `reason` why it is no run and `hint`, a sentence.
+    """
+    if (run := run_around(path)) is not None:
+        return f"{path} lies in a run, and the run itself is needed. Use {way(str(run), instead_of=str(path))}."
+    if not path.exists():
+        return missing_path(path, hint, is_run)
+    return f"{path} is not the folder of a run: {reason}. {hint}"
 
 
 def find_runs(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
@@ -149,10 +166,8 @@ def read_run(path: Path, name: str) -> RunFolder:
     `problems`. `name` is the name under which output shows the run. Raise MissingInputError if it is not a run folder.
     """
     if not is_run(path):
-        raise MissingInputError(
-            f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with other files of a run. "
-            "Give the run.dir of a run of `lmtrain pretrain`."
-        )
+        has_not = f"it has neither {METRICS} nor {CONFIG} with other files of a run"
+        raise MissingInputError(not_a_run(path, has_not, "Give the run.dir of a run of `lmtrain pretrain`."))
     run = RunFolder(path, name)
     run.settings = run.read(CONFIG, "its settings, layout and model are not known") or {}
     run.environment = run.read(ENVIRONMENT, "versions and machine are not known") or {}

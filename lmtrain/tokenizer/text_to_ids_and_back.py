@@ -22,6 +22,7 @@ import tokenizers
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, shorten
 from lmtrain.runtime.files.atomic_files import atomic_file, open_fd, read_range
+from lmtrain.similar_path import missing_path
 from lmtrain.tokenizer import vocabulary_files
 
 MAX_BYTES = 64 << 20  # because: the largest published vocabularies are half as large
@@ -341,7 +342,7 @@ def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
     tokenizer in `folder`.
     """
     if not path.is_file():
-        return MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.")
+        return MissingInputError(missing_path(path, "Give a tokenizer's file or folder."))
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('new')"
     return DataError(
         f"{path} is a SentencePiece model, which lmtrain cannot read. Give the tokenizer.json that models are "
@@ -360,7 +361,7 @@ def _read(path: Path) -> bytes:
                 raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is no tokenizer. Check the path.")
             data = read_range(fd, 0, size)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.") from error
+        raise MissingInputError(missing_path(path, "Give a tokenizer's file or folder.")) from error
     except OSError as error:
         raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give the file of a tokenizer.") from error
     vocabulary_files.check_num_entries(data, str(path))

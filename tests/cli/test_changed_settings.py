@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmtrain.runfolder.metrics_rows import read_metrics
 from tests.cli.harness import Toy, lmtrain
 
 
@@ -38,7 +39,7 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
         assert text in said
         assert text in (folder / "log.txt").read_text()
     assert "warning: with that the learning rate goes from 1.65e-03 to 2." in said
-    assert "schedule=constant optim.lr=1.65e-03 keeps it" in said
+    assert "schedule=constant optim.lr=1.65e-03 keeps the rate" in said
     assert (folder / "config.json").read_bytes() != trained
 
     said = lmtrain("inspect", folder)
@@ -55,6 +56,25 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
         (1, [0.9, 0.95]), (5, [0.9, 0.99])
     ]  # fmt: skip
     assert "Leave optim.lr=1 out" in lmtrain("config", "explain", "optim", "optim.lr=1", "--run", folder, code=2)
+
+
+@pytest.mark.wide
+def test_a_branch_says_what_is_new_and_where_its_learning_rate_begins(toy: Toy, tmp_path: Path) -> None:
+    lmtrain("pretrain", *toy.settings(tmp_path / "run", train__steps=4))
+    words = "--from-run", tmp_path / "run", "schedule=linear", "optim.lr=1e-3", "train.steps=10"
+    said = lmtrain("pretrain", *words, f"run.dir={tmp_path / 'branch'}")
+    for line in ("optim.lr is 0.001 from here on; it was 0.003", "schedule.kind is linear from here on; it was cosine"):
+        assert line in said
+    assert re.search(r"the learning rate goes from \S+ to 6\.67e-04 in one step, because the schedule counts", said)
+    advised = re.findall(r"stages\.\S+", said)
+    assert advised == ["stages.next.steps=6", "stages.next.schedule=linear"]
+    staged = lmtrain("pretrain", *words[:2], "stages.next.optim.lr=1e-3", *advised, f"run.dir={tmp_path / 'staged'}")
+    assert "warning" not in staged
+    assert "stages." not in staged.partition("continuing from")[2]
+    first = next(row for row in read_metrics(tmp_path / "staged" / "metrics.jsonl") if row["event"] == "step")
+    assert (first["step"], first["lr"]) == (5, 1e-3)
+    again = lmtrain("pretrain", *words, f"run.dir={tmp_path / 'branch'}")
+    assert "from here on" not in again
 
 
 def test_steps_of_which_nothing_was_saved_are_said_to_be_lost(toy: Toy, tmp_path: Path) -> None:

@@ -214,9 +214,9 @@ def test_a_run_of_an_earlier_version(run: Path, tmp_path: Path) -> None:
 
 
 def test_refusals(run: Path, tmp_path: Path) -> None:
-    assert f"--from-run={tmp_path / 'no'} does not name" in lmtrain("pretrain", "--from-run", tmp_path / "no", code=66)
+    assert f"--from-run={tmp_path / 'no'} does not exist" in lmtrain("pretrain", "--from-run", tmp_path / "no", code=66)
     assert "is neither a run folder, which has a config.json" in lmtrain("pretrain", "--from-run", tmp_path, code=66)
-    assert "does not name an existing folder" in lmtrain("pretrain", "--from-run", run / "config.json", code=66)
+    assert "is not a folder. Give the folder of" in lmtrain("pretrain", "--from-run", run / "config.json", code=66)
     (tmp_path / "config.json").write_text("{")
     assert "config.json is not valid JSON" in lmtrain("pretrain", "--from-run", tmp_path, code=65)
     (tmp_path / "config.json").write_text("[]")

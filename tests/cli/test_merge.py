@@ -120,7 +120,7 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
         (("--of", run), f"--of {run} needs --last N. Add --last N"),
         ((run, "--last", 2, "--of", run), f"{run} and --last 2 --of {run} both say what to merge."),
         (("--last", 2, "--of", run), f"--last 2 asks for 2 checkpoints, and {run} holds none. Give another run."),
-        (("--last", 2, "--of", tmp_path / "other"), f"--of {tmp_path}/other does not name an existing folder"),
+        (("--last", 2, "--of", tmp_path / "other"), f"--of {tmp_path}/other does not exist"),
         ((run, "--mean", "median"), "--mean median names no mean. Use uniform, linear"),
     ):
         code = 66 if "--of" in arguments and "--last" in arguments and run not in arguments[:1] else 2

@@ -111,6 +111,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("reshard --load r --save s --tp 1 --step 10", "reshard r/checkpoints/step_00000010 --output s --to tp=1"),
         (f"{SLURM} --mail-type ALL", f"{SLURM} --sbatch=--mail-type=ALL"),
         ("report r --output loss.csv", "report r --output loss.html"),
+        ("preprocess x --tokenizer t --max_train_samples 9", "preprocess x --tokenizer t --max-documents 9"),
     ],
 )  # fmt: skip
 def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
@@ -123,7 +124,6 @@ def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
         ("tokenizer train x --output o --vocab-size 9 --special-tokens a",
          "There are no special tokens of your own here."),
         ("report r --csv loss.csv", "There is no CSV export here."),
-        ("preprocess x --tokenizer t --limit 9", "There is no option for the first documents here."),
         ("eval r --num_fewshot 5", "There are no examples in prompts here"),
         ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
         ("generate r --mirostat 2", "There is no such rule of sampling here."),

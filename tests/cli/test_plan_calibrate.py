@@ -50,7 +50,7 @@ def test_what_tells_nothing_is_refused(tmp_path: Path) -> None:
     one = lmtrain("plan", "--calibrate", tmp_path / "run", "hardware=cpu", code=2)
     assert "--calibrate needs two or more runs" in one
     two = lmtrain("plan", "--calibrate", tmp_path / "run", tmp_path / "other", code=66)
-    assert f"{tmp_path / 'run'} is not a run folder: it has no config.json." in two
+    assert f"{tmp_path / 'run'} is not the folder of a run: it has no config.json." in two
     place = lmtrain("plan", "--calibrate", tmp_path, "--out", tmp_path / "desk.yaml", code=2)
     assert f"--output={tmp_path / 'hardware' / 'desk.yaml'}" in place
     assert "Give --calibrate" in lmtrain("plan", "gpus=8", "--out", "x.yaml", code=2)

@@ -35,6 +35,13 @@ MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
     (("--srun=--cpu-bind=verbose,map_cpu:0,1", *TWO), 2, "map_cpu:0,1 applies to each Slurm task"),
     (("--env", "A B=3"), 2, "--env=A B=3 is not of the form NAME=VALUE"),
     (("--container-image", "a", "--container-command", "b"), 2, "both start a container"),
+    (("--array-tasks", "%2"), 2, "--array-tasks=%2 is for an array of jobs. Add --array."),
+    (("--array", "--array-tasks", "3-1"), 2, "--array-tasks=3-1 does not name tasks as sbatch's --array does"),
+    (("--array", "--array-tasks", "0-3%0"), 2, "--array-tasks=0-3%0 does not name tasks"),
+    (("--array", "optim.lr=1,2", "--array-tasks", "0-3%2"), 2, "which are the tasks 0 to 1. Use 0-1%2."),
+    (("--array=0-3%2",), 2, "--array is a switch. Use --array --array-tasks 0-3%2."),
+    (("--sbatch=--array=0-3%2",), 2, "which are the runs of a sweep. Use --array --array-tasks 0-3%2."),
+    (("--sbatch=-a%2",), 2, "Use --array --array-tasks %2."),
     (("--array", "parallel.dp_shard=1,2"), 78, "runs of this array take 1 to 2 processes"),
 ]
 ENDED_BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=7.0\\nsrun: error: n1: tasks 0-1: Terminated"
@@ -422,6 +429,17 @@ def test_an_array_has_the_runs_of_a_sweep(toy: Toy, tmp_path: Path) -> None:
     folders = [line.partition("run=")[2] for line in lines if line.startswith("    run=")]
     rates, seeds = ("0.001", "0.002"), (1, 2)
     assert folders == [f"{tmp_path}/sweep/optim.lr_{rate}__train.seed_{seed}" for rate in rates for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [("0-3%2", "0-3%2"), ("%2", "0-3%2"), ("1,3", "1,3"), ("0-3:2", "0-3:2"), ("2", "2"), (None, "0-3")],
+)
+def test_some_tasks_of_an_array_and_few_at_a_time(tmp_path: Path, typed: str | None, shown: str) -> None:
+    made = replace(
+        job(tmp_path), options=SlurmOptions(array=True, array_tasks=typed), runs=[(tmp_path, [])] * 4
+    )
+    assert f"#SBATCH --array={shown}" in job_script(made).splitlines()
 
 
 def test_submit_keeps_the_file_and_prints_the_job(toy: Toy, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
 
 
 def test_refusals_have_a_way_out(tmp_path: Path) -> None:
-    assert "is not a run folder" in lmtrain("trace", tmp_path / "none", code=66)
+    assert "does not exist. Give the run.dir" in lmtrain("trace", tmp_path / "none", code=66)
     # before anything is read, which takes a while of many ranks
     assert "not exist. Create it" in lmtrain("trace", tmp_path / "none", "--out", tmp_path / "no" / "x.json", code=73)
     (tmp_path / "config.json").write_text("{}")

@@ -80,10 +80,10 @@ def test_a_folder_that_is_not_there_or_no_run(tmp_path: Path) -> None:
     missing = tmp_path / "later"
     said = lmtrain("watch", missing, code=66)
     assert said == (
-        f"error: No run has begun in {missing}: there is no {missing}/config.json. Give the run.dir of a run; without "
-        "--once, and on a terminal, `lmtrain watch` waits for a run to begin in a folder.\n"
+        f"error: {missing} does not exist. Give the run.dir of a run; without --once, and on "
+        "a terminal, `lmtrain watch` waits for a run to begin in a folder.\n"
     )
-    assert f"there is no {tmp_path}/config.json" in lmtrain("watch", tmp_path, "--once", code=66)
+    assert "no run has begun there, as it has no config.json" in lmtrain("watch", tmp_path, "--once", code=66)
     assert "--every=0 must be at least 0.2 seconds" in lmtrain("watch", tmp_path, "--every", 0, code=2)
 
 

@@ -208,7 +208,10 @@ def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:
     """
     from lmtrain.checkpoint.find_and_prune import list_checkpoints
     from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
+    from lmtrain.runfolder.folder_reader import is_run, not_a_run
 
+    if not is_run(run):
+        raise MissingInputError(not_a_run(run, "it has none of its files"))
     known = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS)}
     if missing := [step for step in steps if step not in known]:
         there = join_few([str(step) for step in known]) if known else "none"

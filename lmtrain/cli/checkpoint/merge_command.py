@@ -15,6 +15,7 @@ from lmtrain.cli.shared_options import Json, Plugins, parse_size
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, fill_in, join_few, leave_out, way
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
+from lmtrain.similar_path import missing_path
 
 if TYPE_CHECKING:
     from lmtrain.checkpoint.merge.average_checkpoint_contents import MergedContents
@@ -132,6 +133,7 @@ def find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | N
     """
     from lmtrain.checkpoint.find_and_prune import list_checkpoints, resolve_checkpoint
     from lmtrain.runfolder.file_names import CHECKPOINTS
+    from lmtrain.runfolder.folder_reader import not_a_run, run_around
 
     if (last is None) != (of is None):
         given, missing = (f"--last {last}", "--of RUN") if of is None else (f"--of {of}", "--last N")
@@ -150,8 +152,10 @@ def find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | N
             f"{leave_out(*map(str, checkpoints), shown='give them alone')}."
         )
     if not of.is_dir():
-        raise MissingInputError(f"--of {of} does not name an existing folder. Give the folder of a run.")
+        raise MissingInputError(missing_path(of, "Give the folder of a run.", Path.is_dir, option="--of "))
     there = list_checkpoints(of / CHECKPOINTS) or list_checkpoints(of)
+    if not there and run_around(of) is not None:
+        raise MissingInputError(not_a_run(of, "it holds no checkpoints"))
     if len(there) < last:
         have = f"{len(there)}: {join_few([path.name for path in there])}" if there else "none"
         way_out = f"Use {way('--last', str(len(there)))}" if len(there) > 1 else "Give another run"

@@ -88,6 +88,9 @@ def preprocess(
     max_chars: Annotated[int | None, _filter(min=0, help="Leave out documents with more characters.")] = None,
     min_tokens: Annotated[int | None, _filter(min=0, help="Leave out documents with fewer tokens.")] = None,
     max_tokens: Annotated[int | None, _filter(min=0, help="Leave out documents with more tokens.")] = None,
+    max_documents: Annotated[
+        int | None, _filter(metavar="N", help="Stop after N documents; those that are left out do not count.")
+    ] = None,
     script: Annotated[
         list[str] | None,
         _filter(
@@ -132,6 +135,7 @@ def preprocess(
         max_bad=max_bad,
         limits=SizeLimits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
+        max_documents=max_documents,
         overwrite=overwrite,
         text_split=split,
     )
@@ -141,7 +145,7 @@ def preprocess(
             found, Tokenizer.load(tokenizer), prefix, options, report=report, notify=print_notice
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-    return print_json(facts) if as_json else _print(summary, split)
+    return print_json(facts) if as_json else _print(summary, split, max_documents)
 
 
 def find_texts(
@@ -195,13 +199,15 @@ def _show_progress(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _print(summary: Summary, split: str) -> None:
+def _print(summary: Summary, split: str, max_documents: int | None) -> None:
     echo(
         f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
         f"{format_bytes(summary.num_bytes)} of text -> "
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
         f"in {format_seconds(summary.seconds)}"
     )
+    if summary.num_documents == max_documents:
+        echo(f"ended with document {max_documents:,}, as --max-documents asks: any text after it was left out")
     for counts, what, done in (
         (summary.rejects, "bad line", "left out"), (summary.filtered, "document", "filtered out")
     ):  # fmt: skip

@@ -34,6 +34,7 @@ from lmtrain.cli.shared_options import (
 from lmtrain.errors import MissingInputError, OutputError, UsageError, fill_in, leave_out, way
 from lmtrain.runtime.files.atomic_files import check_output_folder, refuse_special_file
 from lmtrain.runtime.processes.stop_signals import unblock_stops
+from lmtrain.similar_path import missing_path
 
 if TYPE_CHECKING:
     from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
@@ -248,16 +249,22 @@ def build_jobs(
             f"--baseline={baseline} needs a task that scores whole documents. {leave_out()}, or choose one of these "
             f"tasks: {usable_tasks}."
         )
+
+    def is_data(path: Path) -> bool:
+        return path.exists() or dataset_prefix(path) is not None
+
     jobs: list[Job] = []
     reads_text = False
     for task, source in zip(tasks, data_options, strict=True):
         prefix = dataset_prefix(Path(source))
         if prefix is not None or not isinstance(task, TextTask):
             if prefix is None and not Path(source).exists():
-                raise MissingInputError(f"--data={source} does not exist. Give a file or a .bin/.idx prefix.")
+                hint = "Give a file or a .bin/.idx prefix."
+                raise MissingInputError(missing_path(source, hint, is_data, option="--data="))
             jobs.append((task, partial(lambda path, report: path, Path(source))))
         elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
-            raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
+            hint = "Give a file, a folder or a .bin/.idx prefix."
+            raise MissingInputError(missing_path(source, hint, is_data, option="--data="))
         else:
             found = find_sources(resolve_text_inputs([source], format_, suffixes))
             jobs.append((task, partial(read_texts, found, key)))

@@ -17,6 +17,7 @@ from lmtrain.errors import MissingInputError, UsageError, leave_out
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.metrics_rows import to_json_data
+from lmtrain.similar_path import missing_path
 from lmtrain.units import format_bytes
 
 
@@ -59,6 +60,8 @@ def inspect(
             facts["checkpoint_bytes"] = {name: _size(path / CHECKPOINTS / name) for name in facts["checkpoints"]}
     elif path.suffix in (".idx", ".bin") or dataset_exists(path):
         facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
+    elif not path.exists():
+        raise MissingInputError(missing_path(path, "Check the path.", _is_inspected))
     else:
         raise MissingInputError(
             f"{path} is neither a run folder (it has no config.json), nor a checkpoint (it has no manifest.json), nor "
@@ -66,6 +69,14 @@ def inspect(
         )
     shown_facts = {key: value for key, value in facts.items() if key != "losses"}
     return print_json(to_json_data(shown_facts), allow_nan=False) if as_json else print_facts(facts)
+
+
+def _is_inspected(path: Path) -> bool:
+    """Return whether `lmtrain inspect` can describe what the path names."""
+    from lmtrain.checkpoint.find_and_prune import is_run_or_checkpoint
+    from lmtrain.data.store.joined_dataset import dataset_exists
+
+    return is_run_or_checkpoint(path) or dataset_exists(path)
 
 
 def _size(folder: Path) -> int:

@@ -27,6 +27,7 @@ from lmtrain.plan.calibrate_to_measured_steps import (
 )
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.runfolder.file_names import CONFIG, METRICS
+from lmtrain.runfolder.folder_reader import not_a_run
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
@@ -60,10 +61,8 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
             f"--calibrate was given the run {repeated} twice, but it predicts each run from a fit to other runs. "
             "Give every run once."
         )
-    if not_a_run := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
-        raise MissingInputError(
-            f"{not_a_run} is not a run folder: it has no {CONFIG}. Give the run.dir of a run."
-        )
+    if no_run := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
+        raise MissingInputError(not_a_run(no_run, f"it has no {CONFIG}"))
     configs = [read_run_config(folder) for folder in folders]
     hardware = _find_hardware([word for word in arguments if "=" in word], configs, config_dir)
     runs = [

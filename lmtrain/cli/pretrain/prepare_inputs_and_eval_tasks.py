@@ -7,6 +7,7 @@ Called by pretrain. The training code knows no tasks and the evaluation code no 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from lmtrain.cli.pretrain.init_from_settings_and_import import import_first_weig
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, own, spelling_hint
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.similar_path import missing_path
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import EvaluationTask, Inputs, preflight
 
@@ -122,23 +124,23 @@ def _find_tasks(config: RunConfig) -> list[Task]:
     if wrong:
         raise SettingsError(wrong)
     missing = [
-        f"eval.tasks[{number}].data={entry.data} does not exist. Give {task.data}."
+        missing_path(entry.data, f"Give {task.data}.", partial(_is_data, task), option=f"eval.tasks[{number}].data=")
         for number, (entry, task) in enumerate(zip(config.eval.tasks, tasks, strict=True))
-        if not _data_exists(task, entry.data)
+        if not _is_data(task, Path(entry.data))
     ]
     if missing:
         raise MissingInputError("\n".join(missing))
     return tasks
 
 
-def _data_exists(task: Task, data: str) -> bool:
-    """Return True if the path `data` is a file, or is something else that the task accepts: a dataset prefix (of
+def _is_data(task: Task, path: Path) -> bool:
+    """Return True if the path is a file, or is something else that the task accepts: a dataset prefix (of
     PREFIX.bin and PREFIX.idx) or a folder of text files.
     """
     from lmtrain.eval.task import TextTask
     from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
 
-    path, is_text = Path(data), isinstance(task, TextTask)
+    is_text = isinstance(task, TextTask)
     is_dataset = (is_text or task.pairs) and dataset_prefix(path) is not None
     return path.is_file() or is_dataset or (is_text and path.is_dir())
 

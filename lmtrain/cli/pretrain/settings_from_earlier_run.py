@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.checkpoint.find_and_prune import latest_checkpoint, load_manifest, resolve_checkpoint
+from lmtrain.checkpoint.find_and_prune import (
+    is_run_or_checkpoint,
+    latest_checkpoint,
+    load_manifest,
+    resolve_checkpoint,
+)
 from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
@@ -42,6 +47,7 @@ from lmtrain.runfolder.lineage import RESUMED, read_lineage
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.settings_differences import compare_settings, first_start, flatten
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
+from lmtrain.similar_path import missing_path
 from lmtrain.train.rules_between_settings import text_dataset_prefix
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
 from lmtrain.units import parse_count
@@ -68,9 +74,8 @@ class SourceRun:
         """
         is_left_behind = branch is not None and not path.is_dir() and _began_from(branch, path)
         if not path.is_dir() and not is_left_behind:
-            raise MissingInputError(
-                f"--from-run={path} does not name an existing folder. Give the folder of a run, or a checkpoint in it."
-            )
+            hint = "Give the folder of a run, or a checkpoint in it."
+            raise MissingInputError(missing_path(path, hint, is_run_or_checkpoint, option="--from-run="))
         run = next((folder for folder in (path, path.parent, path.parent.parent) if (folder / CONFIG).is_file()), None)
         run = run or _run_of_merge(path)
         if run is None and is_left_behind:

@@ -21,6 +21,7 @@ from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, find_runs, r
 from lmtrain.runfolder.lineage import MERGED, WEIGHTS
 from lmtrain.runfolder.metrics_rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
 from lmtrain.runfolder.settings_differences import flatten
+from lmtrain.similar_path import missing_path
 from lmtrain.units import format_count
 
 EXAMPLES = (
@@ -139,9 +140,10 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
             raise UsageError(f"--where={text} has no value. Give KEY=VALUE.")
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
     if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
-        raise MissingInputError(
-            f"{empty} is not a folder that holds runs. Name a folder in which `lmtrain pretrain` has written runs."
-        )
+        hint = "Name a folder in which `lmtrain pretrain` has written runs."
+        if not empty.exists():
+            raise MissingInputError(missing_path(empty, hint, lambda path: next(find_runs(path), None) is not None))
+        raise MissingInputError(f"{empty} is not a folder that holds runs. {hint}")
     runs = read_runs(expand_runs(folders))
     for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
         run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name

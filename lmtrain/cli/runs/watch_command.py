@@ -21,7 +21,7 @@ from lmtrain.errors import MissingInputError, UsageError, join_few, own
 from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_line
 from lmtrain.runfolder.file_names import CONFIG, METRICS
-from lmtrain.runfolder.folder_reader import find_runs, read_run_state, read_settings, record_errors
+from lmtrain.runfolder.folder_reader import find_runs, not_a_run, read_run_state, read_settings, record_errors
 from lmtrain.runfolder.metrics_rows import RowFollower
 
 EXAMPLES = (
@@ -64,10 +64,11 @@ def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: b
             "`lmtrain runs`."
         )
     if not may_wait or (run.exists() and not run.is_dir()):
-        raise MissingInputError(
-            f"No run has begun in {run}: there is no {run / CONFIG}. Give the run.dir of a run; without --once, and on "
-            "a terminal, `lmtrain watch` waits for a run to begin in a folder."
+        hint = (
+            "Give the run.dir of a run; without --once, and on a terminal, `lmtrain watch` waits for a run to begin in "
+            "a folder."
         )
+        raise MissingInputError(not_a_run(run, f"no run has begun there, as it has no {CONFIG}", hint))
     print_message(console, f"waiting for a run to begin in {run}, which has no {CONFIG} yet. Ctrl-C ends the waiting.")
     while not (run / CONFIG).is_file():
         time.sleep(interval_s)

@@ -107,8 +107,11 @@ class Command:
         if any(unit[0] == old or _name(unit) == old for unit in self.units):
             return None
         units = tuple(
-            (*unit[:-1], unit[-1].removesuffix(old) + new) if _value(unit) == old else unit for unit in self.units
-        )
+            (unit[0], *(new if word == old else word for word in unit[1:])) if len(unit) > 2
+            else (*unit[:-1], unit[-1].removesuffix(old) + new) if _value(unit) == old
+            else unit
+            for unit in self.units
+        )  # fmt: skip
         return None if units == self.units else replace(self, units=units)
 
     def without(self, names: Iterable[str]) -> Command:

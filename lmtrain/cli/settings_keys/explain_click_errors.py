@@ -294,7 +294,11 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
 def _explain_switch(option: str, command: Command) -> _Problem:
     """Return the problem that a switch has a value."""
     typed = next((unit[0] for unit in command.units if unit[0].startswith(f"{option}=")), option)
-    is_off = typed.partition("=")[2].lower() in ("false", "no", "0", "off")
+    value = typed.partition("=")[2]
+    if option == "--array" and (value[:1].isdigit() or value.startswith("%")):  # as sbatch has it
+        meant = way("--array", "--array-tasks", value, instead_of=typed)
+        return _Problem(f"{typed} has a value, but {option} is a switch. Use {meant}.", (typed,))
+    is_off = value.lower() in ("false", "no", "0", "off")
     way_out = f"{leave_out(typed)}." if is_off else f"Use {way(option, instead_of=typed)}."
     return _Problem(f"{typed} has a value, but {option} is a switch. {way_out}", (typed,))
 

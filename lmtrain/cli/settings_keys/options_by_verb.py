@@ -69,6 +69,11 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("data show", "max-tokens max-length max-len truncate", {"*": "--most {value}"}),
     ("data show", "token-ids tokens raw no-decode show-ids", _switch("--ids")),
     ("corpus sample", _FIRST, {"*": "--count {value}"}),
+    (
+        "preprocess",
+        "limit max-samples max-docs num-docs num-documents first head -n num-samples max-train-samples",
+        {"*": "--max-documents {value}"},
+    ),
     ("data split", "val-size valid-size test-size val-ratio validation-split val-fraction dev-size test-ratio "
      "eval-size validation-fraction valid-ratio val-split-fraction validation-split-percentage train-test-split "
      "val-split valid-split test-split valid-fraction test-fraction", {"*": "--shares {shares}"}),
@@ -291,9 +296,6 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
             "limit max-samples max-docs sample input-sentence-size max-bytes num-docs sample-size",
     }),
     ("preprocess", {
-        "There is no option for the first documents here. `head -n N FILE | lmtrain preprocess -` reads N lines of "
-        "JSON, and `lmtrain corpus sample` draws documents at random.":
-            "limit max-samples max-docs num-docs num-documents first head -n num-samples sample max-documents",
         "There is no part for validation here. Give data.split=[98,2] to the run, or type `lmtrain data split PREFIX "
         "--shares 98,2` afterwards.":
             "val-ratio valid-ratio val-size validation-split val-split test-size eval-size train-ratio train-split "

@@ -29,6 +29,7 @@ from lmtrain.cli.shared_options import (
     Plugins,
     parse_output_file,
 )
+from lmtrain.cli.slurm.tasks_of_array import array_range, check_array_tasks, parse_array_tasks
 from lmtrain.config.settings_file import words_for_command
 from lmtrain.errors import (
     LayoutError,
@@ -133,6 +134,12 @@ class SlurmOptions:
     array: Annotated[
         bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")
     ] = False
+    array_tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASKS", help="Jobs of the array to start: 0,2 or 0-3, and at most 2 at a time: %2 or 0-3%2."
+        ),
+    ] = None
 
     def check(self) -> None:
         """Raise a UsageError on options that are missing, malformed, or contradict each other."""
@@ -147,6 +154,10 @@ class SlurmOptions:
                 "both start a container. Give one of them."
             )
         check_time_limit(self.time)
+        if self.array_tasks is not None:
+            if not self.array:
+                raise UsageError(f"--array-tasks={self.array_tasks} is for an array of jobs. Add {way('--array')}.")
+            parse_array_tasks(self.array_tasks)
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():
                 _check_extra_option(option, word, words or ())
@@ -306,6 +317,12 @@ def _check_extra_option(option: str, word: str, words: Sequence[str]) -> None:
         meant = way(*ways, instead_of=option, shown=f"{option}=--{word}")
         way_out = f"Use {meant}." if is_clear else f"Give one, as in {option}=--NAME=VALUE."
         raise UsageError(f"{option}={word} is not an option of {option[2:]}. {way_out}")
+    if name[0] in ("--array", "-a"):
+        tasks = word.removeprefix(name[0]).lstrip("= ")
+        added = way("--array", "--array-tasks", tasks, instead_of=(f"{option}={word}", f"{option} {word}"))
+        raise UsageError(
+            f"{option}={word} numbers the tasks of an array, which are the runs of a sweep. Use {added}."
+        )
     if name[0] in _RESERVED_OPTIONS:
         raise UsageError(
             f"{option}={word} would contradict the sbatch file, which takes nodes and processes from the layout and "
@@ -339,7 +356,7 @@ def branches_script(
     verb = build_verb("slurm").commands["render"]
     with verb.make_context("lmtrain branch --slurm", list(words)) as context:
         values = {name: value for name, value in context.params.items() if name != "output"}
-        refused = ("overrides", "from_run", "from_beginning", "array", "output")
+        refused = ("overrides", "from_run", "from_beginning", "array", "array_tasks", "output")
         unused = [name for name in refused if context.params[name]]
     if unused:
         raise UsageError(
@@ -371,6 +388,8 @@ def _job_of_runs(
             "processes to start. Give a layout: `lmtrain plan` prints the settings of the best one."
         )
     layout = runs[0][0].parallel.layout_text
+    if options.array_tasks is not None:
+        check_array_tasks(options.array_tasks, len(runs))
     nodes, ranks_per_node = options.shape(runs[0][0].parallel)
     tasks = TaskOptions(options.sbatch or [], options.srun or [])
     if starts_ranks := options.tasks == "node" and ranks_per_node > 1:
@@ -567,7 +586,7 @@ def _header_lines(job: SbatchJob) -> Iterator[str]:
     options = {
         "job-name": job.folder.name, "nodes": job.nodes + user.spare_nodes, "ntasks-per-node": job.tasks_per_node,
         "gpus-per-node": job.ranks_per_node if user.gpus_per_node else None, "cpus-per-task": job.tasks.cpus,
-        "array": f"0-{len(job.runs) - 1}" if user.array else None, "chdir": job.cwd,
+        "array": array_range(user.array_tasks, len(job.runs)) if user.array else None, "chdir": job.cwd,
         "output": job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1), "open-mode": "append",
     }  # fmt: skip
     yield from (

@@ -15,7 +15,6 @@ P.idx is renamed into place last, so a dataset without P.idx is unfinished. Open
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -33,6 +32,7 @@ from lmtrain.data.store.block_checksums import ChecksumRecord, MappedFile, Mappe
 from lmtrain.errors import DataError, MissingInputError, join_few, way
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
+from lmtrain.similar_path import similar_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, length of the document index
@@ -414,11 +414,11 @@ def _suggest_dataset(prefix: Path) -> str:
             "A BERT model needs --split-sentences as well."
         )
     folder = prefix if prefix.is_dir() else prefix.parent
-    prefixes = sorted(str(path.with_name(path.stem)) for path in folder.glob("*.idx"))
-    # because: the shared folder name would make any two full paths similar, so only the last component is compared
-    similar = [name for name in prefixes if difflib.get_close_matches(prefix.name, [Path(name).name], n=1, cutoff=0.6)]
-    if similar or (prefixes and folder == prefix):
-        named = similar[:1] or prefixes
+    similar = similar_path(prefix, lambda path: dataset_file(path, ".idx").exists())
+    named = [str(similar)] if similar is not None else []
+    if folder == prefix:
+        named = named or sorted(str(path.with_name(path.stem)) for path in folder.glob("*.idx"))
+    if named:
         return f"Did you mean {join_few(way(name, instead_of=str(prefix)) for name in named)}?"
     return "Give a dataset's path without .bin or .idx."
 

@@ -27,6 +27,7 @@ from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.spans.span_file import SPAN, Axis, Flag, Header, Kind, RankSpans, read_spans
 from lmtrain.observe.timeline.clock_offsets import Clocks, Pairs, fit_clocks
 from lmtrain.runfolder.file_names import CONFIG, TRACE_FILE, TRACES
+from lmtrain.runfolder.folder_reader import not_a_run
 
 _SHORT_WAIT_NS = 20_000  # because: a rank that comes after a collective's end passes at once, and does not show the end
 _MAX_SPAN_NS = 3600e9  # because: a span of more than an hour is damaged, or of a rank that hung
@@ -160,7 +161,7 @@ def _read_files(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
     files = sorted((folder / TRACES).glob("rank-*.spans"))
     if not files:
         if not (folder / CONFIG).is_file():
-            raise MissingInputError(f"{folder} is not a run folder: it has no {CONFIG}. Give the run.dir of a run.")
+            raise MissingInputError(not_a_run(folder, f"it has no {CONFIG}"))
         raise MissingInputError(
             f"The run {folder} has no traces ({TRACES}/rank-*.spans). To trace the next steps while it runs, `touch "
             f"{folder / TRACE_FILE}`; a new run is traced by `lmtrain pretrain observe.trace=sampled ...`."

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
 from lmtrain.runtime.files.explain_os_errors import limit_reached
+from lmtrain.similar_path import missing_path
 from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20
@@ -310,7 +311,7 @@ def read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise MissingInputError(f"{path} does not exist. Check the path.") from error
+        raise MissingInputError(missing_path(path, "Check the path.")) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DataError(f"{path} is a symbolic link. Put the file itself in its place.") from error

@@ -58,6 +58,7 @@ from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
+from lmtrain.train.record.changed_settings_and_rate import change_lines
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_objects_and_resume import Progress, Run, checkpoint_state, held_pieces
 from lmtrain.train.startup_checks.preflight import Inputs, with_final_model
@@ -67,9 +68,7 @@ from lmtrain.units import format_bytes, format_count, format_seconds, plural
 _MAX_FILE_BYTES = 1 << 18  # bytes of settings; because: readers of rows refuse a row of 1 MiB
 _CHUNK = 1 << 22  # numbers; because: their bucket indices take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
-_WARN_RATIO = 1.5  # ratio of learning rates between two steps above which a warning is shown
 # settings that decide the shape of the learning rate
-_LEARNING_RATE_KEYS = ("schedule.", "train.steps", "train.tokens")
 MAX_FAILED_SAVES = 3  # failed checkpoints in a row that end the run
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -313,34 +312,13 @@ def _start_lines(run: Run) -> Iterator[str]:
             yield f"the run is finished, so its settings stay as they were: {old_values}"
     elif resumed is not None:
         yield f"continuing from {resumed} at step {run.progress.step}"
-        yield from _change_lines(run)
+        yield from change_lines(run)
     elif weights is not None:
         yield f"a new run with the weights of {weights}"
     reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0) if resumed is None else 0
     if reached:
         yield f"warning: the {reached} steps before have left no checkpoint; the run begins at step 1 again"
-        yield from _change_lines(run)
-
-
-def _change_lines(run: Run) -> Iterator[str]:
-    """Yield a line of text for each setting that changed since the run's last start, and a warning if the learning rate
-    jumps because of a change.
-    """
-    for key, (old, new) in run.changed_settings.items():
-        yield f"{key} is {show(new)} from here on; it was {show(old)}"
-    if not any(
-        key.startswith(_LEARNING_RATE_KEYS) for key in run.changed_settings
-    ):  # because: a changed optim.lr is meant to jump
-        return
-    step, total = run.progress.step, run.config.total_steps
-    rows = [row for row in read_last_rows(run.folder / METRICS) if row["event"] == "step" and row["step"] == step]
-    before = next((row["lr"] for row in rows if isinstance(row.get("lr"), float)), None)
-    after = run.config.learning_rate(min(step, total - 1))
-    if before is not None and max(before, after) > _WARN_RATIO * min(before, after):
-        yield (
-            f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step; "
-            f"schedule=constant optim.lr={before:.2e} keeps it"
-        )
+        yield from change_lines(run)
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:

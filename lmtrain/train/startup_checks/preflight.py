@@ -422,10 +422,14 @@ def with_final_model(config: RunConfig, inputs: Inputs) -> RunConfig:
 
 
 def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
-    """Compare the settings with those that the run's folder recorded at its previous start, and return each key that
-    differs -> [old value, new value]; empty for a new run.
+    """Compare the settings with those that the run's folder recorded at its previous start, or for a new run that goes
+    on from another run's checkpoint with that run's, and return each key that differs -> [old value, new value]; empty
+    for another new run.
     """
     known = _recorded_settings(config)
+    if not known and inputs.resume_from is not None:
+        resumed = str(inputs.resume_from.resolve())
+        return next((dict(parent.differences) for parent in inputs.lineage[-1:] if parent.checkpoint == resumed), {})
     return compare_settings(known, dict(flatten(with_final_model(config, inputs).to_dict()))) if known else {}
 
 

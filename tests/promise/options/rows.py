@@ -88,6 +88,7 @@ DATA = [
     Row("preprocess", "--max-chars", ("300",)),
     Row("preprocess", "--min-tokens", ("100",)),
     Row("preprocess", "--max-tokens", ("100",)),
+    Row("preprocess", "--max-documents", ("3",)),
     Row("preprocess", "--script", ("latin:0.9",)),
     Row("preprocess", "--filter", ("some",), ends="refused"),
     Row("data split", "--shares", ("20,80",)),
@@ -143,6 +144,8 @@ RUNS = [
         # because: the number that fits the layout is also that which is taken without it
         Row(verb, "--nodes", ("1", "3"), base=f"{RUN} parallel.dp_shard=2 --tasks-per-node 1{more}", ends="refused"),
         Row(verb, "--array", base=f"{_SWEEP} --tasks-per-node 1{more}", without=_ERROR),
+        Row(verb, "--array-tasks", ("0-1%1", "%1"), base=f"{_SWEEP} --array --tasks-per-node 1{more}"),
+        Row(verb, "--array-tasks", ("%1",), base=f"{RUN} --tasks-per-node 1{more}", ends="refused"),
         Row(verb, "--tasks", base=f"{RUN} parallel.dp_shard=2 --tasks-per-node 2{more}"),
     )),
     Row("slurm *", "--time", ("4:00:00",)),

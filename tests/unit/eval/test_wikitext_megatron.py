@@ -131,7 +131,7 @@ def test_refusals(tmp_path: Path, source: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "one").write_text(" word \n")
     with pytest.raises(DataError, match="has one word"):
         TASK.prepare(tmp_path / "one", TaskOptions(tokenizer=tokenizer, seq_len=SEQ_LEN))
-    with pytest.raises(MissingInputError, match="is not a file"):
+    with pytest.raises(MissingInputError, match="does not exist"):
         TASK.prepare(tmp_path / "absent", TaskOptions(tokenizer=tokenizer, seq_len=SEQ_LEN))
     (tmp_path / "latin").write_bytes(b"caf\xe9 ")
     with pytest.raises(DataError, match="not UTF-8 at byte 3"):

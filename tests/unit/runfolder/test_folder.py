@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runfolder import folder_reader as module
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, STOP
-from lmtrain.runfolder.folder_reader import expand_runs, find_runs, is_run, read_runs, record_errors, run_state
+from lmtrain.runfolder.folder_reader import (
+    expand_runs,
+    find_runs,
+    is_run,
+    not_a_run,
+    read_runs,
+    record_errors,
+    run_around,
+    run_state,
+)
 from lmtrain.runtime.files.atomic_files import folder_lock
 
 
@@ -51,6 +60,26 @@ def test_runs_are_found_below_a_folder_and_not_inside_of_one(tmp_path: Path) -> 
     assert not is_run(tmp_path / "hf")  # because: others call a file so, too
     (tmp_path / "hf" / CHECKPOINTS).mkdir()
     assert is_run(tmp_path / "hf")
+
+
+def test_a_path_where_a_run_is_needed(tmp_path: Path) -> None:
+    for name in ("runs/base/checkpoints/step_00000004", "runs/none"):
+        (tmp_path / name).mkdir(parents=True)
+    base = tmp_path / "runs" / "base"
+    (base / "metrics.jsonl").touch()
+    checkpoint = base / "checkpoints" / "step_00000004"
+    assert run_around(checkpoint) == base
+    assert (run_around(base), run_around(tmp_path / "runs")) == (None, None)
+    lies = MissingInputError(not_a_run(checkpoint, "it has no files"))
+    assert str(lies) == f"{checkpoint} lies in a run, and the run itself is needed. Use {base}."
+    assert lies.ways[0][0][:2] == ((str(base),), (str(checkpoint),))
+    assert f"runs/bsae does not exist. Did you mean {base}?" in str(
+        MissingInputError(not_a_run(tmp_path / "runs/bsae", "it has no files"))
+    )
+    none = tmp_path / "runs" / "none"
+    assert not_a_run(none, "it has no files") == (
+        f"{none} is not the folder of a run: it has no files. Give the run.dir of a run."
+    )
 
 
 def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:

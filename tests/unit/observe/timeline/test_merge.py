@@ -106,7 +106,7 @@ def test_ranks_that_nothing_joins_are_named(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match=r"is not a run folder: it has no config\.json"):
+    with pytest.raises(MissingInputError, match=r"is not the folder of a run: it has no config\.json"):
         merge_traces(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(MissingInputError, match=r"has no traces .* while it runs, `touch .*/TRACE`"):

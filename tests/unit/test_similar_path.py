@@ -1,0 +1,44 @@
+"""What is said of a path that does not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmtrain.errors import MissingInputError
+from lmtrain.similar_path import missing_path, similar_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("runs/base", "runs/other", "data"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("notes.txt", "docs.jsonl", "data/web.bin", "data/web.idx"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("runs/bsae", "runs/base"), ("rnus/base", "runs/base"), ("rnus/bsae", "runs/base"), ("ntoes.txt", "notes.txt"),
+        ("docs", "docs.jsonl"), ("runs/something", None), ("nowhere/near", None), ("notes.txt/inside", None),
+    ],
+)  # fmt: skip
+def test_the_nearest_name(folder: Path, typed: str, meant: str | None) -> None:
+    assert similar_path(folder / typed) == (None if meant is None else folder / meant)
+
+
+def test_only_what_can_be_meant(folder: Path) -> None:
+    assert similar_path(folder / "data/wbe", lambda path: path.with_suffix(".idx").exists()) == folder / "data/web"
+    assert similar_path(folder / "notes.tx", Path.is_dir) is None
+
+
+def test_the_message(folder: Path) -> None:
+    error = MissingInputError(missing_path(folder / "ntoes.txt", "Give a text.", option="--data="))
+    assert str(error) == f"--data={folder}/ntoes.txt does not exist. Did you mean {folder}/notes.txt?"
+    [[way]] = error.ways
+    assert (way.new, way.old) == ((f"{folder}/notes.txt",), (f"{folder}/ntoes.txt",))
+    assert missing_path(folder / "none", "Give a text.") == f"{folder}/none does not exist. Give a text."
+    assert missing_path(folder / "notes.txt", "Give a run.") == f"{folder}/notes.txt is not a folder. Give a run."
