@@ -35,11 +35,15 @@ class Line:
     kinds: tuple[str, ...] = ()
     kept: tuple[str, ...] = field(default=())
     meant: tuple[str, ...] = ()  # the line that says it rightly; if that is refused, nothing need be kept
+    has_right_words: bool = True  # nothing need be left out
 
     def added(self, kind: str, *words: str, kept: Sequence[str] = (), meant: Sequence[str] = ()) -> Line:
         """This line with words at its end, which mean the words `meant`."""
         new, right = _with(self.words, words), _with(self.meant or self.words, meant)
-        return replace(self, words=new, kinds=(*self.kinds, kind), kept=(*self.kept, *kept), meant=right)
+        return replace(
+            self, words=new, kinds=(*self.kinds, kind), kept=(*self.kept, *kept), meant=right,
+            has_right_words=bool(meant) and not self.kinds,
+        )  # fmt: skip
 
     def changed(self, kind: str, at: int, *words: str) -> Line:
         """This line with other words in the place of one."""

@@ -155,13 +155,17 @@ def _values(words: Sequence[str]) -> list[str]:
     if Command.parse(words).verb == ("pretrain",) and "-m" not in words and "--multirun" not in words:
         import yaml
 
+        from lmtrain.config.compose_run_settings import group_choices
+
         output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(io.StringIO()):
                 from lmtrain.cli.main import main
 
                 main([*(word for word in words if word != "--json"), "--print-config"])
-            values = [value for value in values if "=" not in value] + list(_leaves(yaml.safe_load(output.getvalue())))
+            # because: a group has the name of its choice in no setting
+            groups = group_choices()
+            values = [value for value in values if value.partition("=")[0] in groups or "=" not in value] + list(_leaves(yaml.safe_load(output.getvalue())))
         except SystemExit:
             pass
     return values

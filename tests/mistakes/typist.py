@@ -67,6 +67,8 @@ def try_line(runner: Callable[[list[str]], Outcome], line: Line, rng: random.Ran
         outcome = runner(words)
         trial.steps.append((words, "" if outcome.is_accepted else outcome.text))
         trial.faults += _faults(outcome, words)
+        if line.kinds == ("other word",) and "--help` lists its options" in outcome.text:
+            trial.faults.append("knows nothing of other tools")
         if trial.faults:
             return trial
         if outcome.is_accepted or (end_text and outcome.text == end_text):
@@ -96,8 +98,6 @@ def _faults(outcome: Outcome, words: Sequence[str]) -> Iterator[str]:
         yield "no user's error"
     if len(outcome.ways) == 1 and not outcome.ways[0] and (shown := _ADVICE.search(_advice_of(outcome.text))):
         yield f"unheld advice {shown[0].strip()}"
-    if "--help` lists its options" in outcome.text:
-        yield "knows nothing"
     typed = {form for word in words for part in (word, word.partition("=")[2]) for form in _forms(part)}
     yield from (
         f"names {option} {value}, which was not typed"
@@ -186,7 +186,7 @@ def _lost(line: Line, trial: Trial, outcome: Outcome) -> Iterator[str]:
     """
     got = {form for value in outcome.values for form in _forms(value)}
     text = " ".join((*outcome.values, *trial.dropped))
-    said = "" if line.meant and len(line.kinds) == 1 else "\n".join(
+    said = "" if line.has_right_words else "\n".join(
         part for _, answer in trial.steps for part in re.findall(r"Left out:.*?(?=\nType|\Z)", answer, re.DOTALL)
     )  # fmt: skip
     for value in line.kept:

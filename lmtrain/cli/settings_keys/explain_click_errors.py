@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
-from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, stray_word, with_dashes
+from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, is_known, stray_word, with_dashes
 from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, layout_named, option_named
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
 from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
@@ -172,6 +172,8 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     hidden = {name for param in params if getattr(param, "hidden", False) for name in param.opts}
     own_options = [own for own in command.options if own.startswith("--") and own not in hidden]
     spelt = option.lower().replace("_", "-")
+    if len(option) == 2 and (problem := _explain_dash(option, command)):
+        return problem
     if len(option) == 2:  # because: of a long option with one dash, click names the first letter
         whole = (unit[0].partition("=")[0] for unit in command.units if unit[0].startswith(option))
         option = next((word for word in whole if f"-{word}" in own_options), option)
@@ -202,7 +204,25 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     if closest := closest or misspelt(option, own_options):
         meant = " or ".join(_renamed(option, own, command) for own in closest)
         return _Problem(f"{refusal} Did you mean {meant}?", (option,))
+    if is_known(option):
+        typed = ", ".join(" ".join(unit) for unit in _units(option, command))
+        refusal = f"{typed} is not an option of {name}, which has nothing like it."
+        return _Problem(f"{refusal} {leave_out(option)}.", (option,))
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
+
+
+def _explain_dash(option: str, command: Command) -> _Problem | None:
+    """Return the problem of a setting or a switch of one letter that is typed as -KEY=VALUE, of which click names a
+    letter as `option`; None if there is none.
+    """
+    for word in (unit[0] for unit in command.units if re.fullmatch(r"-\w[\w.]*=.*", unit[0], re.DOTALL)):
+        name, _, value = word.partition("=")
+        if name in command.flags and option[1] in f"={value}":
+            return _explain_switch(name, replace(command, units=tuple(u for u in command.units if u == (word,))))
+        if command.takes_settings and "." in name and option[1] in name:
+            new = way(word[1:], instead_of=word)
+            return _Problem(f"{word} begins with a dash, which a setting does not. Write {new}.", (word,))
+    return None
 
 
 def misspelt(option: str, own_options: Collection[str]) -> list[str]:

@@ -10,16 +10,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import Command
-from lmtrain.cli.settings_keys.option_synonyms import NOTHING
-from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, TRUE
+from lmtrain.cli.settings_keys.option_synonyms import ARGUMENTS, LEFT_OUT, NOTHING, OPTIONS, SIZES
+from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, PROCESS_COUNT_NAMES, SWITCHES, TRUE
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
 
 _STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
+_QUOTES_AND_SIGN = "\"'="  # around or before a value that is typed as key='value' or key==value
 _KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
 # options of sbatch that the file does not have by itself: --sbatch=--NAME=VALUE gives them
 _SBATCH = (
@@ -80,7 +83,7 @@ def explain_by_verb(option: str, command: Command) -> str | None:
         advice = way(*kept, instead_of=option, shown="Leave it out") if kept else leave_out(option)
         return f"{option if kept else typed} is not an option of lmtrain {verb}. {sentence} {advice}."
     if any(name in names.split() for verbs, names in NOTHING.items() if is_among(verb, verbs)):
-        return f"{option} is not an option of lmtrain {verb}. lmtrain {verb} has nothing like it."
+        return f"{typed} is not an option of lmtrain {verb}, which has nothing like it. {leave_out(option)}."
     return None
 
 
@@ -100,10 +103,26 @@ def stray_word(command: Command) -> str | None:
     return next((word for word in words if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
 
 
+def is_known(option: str) -> bool:
+    """Return whether an option is one of other tools that a table knows, for whatever verb."""
+    return spelt(option) in _known_names()
+
+
+@cache  # because: the tables have thousands of names
+def _known_names() -> frozenset[str]:
+    by_sentence = [names for table in (tables.ANYWAY, tables.ABSENT) for _, part in table for names in part.values()]
+    texts = [
+        *(names for _, names, _ in tables.WORDS), *by_sentence, *OPTIONS, *OPTIONS.values(), *ARGUMENTS.values(),
+        *SIZES, *LEFT_OUT, *NOTHING.values(), *FOREIGN_NAMES.values(), *UNSUPPORTED_SETTINGS, _SBATCH,
+        *SWITCHES, *PROCESS_COUNT_NAMES,
+    ]  # fmt: skip
+    return frozenset(spelt(f"--{name}" if len(name) > 2 else name) for text in texts for name in text.split())
+
+
 def with_dashes(word: str) -> str:
     """Return a word such as sample_by=paragraph as the option that it can be meant as."""
     name, _, value = word.partition("=")
-    return f"--{name.replace('_', '-')}={value.strip(chr(34) + chr(39))}"
+    return f"--{name.replace('_', '-')}={value.strip(_QUOTES_AND_SIGN)}"
 
 
 def spelt(option: str) -> str:

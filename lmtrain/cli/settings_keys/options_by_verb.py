@@ -284,6 +284,10 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
 )  # fmt: skip
 # verbs -> what there is in place of an option that is not here -> its names
 ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("plan, branch, data, config, import", {
+        "It is about one run, with one value of each setting. `lmtrain pretrain -m` and `lmtrain slurm` run several.":
+            "-m multirun sweep",
+    }),
     ("tokenizer train", {
         "There are no special tokens of your own here. `lmtrain preprocess --tokenizer FOLDER` takes a tokenizer of "
         "transformers that has them.":
