@@ -317,6 +317,13 @@ def _check_shares(params: Mapping[str, Any]) -> None:
     check_outputs(params["prefix"], parse_numbers("--shares", params["shares"], ""), params["output"] or [])
 
 
+def _check_shown(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.data.data_command import check_shown
+
+    names = ("prefix", "overrides", "sample", "document", "random", "seed", "run", "config_dir", "stage")
+    check_shown(**{name: params[name] for name in names})
+
+
 def _check_settings(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 
@@ -347,7 +354,7 @@ def _check_explained(params: Mapping[str, Any]) -> None:
 # verbs -> what refuses words that are wrong together, or settings
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "pretrain": _check_run, "slurm render": _check_job, "slurm submit": _check_job, "plan": _check_question,
-    "branch": _check_branches, "data index": _check_settings, "data blend": _check_settings,
+    "branch": _check_branches, "data show": _check_shown, "data index": _check_settings, "data blend": _check_settings,
     "config explain": _check_explained, "data split": _check_shares, "eval": _check_evaluation,
     "preprocess": _check_texts, "tokenizer train": _check_training, "generate": _check_prompt,
     "export": _check_export, "import": _check_import, "reshard": _check_reshard, "merge": _check_merge,

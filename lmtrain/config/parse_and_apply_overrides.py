@@ -153,21 +153,21 @@ def _override_of_file(setting: FileSetting) -> Any:
     )  # fmt: skip
 
 
-def sweep_refusal(override: Any, *, is_list: bool = False) -> str:
+def sweep_refusal(override: Any, *, takes: str = "") -> str:
     """Return the error message for a Hydra Override object with several values, such as `a=1,2`, on a command that
-    starts a single run. `is_list` says that the key takes a list.
+    starts a single run. `takes` says what the key takes: "list", "number", or "" if that may be anything.
     """
     text = str(override.input_line)
     key, _, value = text.partition("=")
     each, hint = f" Add {way('-m')} to run each of them.", blend_hint(key, value)
     if "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
         as_list = f" A list is {way(f'{key}=[{value}]')}"
-        if is_list:
+        if takes == "list":
             return f"{text} names several values.{as_list}.{each}"
         if _THOUSANDS.fullmatch(value):
             number = way(f"{key}={value.replace(',', '')}")
             return f"{text} names several values. As one number it is {number}.{each}"
-        hint = hint or f"{as_list}, one text {way(f'{key}={hydra_quoted(value)}')}."
+        hint = "" if takes == "number" else hint or f"{as_list}, one text {way(f'{key}={hydra_quoted(value)}')}."
     return f"{text} names several values.{hint + each if key.startswith('data.') else each + hint}"
 
 

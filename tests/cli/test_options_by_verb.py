@@ -127,7 +127,7 @@ def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
         ("eval r --num_fewshot 5", "There are no examples in prompts here"),
         ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
         ("generate r --mirostat 2", "There is no such rule of sampling here."),
-        ("generate r --grammar a", "lmtrain generate has nothing like it."),
+        ("generate r --grammar a", "lmtrain generate, which has nothing like it."),
         ("tokenizer train x --output o --vocab-size 900 --model_type unigram", "There is no such tokenizer here."),
         ("eval r --strict-lambada", "Give --task lambada/megatron-strict."),
         ("inspect x --step 10", "Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN."),

@@ -35,7 +35,7 @@ class Line:
     kinds: tuple[str, ...] = ()
     kept: tuple[str, ...] = field(default=())
     meant: tuple[str, ...] = ()  # the line that says it rightly; if that is refused, nothing need be kept
-    has_right_words: bool = True  # nothing need be left out
+    has_right_words: bool = False  # nothing need be left out
 
     def added(self, kind: str, *words: str, kept: Sequence[str] = (), meant: Sequence[str] = ()) -> Line:
         """This line with words at its end, which mean the words `meant`."""
@@ -48,7 +48,8 @@ class Line:
     def changed(self, kind: str, at: int, *words: str) -> Line:
         """This line with other words in the place of one."""
         new = (*self.words[:at], *words, *self.words[at + 1 :])
-        return replace(self, words=new, kinds=(*self.kinds, kind))
+        kept = tuple(value for value in self.kept if value not in self.words[at])
+        return replace(self, words=new, kinds=(*self.kinds, kind), kept=kept)
 
 
 def _with(line: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:

@@ -165,7 +165,8 @@ def _values(words: Sequence[str]) -> list[str]:
                 main([*(word for word in words if word != "--json"), "--print-config"])
             # because: a group has the name of its choice in no setting
             groups = group_choices()
-            values = [value for value in values if value.partition("=")[0] in groups or "=" not in value] + list(_leaves(yaml.safe_load(output.getvalue())))
+            values = [value for value in values if value.partition("=")[0] in groups or "=" not in value]
+            values += _leaves(yaml.safe_load(output.getvalue()))
         except SystemExit:
             pass
     return values

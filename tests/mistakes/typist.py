@@ -102,7 +102,7 @@ def _faults(outcome: Outcome, words: Sequence[str]) -> Iterator[str]:
     yield from (
         f"names {option} {value}, which was not typed"
         for option, value in _OPTION_WITH_VALUE.findall(outcome.text)
-        if not set(_forms(value)) & typed and value not in " ".join(words)
+        if not set(_forms(value)) & typed and value not in " ".join(words) and value.lstrip(".") not in " ".join(words)
     )
     subjects = re.findall(r"^  \d+\. (\S+=\S*)", outcome.text, re.MULTILINE)
     yield from (f"two entries for {subject}" for subject in {s for s in subjects if subjects.count(s) > 1})

@@ -25,7 +25,7 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progres
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, leave_out, own, spelling_hint, way
+from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, joined, leave_out, own, spelling_hint, way
 from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:
@@ -156,37 +156,46 @@ def show(
 
     A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
     """
-    words = expand_settings_file([*([prefix] if prefix else []), *(overrides or [])]) or []
-    given = [word for word in words if "=" not in word]
-    settings = [word for word in words if "=" in word]
-    chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]
-    if len(chosen) > 1:
-        raise UsageError(f"--{' and --'.join(chosen)} were given together. Give only one of them.")
-    for option, value, needed_option in (
-        ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
-        ("--stage", stage, "sample"),
-        (settings[0] if settings else "", settings or None, "sample"),
-    ):  # fmt: skip
-        if value is not None and needed_option != (chosen or ["random"])[0]:
-            leave = leave_out(*(settings if option in settings else [option]), shown=f"leave {option} out")
-            raise UsageError(
-                f"{option} has an effect only with --{needed_option} NUMBER, which was not given. Give "
-                f"--{needed_option} NUMBER, or {leave}."
-            )
-    if len(given) > 1:
-        numbers = [word for word in given[1:] if word.isdecimal()]
-        typed = way(*(part for word in numbers for part in ("--document", word)), instead_of=given[1:])
-        is_clear = numbers and not sample and not random
-        way_out = f"To show a document, give its number: {typed}." if is_clear else "Give one of them."
-        raise UsageError(f"`lmtrain data show` shows one dataset, but {' and '.join(given)} were given. {way_out}")
-    if run is None and not given:
-        raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
+    given, settings = check_shown(
+        prefix=prefix, overrides=overrides, sample=sample, document=document, random=random, seed=seed, run=run,
+        config_dir=config_dir, stage=stage,
+    )  # fmt: skip
     if sample:
         settings += [] if tokenizer is None else [f"data.tokenizer={tokenizer}"]
         ranges = [_number_range("--sample", text) for text in sample]
         return _show_samples(ranges, given, settings, run, config_dir, stage, most, ids, as_json)
     chosen_documents = None if document is None else [_number_range("--document", text) for text in document]
     return _show_documents(Path(given[0]), chosen_documents, random or 3, seed or 0, most, ids, tokenizer, as_json)
+
+
+def check_shown(*, prefix: str | None, overrides: list[str] | None, **options: Any) -> tuple[list[str], list[str]]:
+    """Return (the arguments that are no settings, the settings) of `lmtrain data show`. Raise a UsageError that names
+    every word which has no effect beside the others.
+    """
+    words = expand_settings_file([*([prefix] if prefix else []), *(overrides or [])]) or []
+    given, settings = [word for word in words if "=" not in word], [word for word in words if "=" in word]
+    chosen = [name for name in ("sample", "document", "random") if options[name]]
+    needs = {"--seed": "random", "--run": "sample", "--config-dir": "sample", "--stage": "sample"}
+    typed = [name for name in needs if options[name.removeprefix("--").replace("-", "_")] is not None]
+    without = [(name, [name]) for name in typed if needs[name] != (chosen or ["random"])[0]]
+    without += [(settings[0], settings)] if settings and chosen != ["sample"] else []
+    problems = [f"--{' and --'.join(chosen)} were given together. Give only one of them."] * (len(chosen) > 1)
+    problems += [
+        f"{name} has an effect only with --{(needed := needs.get(name, 'sample'))} NUMBER, which was not given. Give "
+        f"--{needed} NUMBER, or {leave_out(*names, shown=f'leave {name} out')}."
+        for name, names in without
+    ]  # fmt: skip
+    if len(given) > 1:
+        numbers = [word for word in given[1:] if word.isdecimal()]
+        new = way(*(part for word in numbers for part in ("--document", word)), instead_of=given[1:])
+        is_clear = numbers and not options["sample"] and not options["random"]
+        way_out = f"To show a document, give its number: {new}." if is_clear else "Give one of them."
+        problems.append(f"`lmtrain data show` shows one dataset, but {' and '.join(given)} were given. {way_out}")
+    if options["run"] is None and not given:
+        problems.append("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
+    if problems:
+        raise joined([UsageError(problem) for problem in problems])
+    return given, settings
 
 
 @app.command(hidden=True)

@@ -87,7 +87,7 @@ class Command:
         groups = self.as_units(way.new)
         new_names = {name for unit in groups if (name := _name(unit)) and name not in self.repeatable}
         # because: a single value has no parts
-        parts = tuple(f"{override_key(unit[0])}." for unit in groups if is_setting(unit[0]) and unit[0][-1] != "}")
+        parts = tuple(f"{override_key(unit[0])}." for unit in groups if is_setting(unit[0]) and _is_single(unit[0]))
         places = [
             index for index, unit in enumerate(self.units)
             if _name(unit) in new_names or any(_is_named(unit, name) for name in way.old)
@@ -248,6 +248,11 @@ def _name(unit: Sequence[str]) -> str:
     """Return the key of a setting or the name of an option; "" for an argument, which replaces nothing by itself."""
     word = unit[0]
     return override_key(word) if is_setting(word) else word.partition("=")[0] if word.startswith("-") else ""
+
+
+def _is_single(setting: str) -> bool:
+    """Return whether a setting such as data.text=FILE gives one value, and neither a mapping nor a group's choice."""
+    return "." in override_key(setting) and setting[-1] != "}"
 
 
 def _is_named(unit: Sequence[str], name: str) -> bool:

@@ -287,7 +287,7 @@ def _without_value(own: str, option: str, command: Command) -> str:
     click_command, _ = command_of(command.words)
     param = next(param for param in click_command.params if own in param.opts)
     placeholder = value_placeholder(param, parameter_types(click_command).get(param.name))
-    return fill_in(own, placeholder, instead_of=option)
+    return own if placeholder[:1] == "{" else fill_in(own, placeholder, instead_of=option)
 
 
 def _explain_extra_words(text: str, name: str, click_command: Any, command: Command) -> _Problem:
@@ -302,7 +302,7 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     if found and len(found) == len(extra) and all(option in command.options for _, option in found):
         new = [part for word, option in found for part in (option, word.partition("=")[2])]
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Use {way(*new, instead_of=extra)}.")
-    if len(extra) == 2 and (option := f"--{extra[0].replace('_', '-')}") in command.options - command.flags:
+    if len(extra) == 2 and (option := f"--{extra[0].rstrip('=').replace('_', '-')}") in command.options - command.flags:
         new = way(option, extra[1], instead_of=extra)
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {new}?", tuple(extra))
     is_are, them = ("is", "it") if len(extra) == 1 else ("are", "them")

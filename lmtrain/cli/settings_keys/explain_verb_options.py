@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import Command
 from lmtrain.cli.settings_keys.option_synonyms import ARGUMENTS, LEFT_OUT, NOTHING, OPTIONS, SIZES
 from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, PROCESS_COUNT_NAMES, SWITCHES, TRUE
+from lmtrain.cli.subcommands import HELP, build_verb
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.name_suggestions import types_by_key
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
+from lmtrain.train.run_config import RunConfig
 
 _STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
 _QUOTES_AND_SIGN = "\"'="  # around or before a value that is typed as key='value' or key==value
@@ -110,13 +114,23 @@ def is_known(option: str) -> bool:
 
 @cache  # because: the tables have thousands of names
 def _known_names() -> frozenset[str]:
+    """Return the names of options in the tables of all verbs, of lmtrain's own options, and of its settings."""
     by_sentence = [names for table in (tables.ANYWAY, tables.ABSENT) for _, part in table for names in part.values()]
+    own_options = (name for verb in HELP for name in _iter_options(build_verb(verb)))
+    keys = (key.rpartition(".")[2] for key in types_by_key(RunConfig))
     texts = [
+        *own_options, *keys,
         *(names for _, names, _ in tables.WORDS), *by_sentence, *OPTIONS, *OPTIONS.values(), *ARGUMENTS.values(),
         *SIZES, *LEFT_OUT, *NOTHING.values(), *FOREIGN_NAMES.values(), *UNSUPPORTED_SETTINGS, _SBATCH,
         *SWITCHES, *PROCESS_COUNT_NAMES,
     ]  # fmt: skip
     return frozenset(spelt(f"--{name}" if len(name) > 2 else name) for text in texts for name in text.split())
+
+
+def _iter_options(command: Any) -> Iterator[str]:
+    """Yield the options of a verb and of its subcommands."""
+    for each in getattr(command, "commands", {"": command}).values():
+        yield from (name for param in each.params for name in param.opts if name.startswith("-"))
 
 
 def with_dashes(word: str) -> str:

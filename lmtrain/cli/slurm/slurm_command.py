@@ -143,7 +143,13 @@ class SlurmOptions:
 
     def check(self) -> None:
         """Raise a UsageError on options that are missing, malformed, or contradict each other."""
-        if (self.gpus_per_node is None) == (self.tasks_per_node is None):
+        if self.gpus_per_node is not None and self.tasks_per_node is not None:
+            leave = leave_out("--tasks-per-node", shown="Leave one of them out")
+            raise UsageError(
+                f"--gpus-per-node={self.gpus_per_node} and --tasks-per-node={self.tasks_per_node} are both given, and "
+                f"each says how many processes a node has. {leave}."
+            )
+        if self.gpus_per_node is None and self.tasks_per_node is None:
             raise UsageError(
                 "The number of processes on each node must be given, by exactly one option. Give "
                 f"{fill_in('--gpus-per-node', 'N')}, or {fill_in('--tasks-per-node', 'N')} if there are no GPUs."
