@@ -23,8 +23,9 @@ from lmtrain.cli.settings_keys.apply_advice import (
     fits,
     nearest_first,
     shell_lines,
+    with_fillers,
 )
-from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click, with_fillers
+from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
-from lmtrain.cli.settings_keys.apply_advice import Command
+from lmtrain.cli.settings_keys.apply_advice import Command, command_of
 from lmtrain.cli.settings_keys.foreign_options import FALSE, TRUE
 from lmtrain.cli.settings_keys.option_synonyms import NOTHING
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
 
-_STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
+_STRAY = re.compile(r"[A-Za-z_][\w.-]*=.*", re.DOTALL)  # a word that can be meant as an option
 _KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
 # options of sbatch that the file does not have by itself: --sbatch=--NAME=VALUE gives them
 _SBATCH = (
@@ -94,10 +94,14 @@ def stray_word(command: Command) -> str | None:
     """Return the first argument of `command` that is written like an option without dashes, such as key=body, where its
     verb takes files, and that is no file; None if there is none.
     """
-    if command.takes_settings or not command.verb:
+    click_command, _ = command_of(command.words)
+    arguments = {param.name for param in getattr(click_command, "params", ()) if param.param_type_name == "argument"}
+    if not arguments or "overrides" in arguments:
         return None
     words = (unit[0] for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
-    return next((word for word in words if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
+    # because: the layout of an evaluation is given by settings
+    others = (word for word in words if not ("layout" in arguments and word.startswith("parallel.")))
+    return next((word for word in others if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
 
 
 def with_dashes(word: str) -> str:
