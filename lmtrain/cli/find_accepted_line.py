@@ -162,7 +162,7 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
 def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any], unknown: frozenset[str] = frozenset()) -> None:
     """Call the check of a verb. The parameters `unknown` are None, as their values are still to be filled in."""
     if check := _CHECKS.get(" ".join(verb)):
-        check(params | {"unknown": unknown})
+        check({**params, "unknown": unknown})
 
 
 def _check_run(params: Mapping[str, Any]) -> None:
@@ -255,7 +255,7 @@ def _check_reshard(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.checkpoint.reshard_command import check_options
 
     names = ("source", "output", "to", "from_", "tokenizer", "dtype")
-    check_options(*(params[name] for name in names), params["set_"] or [])
+    check_options(**{name: params[name] for name in names}, settings=params["set_"] or [])
 
 
 def _check_merge(params: Mapping[str, Any]) -> None:

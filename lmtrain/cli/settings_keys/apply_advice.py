@@ -21,7 +21,8 @@ from lmtrain.errors import LmtrainError, Way, shell_quoted
 _WIDTH = 70
 _COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
 _PAIR_OPTIONS = frozenset(  # other tools'; their values have a =
-    "--model-args -a --gen-kwargs --wandb-args --wandb-config-args --trackio-args --hf-hub-log-args --filter".split()
+    ("--model-args", "-a", "--gen-kwargs", "--wandb-args", "--wandb-config-args", "--trackio-args", "--hf-hub-log-args",
+     "--filter")
 )
 VALUE_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 

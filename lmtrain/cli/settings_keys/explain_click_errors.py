@@ -26,7 +26,7 @@ from lmtrain.cli.settings_keys.option_synonyms import (
     verbs_with,
 )
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
-from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.errors import (
     LmtrainError,
     SettingsError,
@@ -42,6 +42,10 @@ from lmtrain.errors import (
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
 _NO_ADVICE = " --help` lists its options."
+_NAMES_OF_SETTINGS = {  # with the last part of each key
+    *UNSUPPORTED_SETTINGS,
+    *(name for key, names in FOREIGN_NAMES.items() for name in (key.rpartition(".")[2], *names.split())),
+}
 _KINDS = {"valid int": "a whole number", "valid number": "a number", "valid float": "a number"}
 
 
@@ -134,7 +138,8 @@ def _explain(error: Any, command: Command) -> _Problem:
     if match := re.match(r"No such command ['\"](.*?)['\"]", message):
         verbs = getattr(click_command, "commands", HELP)
         word = match[1]
-        spelt = word.lower() if word.lower() in verbs else word
+        # because: swapped letters make a name less similar than other letters do
+        spelt = next((verb for verb in verbs if sorted(verb) == sorted(word.lower())), word)
         way_out = spelling_hint(spelt, verbs, lambda verb: way(verb, instead_of=word))
         return _Problem(f"{name} {word} is not a command. {way_out}", (word,))
     if match := re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
@@ -215,6 +220,8 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
         return _Problem(f"{refusal} It is one of {places}.", (option,))
     if is_known(spelt):
         return _Problem(f"{refusal} {name} has nothing like it.", (option,))
+    if spelt.lstrip("-").replace("-", "_") in _NAMES_OF_SETTINGS:
+        return _Problem(f"{refusal} It is about training, which `lmtrain pretrain` does.", (option,))
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
 
 

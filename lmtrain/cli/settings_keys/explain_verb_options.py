@@ -107,7 +107,7 @@ def stray_word(command: Command) -> str | None:
 def with_dashes(word: str) -> str:
     """Return a word such as sample_by=paragraph as the option that it can be meant as."""
     name, _, value = word.partition("=")
-    return f"--{name.replace('_', '-')}={value.strip(chr(34) + chr(39))}"
+    return f"--{name.replace('_', '-')}={value.lstrip('=').strip(chr(34) + chr(39))}"
 
 
 def spelt(option: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
+from lmtrain.cli.settings_keys.options_by_verb import ABSENT, ANYWAY
 from lmtrain.cli.subcommands import HELP, build_verb
 from lmtrain.errors import join_few
 
@@ -133,6 +134,8 @@ LEFT_OUT = {
     "verbosity": "Messages are always complete.",
     "verbose": "Messages are always complete.",
     "quiet": "Progress is shown on stderr, and results on stdout.",
+    "q": "Progress is shown on stderr, and results on stdout.",
+    "v": "Messages are always complete.",
     "do-sample": "--temperature 0 chooses the likeliest token, and any other temperature samples.",
     "num-nodes": "The command runs on this machine.",
 }
@@ -190,7 +193,8 @@ def option_named(option: str, own_options: Collection[str]) -> str | None:
 def is_known(option: str) -> bool:
     """Return whether an option is one that the tables have for some verb."""
     name = option.lower().replace("_", "-")
-    plain = [name for names in (*ARGUMENTS.values(), *NOTHING.values()) for name in names.split()]
+    by_verb = [names for _, by_sentence in (*ANYWAY, *ABSENT) for names in by_sentence.values()]
+    plain = [name for names in (*ARGUMENTS.values(), *NOTHING.values(), *by_verb) for name in names.split()]
     return name.lstrip("-") in (*plain, *SIZES, *LEFT_OUT) or any(name in names.split() for names in OPTIONS.values())
 
 
