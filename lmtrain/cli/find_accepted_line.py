@@ -23,8 +23,9 @@ from lmtrain.cli.settings_keys.apply_advice import (
     fits,
     nearest_first,
     shell_lines,
+    with_fillers,
 )
-from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click, with_fillers
+from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
 from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
@@ -200,7 +201,7 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
 def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any], unknown: frozenset[str] = frozenset()) -> None:
     """Call the check of a verb. The parameters `unknown` are None, as their values are still to be filled in."""
     if check := _CHECKS.get(" ".join(verb)):
-        check(params | {"unknown": unknown})
+        check({**params, "unknown": unknown})
 
 
 def _check_run(params: Mapping[str, Any]) -> None:
@@ -293,7 +294,7 @@ def _check_reshard(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.checkpoint.reshard_command import check_options
 
     names = ("source", "output", "to", "from_", "tokenizer", "dtype")
-    check_options(*(params[name] for name in names), params["set_"] or [])
+    check_options(**{name: params[name] for name in names}, settings=params["set_"] or [])
 
 
 def _check_merge(params: Mapping[str, Any]) -> None:

@@ -114,6 +114,8 @@ SplitText = Annotated[
 
 def parse_output_file(text: str) -> Path:
     """Return a text as the path of an output file. Raise typer.BadParameter if it names a folder."""
+    if not text:
+        raise typer.BadParameter("The name is empty. Give the name of a file.")
     if text.endswith("/") or Path(text).is_dir():
         raise typer.BadParameter(f"{text} is a folder. Give the name of a file in it, as in {Path(text) / 'NAME'}.")
     return Path(text)

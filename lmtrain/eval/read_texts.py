@@ -7,8 +7,10 @@ import gzip
 import hashlib
 import lzma
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.atomic_files import parse_json
@@ -26,7 +28,7 @@ class TextInput:
     files: dict[str, int] = field(default_factory=dict)  # number of documents by file, in order
 
 
-_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 

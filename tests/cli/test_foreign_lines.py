@@ -200,7 +200,7 @@ def test_what_cannot_be_reckoned_with_is_said_and_nothing_is_dropped() -> None:
         ("reshard run --to tp=2 --dp 4", "--to tp=2,dp_shard=4"),
         ("export run --to megatron --output o --tp 2", "--layout tp=2"),
         ("reshard run --dtyp fp32", "`lmtrain reshard --help` lists its options."),  # --dtype is only there to refuse
-        ("verify run --tp 2", "which has nothing like it."),
+        ("verify run --tp 2", "lmtrain verify has nothing like it."),
         ("pretrain --nodes 3", "`lmtrain slurm render --gpus-per-node N` writes the job"),
         ("slurm render --nnodes 3", "--nodes 3"),
     ],

@@ -11,8 +11,7 @@ import pytest
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import command_of
-from lmtrain.cli.settings_keys.explain_click_errors import misspelt
-from lmtrain.cli.settings_keys.option_synonyms import NOTHING
+from lmtrain.cli.settings_keys.option_synonyms import NOTHING, misspelt
 from lmtrain.cli.subcommands import HELP
 from tests.cli.harness import Toy, lmtrain, outcome
 from tests.cli.test_foreign_lines import final_words
@@ -102,6 +101,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"{SLURM} --mem=64G --mail-type=END,FAIL", f"{SLURM} --sbatch=--mem=64G --sbatch=--mail-type=END,FAIL"),
         ("slurm render data.path=x -N 2 --gres=gpu:4 --tensor-model-parallel-size 3 model=gpt_tiny",
          "slurm render data.path=x --nodes 2 --gpus-per-node 4 parallel.tp=4 model=gpt_tiny parallel.dp_shard=2"),
+        ("eval r limit=20 task=perplexity data=notes.txt parallel.tp=1",
+         "eval r --limit 20 --task perplexity --data notes.txt parallel.tp=1"),
+        ("runs diff a b json=", "runs diff a b --json"),
+        ("epxort r --to hf --output o", "export r --to hf --output o"),
+        ("tokenizer train notes.txt --output o vocab-size==300",
+         "tokenizer train notes.txt --output o --vocab-size 300"),
+        ("slurm RENDER data.path=x --gpus-per-node 1", "slurm render data.path=x --gpus-per-node 1"),
+        (f"{SLURM} --output=log_%j.txt", f"{SLURM} --sbatch=--output=log_%j.txt"),
         ("tokenizer show t --input notes.txt", "tokenizer show t --data notes.txt"),
         ("corpus split x --test-size 0.1 --output o", "corpus split x --ratios 0.9,0,0.1 --output o"),
         ("generate -m r --temp 0.5", "generate r --temperature 0.5"),
@@ -127,8 +134,12 @@ def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
         ("eval r --num_fewshot 5", "There are no examples in prompts here"),
         ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
         ("generate r --mirostat 2", "There is no such rule of sampling here."),
-        ("generate r --grammar a", "lmtrain generate, which has nothing like it."),
+        ("generate r --grammar a", "lmtrain generate has nothing like it."),
         ("tokenizer train x --output o --vocab-size 900 --model_type unigram", "There is no such tokenizer here."),
+        ("env --append-eod", "It is one of `lmtrain preprocess`."),
+        ("merge --gpus 2 r --output o", "lmtrain merge has nothing like it."),
+        ("verify r --lr 1e-3", "It is about training, which `lmtrain pretrain` does."),
+        ("env --nonsense", "`lmtrain env --help` lists its options."),
         ("eval r --strict-lambada", "Give --task lambada/megatron-strict."),
         ("inspect x --step 10", "Give the checkpoint's folder, RUN/checkpoints/step_NNNNNNNN."),
         ("pretrain --config run.toml data.path=x", "Settings are read from a .yaml file that is one of the words."),

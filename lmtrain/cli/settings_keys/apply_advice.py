@@ -7,19 +7,22 @@ Called when a line is corrected, by find_accepted_line and explain_click_errors.
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from lmtrain.cli.subcommands import HELP, build_verb, is_option
+from lmtrain.cli.subcommands import HELP, build_verb, is_option, parameter_types, value_placeholder
 from lmtrain.config.parse_and_apply_overrides import changed_list_entry, override_key
 from lmtrain.errors import LmtrainError, Way, shell_quoted
 
 _WIDTH = 70
 _COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
 _PAIR_OPTIONS = frozenset(  # other tools'; their values have a =
-    ("--model-args", "-a", "--gen-kwargs", "--wandb-args", "--wandb-config-args", "--filter")
+    ("--model-args", "-a", "--gen-kwargs", "--wandb-args", "--wandb-config-args", "--trackio-args", "--hf-hub-log-args",
+     "--filter")
 )
 VALUE_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
@@ -226,6 +229,31 @@ def command_of(argv: Sequence[str]) -> tuple[Any, list[str]]:
         verb.append(argv[len(verb)])
         command = commands[verb[-1]]
     return command, verb
+
+
+def with_fillers(words: Sequence[str]) -> tuple[list[str], frozenset[str]]:
+    """Return a command line with a value in each place to fill in, such as --vocab-size N, of which a parser would say
+    that N is no number, and the names of the parameters that are so given. Texts and paths stay as they are.
+    """
+    click_command, _ = command_of(words)
+    hints, filled, unknown = parameter_types(click_command), list(words), set[str]()
+    for param in click_command.params:
+        hint = hints.get(param.name)
+        kinds = [each for outer in (hint, *typing.get_args(hint)) for each in (outer, typing.get_origin(outer))]
+        if not {int, float, typing.Literal} & {*kinds}:
+            continue
+        for place, (option, value) in enumerate(pairwise(words), 1):
+            if option in param.opts and value == value_placeholder(param, hint):
+                filled[place] = filler_words(param, hint)[-1]
+                unknown.add(str(param.name))
+    return filled, frozenset(unknown)
+
+
+def filler_words(param: Any, hint: Any) -> tuple[str, ...]:
+    """Return words that give a parameter a value of its type, with which the rest of a line can be parsed."""
+    literals = [each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is typing.Literal]
+    value = str(typing.get_args(literals[0])[0]) if literals else "1"
+    return (param.opts[0], value) if param.param_type_name == "option" else (value,)
 
 
 def is_setting(word: str) -> bool:

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import difflib
 import re
-import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import typer
 
-from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
-from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, is_known, stray_word, with_dashes
-from lmtrain.cli.settings_keys.option_synonyms import LEFT_OUT, argument_named, layout_named, option_named
+from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of, filler_words
+from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, stray_word, with_dashes
+from lmtrain.cli.settings_keys.option_synonyms import (
+    LEFT_OUT,
+    argument_named,
+    is_known,
+    layout_named,
+    misspelt,
+    option_named,
+    verbs_with,
+)
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
-from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.errors import (
     LmtrainError,
     SettingsError,
@@ -36,6 +42,10 @@ from lmtrain.errors import (
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
 _NO_ADVICE = " --help` lists its options."
+_NAMES_OF_SETTINGS = {  # with the last part of each key
+    *UNSUPPORTED_SETTINGS,
+    *(name for key, names in FOREIGN_NAMES.items() for name in (key.rpartition(".")[2], *names.split())),
+}
 _KINDS = {"valid int": "a whole number", "valid number": "a number", "valid float": "a number"}
 
 
@@ -128,7 +138,9 @@ def _explain(error: Any, command: Command) -> _Problem:
     if match := re.match(r"No such command ['\"](.*?)['\"]", message):
         verbs = getattr(click_command, "commands", HELP)
         word = match[1]
-        way_out = spelling_hint(word, verbs, lambda verb: way(verb, instead_of=word))
+        # because: swapped letters make a name less similar than other letters do
+        spelt = next((verb for verb in verbs if sorted(verb) == sorted(word.lower())), word)
+        way_out = spelling_hint(spelt, verbs, lambda verb: way(verb, instead_of=word))
         return _Problem(f"{name} {word} is not a command. {way_out}", (word,))
     if match := re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
         return _explain_extra_words(match[1], name, click_command, command)
@@ -147,6 +159,8 @@ def _explain(error: Any, command: Command) -> _Problem:
 def _explain_stray(word: str, command: Command) -> _Problem:
     """Return the problem that an argument such as key=body is no file: what it says as an option."""
     option, _, value = with_dashes(word).partition("=")
+    if option in command.options and not (value or option in command.flags):
+        return _Problem(f"{word} is not a file. Give {_without_value(option, word, command)}.", (word,))
     if option in command.options:
         new = (option,) if option in command.flags else (option, value)
         return _Problem(f"{word} is not a file. Did you mean {way(*new, instead_of=word)}?", (word,))
@@ -204,10 +218,12 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     if closest := closest or misspelt(option, own_options):
         meant = " or ".join(_renamed(option, own, command) for own in closest)
         return _Problem(f"{refusal} Did you mean {meant}?", (option,))
-    if is_known(option):
-        typed = ", ".join(" ".join(unit) for unit in _units(option, command))
-        refusal = f"{typed} is not an option of {name}, which has nothing like it."
-        return _Problem(f"{refusal} {leave_out(option)}.", (option,))
+    if places := verbs_with(spelt):
+        return _Problem(f"{refusal} It is one of {places}.", (option,))
+    if is_known(spelt):
+        return _Problem(f"{refusal} {name} has nothing like it.", (option,))
+    if spelt.lstrip("-").replace("-", "_") in _NAMES_OF_SETTINGS:
+        return _Problem(f"{refusal} It is about training, which `lmtrain pretrain` does.", (option,))
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
 
 
@@ -223,22 +239,6 @@ def _explain_dash(option: str, command: Command) -> _Problem | None:
             new = way(word[1:], instead_of=word)
             return _Problem(f"{word} begins with a dash, which a setting does not. Write {new}.", (word,))
     return None
-
-
-def misspelt(option: str, own_options: Collection[str]) -> list[str]:
-    """Return the options of which `option` can be a misspelling: most letters are the same, or all but one.
-
-    because: a name that only looks alike, as --mem does like --time, is another thing
-    """
-    name = option.lstrip("-")
-    found = difflib.get_close_matches(name, [own.lstrip("-") for own in own_options], cutoff=0.5)
-    misspelt = []
-    for own in found:
-        blocks = difflib.SequenceMatcher(None, name, own).get_matching_blocks()
-        num_letters, num_others = len(name) + len(own), len(name) + len(own) - 2 * sum(block.size for block in blocks)
-        if num_others <= max(2, num_letters // 4):
-            misspelt.append(f"--{own}")
-    return misspelt
 
 
 def _explain_synonym(
@@ -396,31 +396,6 @@ def _wrong_unit(units: Sequence[tuple[str, ...]], message: str) -> tuple[str, ..
         if (quoted and quoted[1] == value) or ("valid" in message and not is_number):
             return unit
     return units[-1] if units else ()
-
-
-def with_fillers(words: Sequence[str]) -> tuple[list[str], frozenset[str]]:
-    """Return a command line with a value in each place to fill in, such as --vocab-size N, of which a parser would say
-    that N is no number, and the names of the parameters that are so given. Texts and paths stay as they are.
-    """
-    click_command, _ = command_of(words)
-    hints, filled, unknown = parameter_types(click_command), list(words), set[str]()
-    for param in click_command.params:
-        hint = hints.get(param.name)
-        kinds = [each for outer in (hint, *typing.get_args(hint)) for each in (outer, typing.get_origin(outer))]
-        if not {int, float, typing.Literal} & {*kinds}:
-            continue
-        for place, (option, value) in enumerate(pairwise(words), 1):
-            if option in param.opts and value == value_placeholder(param, hint):
-                filled[place] = filler_words(param, hint)[-1]
-                unknown.add(str(param.name))
-    return filled, frozenset(unknown)
-
-
-def filler_words(param: Any, hint: Any) -> tuple[str, ...]:
-    """Return words that give a parameter a value of its type, with which the rest of a line can be parsed."""
-    literals = [each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is typing.Literal]
-    value = str(typing.get_args(literals[0])[0]) if literals else "1"
-    return (param.opts[0], value) if param.param_type_name == "option" else (value,)
 
 
 def _units(option: str, command: Command) -> list[tuple[str, ...]]:

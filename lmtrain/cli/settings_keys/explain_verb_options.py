@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from typing import Any
 
 from lmtrain.cli.settings_keys import options_by_verb as tables
-from lmtrain.cli.settings_keys.apply_advice import Command
-from lmtrain.cli.settings_keys.option_synonyms import ARGUMENTS, LEFT_OUT, NOTHING, OPTIONS, SIZES
-from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, PROCESS_COUNT_NAMES, SWITCHES, TRUE
-from lmtrain.cli.subcommands import HELP, build_verb
-from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
-from lmtrain.config.name_suggestions import types_by_key
+from lmtrain.cli.settings_keys.apply_advice import Command, command_of
+from lmtrain.cli.settings_keys.option_synonyms import NOTHING
+from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, TRUE
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
-from lmtrain.train.run_config import RunConfig
 
-_STRAY = re.compile(r"[A-Za-z_][\w.-]*=.+", re.DOTALL)  # a word that can be meant as an option
-_QUOTES_AND_SIGN = "\"'="  # around or before a value that is typed as key='value' or key==value
+_STRAY = re.compile(r"[A-Za-z_][\w.-]*=.*", re.DOTALL)  # a word that can be meant as an option
 _KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
 # options of sbatch that the file does not have by itself: --sbatch=--NAME=VALUE gives them
 _SBATCH = (
@@ -87,7 +80,7 @@ def explain_by_verb(option: str, command: Command) -> str | None:
         advice = way(*kept, instead_of=option, shown="Leave it out") if kept else leave_out(option)
         return f"{option if kept else typed} is not an option of lmtrain {verb}. {sentence} {advice}."
     if any(name in names.split() for verbs, names in NOTHING.items() if is_among(verb, verbs)):
-        return f"{typed} is not an option of lmtrain {verb}, which has nothing like it. {leave_out(option)}."
+        return f"{option} is not an option of lmtrain {verb}. lmtrain {verb} has nothing like it."
     return None
 
 
@@ -101,42 +94,20 @@ def stray_word(command: Command) -> str | None:
     """Return the first argument of `command` that is written like an option without dashes, such as key=body, where its
     verb takes files, and that is no file; None if there is none.
     """
-    if command.takes_settings or not command.verb:
+    click_command, _ = command_of(command.words)
+    arguments = {param.name for param in getattr(click_command, "params", ()) if param.param_type_name == "argument"}
+    if not arguments or "overrides" in arguments:
         return None
     words = (unit[0] for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
-    return next((word for word in words if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
-
-
-def is_known(option: str) -> bool:
-    """Return whether an option is one of other tools that a table knows, for whatever verb."""
-    return spelt(option) in _known_names()
-
-
-@cache  # because: the tables have thousands of names
-def _known_names() -> frozenset[str]:
-    """Return the names of options in the tables of all verbs, of lmtrain's own options, and of its settings."""
-    by_sentence = [names for table in (tables.ANYWAY, tables.ABSENT) for _, part in table for names in part.values()]
-    own_options = (name for verb in HELP for name in _iter_options(build_verb(verb)))
-    keys = (key.rpartition(".")[2] for key in types_by_key(RunConfig))
-    texts = [
-        *own_options, *keys,
-        *(names for _, names, _ in tables.WORDS), *by_sentence, *OPTIONS, *OPTIONS.values(), *ARGUMENTS.values(),
-        *SIZES, *LEFT_OUT, *NOTHING.values(), *FOREIGN_NAMES.values(), *UNSUPPORTED_SETTINGS, _SBATCH,
-        *SWITCHES, *PROCESS_COUNT_NAMES,
-    ]  # fmt: skip
-    return frozenset(spelt(f"--{name}" if len(name) > 2 else name) for text in texts for name in text.split())
-
-
-def _iter_options(command: Any) -> Iterator[str]:
-    """Yield the options of a verb and of its subcommands."""
-    for each in getattr(command, "commands", {"": command}).values():
-        yield from (name for param in each.params for name in param.opts if name.startswith("-"))
+    # because: the layout of an evaluation is given by settings
+    others = (word for word in words if not ("layout" in arguments and word.startswith("parallel.")))
+    return next((word for word in others if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
 
 
 def with_dashes(word: str) -> str:
     """Return a word such as sample_by=paragraph as the option that it can be meant as."""
     name, _, value = word.partition("=")
-    return f"--{name.replace('_', '-')}={value.strip(_QUOTES_AND_SIGN)}"
+    return f"--{name.replace('_', '-')}={value.lstrip('=').strip(chr(34) + chr(39))}"
 
 
 def spelt(option: str) -> str:

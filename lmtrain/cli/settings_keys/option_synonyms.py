@@ -6,7 +6,12 @@ names of settings are in foreign_options.py.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Sequence
+
+from lmtrain.cli.settings_keys.options_by_verb import ABSENT, ANYWAY
+from lmtrain.cli.subcommands import HELP, build_verb
+from lmtrain.errors import join_few
 
 # option of lmtrain -> the names of it in Megatron-LM, Hugging Face, lm-evaluation-harness, nanoGPT, litgpt and others
 OPTIONS = {
@@ -37,7 +42,7 @@ OPTIONS = {
     "--temperature": "--temp",
     "--top-k": "--topk --k",
     "--top-p": "--topp --p --nucleus",
-    "--num-samples": "--num-return-sequences --n-samples --n --samples --num --num-completions --best-of",
+    "--num-samples": "--num-return-sequences --n-samples --n --samples --num --num-completions",
     "--prompt": "--start --text --prompts --input --input-text --prefix -p",
     "--seed": "--random-seed --rng-seed --data-seed --random-state --sampling-seed -s",
     "--precision": "--dtype --torch-dtype --mixed-precision --params-dtype",
@@ -129,6 +134,8 @@ LEFT_OUT = {
     "verbosity": "Messages are always complete.",
     "verbose": "Messages are always complete.",
     "quiet": "Progress is shown on stderr, and results on stdout.",
+    "q": "Progress is shown on stderr, and results on stdout.",
+    "v": "Messages are always complete.",
     "do-sample": "--temperature 0 chooses the likeliest token, and any other temperature samples.",
     "num-nodes": "The command runs on this machine.",
 }
@@ -153,7 +160,7 @@ NOTHING = {
     "end-of-word-suffix max-token-length max-sentencepiece-length max-sentence-length dropout unicode-normalizer "
     "trim-offsets vocabulary-output-piece-score",
     "tokenizer show": "output-format id",
-    "generate": "keep max-time escape padding-text prefix-text xlm-language logit-bias grammar "
+    "generate": "best-of keep max-time escape padding-text prefix-text xlm-language logit-bias grammar "
     "grammar-file json-schema in-prefix in-suffix lora task detokenize skip-special-tokens "
     "spaces-between-special-tokens clean-up-tokenization-spaces include-stop-str-in-output truncate-prompt-tokens "
     "num-tokens-to-prompt guided-decoding structured-outputs guided-json guided-regex output-attentions "
@@ -183,6 +190,14 @@ def option_named(option: str, own_options: Collection[str]) -> str | None:
     return next((own for own, names in OPTIONS.items() if own in own_options and name in names.split()), None)
 
 
+def is_known(option: str) -> bool:
+    """Return whether an option is one that the tables have for some verb."""
+    name = option.lower().replace("_", "-")
+    by_verb = [names for _, by_sentence in (*ANYWAY, *ABSENT) for names in by_sentence.values()]
+    plain = [name for names in (*ARGUMENTS.values(), *NOTHING.values(), *by_verb) for name in names.split()]
+    return name.lstrip("-") in (*plain, *SIZES, *LEFT_OUT) or any(name in names.split() for names in OPTIONS.values())
+
+
 def layout_named(units: Iterable[Sequence[str]]) -> dict[str, str]:
     """Return option -> size of a layout, such as "tp=2", for the units that other tools have for one."""
     words = {unit[0].partition("=")[0]: unit[0].partition("=")[2] or unit[-1] for unit in units}
@@ -194,3 +209,29 @@ def argument_named(option: str, arguments: Sequence[str]) -> str | None:
     """Return which of a verb's `arguments` other tools give by the option `option`; None if there is none."""
     name = option.lstrip("-").lower().replace("_", "-")
     return next((own for own in arguments if name in ARGUMENTS.get(own, "").split()), None)
+
+
+def misspelt(option: str, own_options: Collection[str]) -> list[str]:
+    """Return the options of which `option` can be a misspelling: most letters are the same, or all but one.
+
+    because: a name that only looks alike, as --mem does like --time, is another thing
+    """
+    name = option.lstrip("-")
+    found = difflib.get_close_matches(name, [own.lstrip("-") for own in own_options], cutoff=0.5)
+    misspelt = []
+    for own in found:
+        blocks = difflib.SequenceMatcher(None, name, own).get_matching_blocks()
+        num_letters, num_others = len(name) + len(own), len(name) + len(own) - 2 * sum(block.size for block in blocks)
+        if num_others <= max(2, num_letters // 4):
+            misspelt.append(f"--{own}")
+    return misspelt
+
+
+def verbs_with(option: str) -> str:
+    """Return the verbs of lmtrain that have this option, as the text of a message; "" if none has it."""
+    names, groups = list[str](), [([name], build_verb(name)) for name in HELP]
+    for words, command in groups:
+        groups += [([*words, word], each) for word, each in getattr(command, "commands", {}).items()]
+        if any(option in param.opts and not getattr(param, "hidden", False) for param in command.params):
+            names.append(f"`lmtrain {' '.join(words)}`")
+    return join_few(names)

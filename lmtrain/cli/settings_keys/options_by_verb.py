@@ -195,8 +195,9 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
             "unk-piece bos-piece eos-piece pad-piece",
     }),
     ("data show", {"Documents are shown as text.": "decode text as-text"}),
-    ("data show, data inspect, data stats, tokenizer show, inspect, runs list, runs diff, verify, env, config",
-     {_TO_LINE_END: "output out -o output-file save to outfile"}),
+    ("data show, data inspect, data stats, data decode, data sample, data verify, data index, data blend, corpus list, "
+     "corpus rules, tokenizer show, inspect, runs list, runs diff, verify, env, config",
+     {_TO_LINE_END: "output out -o output-file save to outfile output-dir output-path save-dir"}),
     ("data verify, verify", {"Every byte is always read.": "all full deep checksum checksums hashes quick fast"}),
     ("data merge", {"All documents are joined; data=blend of a run gives datasets shares.": "weights"}),
     ("eval", {
@@ -356,6 +357,8 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
             "decoder-start-token-id",
         "There is no chat here. Give --prompt TEXT.":
             "chat interactive -i conversation -cnv chat-template sys-prompt system-prompt",
+        "There is one prompt for a command here. Give --prompt-file FILE for a text that is continued as a whole.":
+            "sample-input-file prompts-file input-file",
         "There are no probabilities in what is printed. `lmtrain.load(RUN)` gives logits in Python.":
             "logprobs prompt-logprobs return-log-probs top-n-logprobs output-logits output-scores n-probs",
         "It means the temperature in some tools, and threads in others. Give --temperature NUMBER; the variable "

@@ -275,6 +275,12 @@ def render(
     ] = None,
 ) -> None:
     """Print the sbatch file of a run. The job starts all processes, restarts them after a loss, and requeues itself."""
+    if output is not None and re.search(r"%\w", output.name):
+        log = way(f"--sbatch=--output={output}", instead_of="--output")
+        raise UsageError(
+            f"--output={output} is the sbatch file to write, in whose name Slurm replaces nothing. Use {log} for the "
+            "job's log."
+        )
     job = _build_job(options)
     if output is None:
         return print_text(job_script(job))
