@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,16 @@ from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_f
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
-from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, settings_error, shell_quoted
+from lmtrain.errors import (
+    LayoutError,
+    LmtrainError,
+    SettingsError,
+    UsageError,
+    Way,
+    joined,
+    settings_error,
+    shell_quoted,
+)
 
 if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
@@ -80,12 +89,12 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
     """Return the command after a way out of each problem of `error`, with the error that refuses it, which is None if
     there are ways that are accepted. Return None if a problem has no way that can be typed.
     """
-    choices = [
-        nearest_first(command, [way for way in ways if fits(command, way)])
-        or [way for way in ways if way.is_form and fits(command, way)]
-        for ways in error.ways
-    ]
-    first = None
+    choices, current, first = list[list[Way]](), command, None
+    for ways in error.ways:
+        fitting = [way for way in ways if fits(current, way)]
+        choices.append(nearest_first(current, fitting) or [way for way in fitting if way.is_form])
+        # because: a problem may be about what the way out of one before it brings in
+        current = Command.parse(current.apply(choices[-1][0]).words) if choices[-1] else current
     for ways in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
         following = command
         for way in ways:
@@ -123,8 +132,8 @@ def _is_told(text: str, unit: tuple[str, ...], said: str, command: Command) -> b
     """
     if corrects(command, unit):
         return text in said or text.replace(" ", "=", 1) in said
-    place = re.search(rf"(?:^ *(?:\d+\. )?|, ){re.escape(text)}(: | is (?!not )| has no counterpart)", said, re.MULTILINE)
-    return place is not None
+    explained = rf"(?:^ *(?:\d+\. )?|, ){re.escape(text)}(: | is (?!not )| has no counterpart)"
+    return re.search(explained, said, re.MULTILINE) is not None
 
 
 def refusal_of(command: Command) -> LmtrainError | None:
@@ -160,7 +169,9 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
         _check_settings_of(command_of(words)[1], params)
     except (SettingsError, LayoutError) as error:
         explained = explain_foreign_words(error, Command.parse(words))
-        yield from (problem for problem in explained.marked_problems if " is not set. " not in problem)
+        for problem in explained.marked_problems:
+            if " is not set. " not in problem and not _PLACE_OF_KEY.match(problem):
+                yield problem
     except LmtrainError:
         return  # because: it is about a file or a missing word, and is reported when the corrected line is typed
 

@@ -146,7 +146,7 @@ def test_a_loaded_model_is_resumed_or_begins_a_run() -> None:
 
 def test_what_a_training_run_cannot_do_is_not_left_out() -> None:
     text = lmtrain("pretrain", "data.path=x", "--eval_only", "--max_iters=3", code=2)
-    assert "Start `lmtrain eval CHECKPOINT --task TASK`" in text
+    assert "Start `lmtrain eval RUN --steps all --task perplexity --data FILE`" in text
     assert "Type:" not in text
     assert "Give optim.lr=VALUE." in lmtrain("pretrain", "data.path=x", "--lr", code=2)
 

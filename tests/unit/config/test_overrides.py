@@ -129,7 +129,8 @@ def test_several_values() -> None:
     assert text == 'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
     assert [way.new for way in ways] == [("-m",), ("a=[1,2]",), ("a='1,2'",)]
     assert _refused_sweep("data.path=a,b")[0].endswith(
-        'To mix them in one run, as much of each as there is, type data=blend "data.datasets=[{path: a, epochs: 1}, {path: b, epochs: 1}]". '
+        "To mix them in one run, as much of each as there is, type data=blend "
+        '"data.datasets=[{path: a, epochs: 1}, {path: b, epochs: 1}]". '
         "Add -m to run each of them."
     )
     assert _refused_sweep("data.valid_path=x/a,y/a")[0].endswith(
