@@ -149,8 +149,8 @@ def refusal_of(command: Command) -> LmtrainError | None:
             params = click_command.make_context(" ".join(verb), words[len(verb) :], obj=words).params
             _check_settings_of(verb, params)
     except (SettingsError, LayoutError) as error:
-        explained = explain_foreign_words(error, command)
-        others = [problem for problem in explained.marked_problems if not _PLACE_OF_KEY.match(problem)]
+        explained = _problems_of(explain_foreign_words(error, command))
+        others = [problem for problem in explained if not _PLACE_OF_KEY.match(problem)]
         return settings_error(others) if others else None
     except UsageError as error:
         return None if _PLACE_OF_KEY.match(str(error)) else error
@@ -161,6 +161,10 @@ def refusal_of(command: Command) -> LmtrainError | None:
     return None
 
 
+def _problems_of(error: LmtrainError) -> Sequence[str]:
+    return getattr(error, "marked_problems", (error.marked,))
+
+
 def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterator[str]:
     """Yield the marked problems of the settings in a command line, whose parsed parameters are `params`. A setting that
     is missing is none of them, as the word that gives it may be the one that is wrong.
@@ -168,8 +172,7 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
     try:
         _check_settings_of(command_of(words)[1], params)
     except (SettingsError, LayoutError) as error:
-        explained = explain_foreign_words(error, Command.parse(words))
-        for problem in explained.marked_problems:
+        for problem in _problems_of(explain_foreign_words(error, Command.parse(words))):
             if " is not set. " not in problem and not _PLACE_OF_KEY.match(problem):
                 yield problem
     except LmtrainError:

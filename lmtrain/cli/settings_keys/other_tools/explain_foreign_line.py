@@ -29,7 +29,8 @@ from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.run_config import RunConfig
 
 _KNOWN_NAMES = {name for names in FOREIGN_NAMES.values() for name in names.split()}
-_OWN_WORDS = {("plan",): ("hardware", "gpus", "tokens")}  # of verbs that take words KEY=VALUE beside settings
+# of verbs with words KEY=VALUE of their own
+_OWN_WORDS: dict[tuple[str, ...], tuple[str, ...]] = {("plan",): ("hardware", "gpus", "tokens", "parallel")}
 
 
 def explain_foreign_line(
@@ -106,7 +107,7 @@ def _take_out_renamed(
         if len(keys) != 1 or is_noted or (keys[0] in given and option.name in _KNOWN_NAMES):
             continue
         is_kept = result.names.suggest_overrides(option.path, option.value)[:1] == [f"{keys[0]}={option.value}"]
-        is_told = problems is None or any(text.startswith(f"{option.typed} is not a") for text in problems)
+        is_told = problems is None or any(text.startswith(f"{option.typed} is not") for text in problems)
         if is_kept and is_told and "," not in option.value:
             result.known.remove(option)
             del result.settings[keys[0]], result.origins[keys[0]]
@@ -125,7 +126,7 @@ def _foreign_words(command: Command) -> list[tuple[str, ...]]:
     own = _OWN_WORDS.get(command.verb, ())
     return [
         unit for unit in command.units
-        if is_setting(unit[0]) and not is_own_key(key := override_key(unit[0])) and key not in own
+        if is_setting(unit[0]) and not is_own_key(key := override_key(unit[0])) and key.partition(".")[0] not in own
         and not (key in FILE_NAMES.split() and unit[0].endswith(FILE_SUFFIXES))
     ]  # fmt: skip
 

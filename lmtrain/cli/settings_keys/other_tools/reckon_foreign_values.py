@@ -250,10 +250,11 @@ def _set_epochs(result: Translation, options: list[Option]) -> None:
     counted = None if result.from_run else count_epoch(words)
     with suppress(ValueError):
         if counted and math.isfinite(float(option.value)) and float(option.value) > 0:
-            samples, batch = counted
+            samples, batch, is_estimate = counted
             steps = math.ceil(float(option.value) * samples / batch)
             result.set(option, f"train.steps={steps}")
-            reckoning = f"{option.value} x {samples} samples / train.global_batch={batch}"
+            about = "about " if is_estimate else ""
+            reckoning = f"{option.value} x {about}{samples} samples / train.global_batch={batch}"
             result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {reckoning}."
             return
     result.omit(option, UNSUPPORTED_SETTINGS["num_train_epochs"])
