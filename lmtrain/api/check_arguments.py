@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from types import NoneType
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
@@ -38,6 +38,7 @@ def checked(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
 
     @wraps(function)
     def call(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        _refuse_settings_as_keywords(function.__name__, parameters, kwargs)
         for name, value in parameters.bind(*args, **kwargs).arguments.items():
             is_many = parameters.parameters[name].kind is Parameter.VAR_POSITIONAL
             for single in value if is_many else [value]:
@@ -51,6 +52,14 @@ def checked(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
             raise error_from_os(error) from error
 
     return call
+
+
+def _refuse_settings_as_keywords(call: str, parameters: Signature, kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError if a function that takes settings as texts is given them as keywords."""
+    others = {name: value for name, value in kwargs.items() if name not in parameters.parameters}
+    if others and "overrides" in parameters.parameters:
+        names, words = ", ".join(others), ", ".join(repr(f"{name}={value}") for name, value in others.items())
+        raise TypeError(f"{call}() takes settings as texts, and {names} was given as a keyword. Give {words}.")
 
 
 def _check_argument(call: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -11,6 +11,7 @@ from lmtrain.api.check_arguments import checked
 from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config import settings_base
 from lmtrain.config.settings_file import expand_settings_file
+from lmtrain.errors import LayoutError, UsageError
 from lmtrain.train.run_config import RunConfig
 
 
@@ -26,10 +27,19 @@ def settings(
     `config_dir`, `config_name`, `from_run` and `from_beginning` mean what the options of these names mean. Raise an
     LmtrainError that lists the wrong settings. Files and devices that settings name are not looked for.
     """
-    return compose_run(
-        expand_settings_file(overrides) or [], from_run=None if from_run is None else Path(from_run), name=config_name,
-        config_dir=None if config_dir is None else Path(config_dir), report=None, from_beginning=from_beginning,
-    )  # fmt: skip
+    try:
+        return compose_run(
+            expand_settings_file(overrides) or [], from_run=None if from_run is None else Path(from_run),
+            config_dir=None if config_dir is None else Path(config_dir), name=config_name, report=None,
+            from_beginning=from_beginning,
+        )  # fmt: skip
+    except (UsageError, LayoutError) as error:
+        # because: the tables of other tools' names, and typer, are needed for an error alone
+        from lmtrain.cli.settings_keys.apply_advice import Command
+        from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words
+
+        explained = explain_foreign_words(error, Command.parse(["pretrain", *map(str, overrides)]))
+        raise explained from (None if explained is error else error)
 
 
 @checked

@@ -91,12 +91,12 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
     """Return the command after a way out of each problem of `error`, with the error that refuses it, which is None if
     there are ways that are accepted. Return None if a problem has no way that can be typed.
     """
-    choices, corrected = list[list[Way]](), command
-    for ways in (tuple(way for way in ways if fits(command, way)) for ways in error.ways):
-        # because: a number that an earlier way sets is what the later ones are near to
-        choices.append(nearest_first(corrected, ways) or [way for way in ways if way.is_form])
-        corrected = corrected.apply(choices[-1][0]) if choices[-1] else corrected
-    first = None
+    choices, current, first = list[list[Way]](), command, None
+    for ways in error.ways:
+        fitting = [way for way in ways if fits(current, way)]
+        choices.append(nearest_first(current, fitting) or [way for way in fitting if way.is_form])
+        # because: a problem may be about what the way out of one before it brings in
+        current = Command.parse(current.apply(choices[-1][0]).words) if choices[-1] else current
     for ways in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
         following = command
         for way in ways:
@@ -180,9 +180,13 @@ def _without_problems(error: LmtrainError | None, is_left_out: Callable[[str], b
     """Return an error without the problems of which `is_left_out` is true; None if nothing is left of it."""
     if error is None:
         return None
-    problems = getattr(error, "marked_problems", (error.marked,))
+    problems = _problems_of(error)
     others = [problem for problem in problems if not is_left_out(problem)]
     return error if len(others) == len(problems) else settings_error(others) if others else None
+
+
+def _problems_of(error: LmtrainError) -> Sequence[str]:
+    return getattr(error, "marked_problems", (error.marked,))
 
 
 def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterator[str]:
@@ -192,8 +196,9 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
     try:
         _check_settings_of(command_of(words)[1], params)
     except (SettingsError, LayoutError) as error:
-        explained = explain_foreign_words(error, Command.parse(words))
-        yield from (problem for problem in explained.marked_problems if " is not set. " not in problem)
+        for problem in _problems_of(explain_foreign_words(error, Command.parse(words))):
+            if " is not set. " not in problem and not _PLACE_OF_KEY.match(problem):
+                yield problem
     except LmtrainError:
         return  # because: it is about a file or a missing word, and is reported when the corrected line is typed
 

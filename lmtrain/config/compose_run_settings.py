@@ -73,7 +73,7 @@ def _compose(
     """Do what `compose` says; problems do not name the file of settings that they are in."""
     try:
         tree = compose_plain(
-            overrides, config_dir=config_dir, name=name, defaults=defaults, what_it_takes=partial(_what_it_takes, cls)
+            overrides, config_dir=config_dir, name=name, defaults=defaults, kind_of=partial(_kind_of_value, cls)
         )
     except RefusedOverrides as error:
         others = _remaining_problems(cls, error, config_dir, name, defaults)
@@ -87,12 +87,14 @@ def _compose(
     return settings
 
 
-def _what_it_takes(cls: type[Settings], key: str) -> str:
-    """Return what the setting `key` of the settings class `cls` takes: "list", "number" or, if anything else, ""."""
-    options = [option for option in union_members(types_by_key(cls).get(key)) if option is not type(None)]
+def _kind_of_value(cls: type[Settings], key: str) -> str:
+    """Return "list" if the setting `key` of the settings class `cls` may be a list, "number" if it is nothing but a
+    number, else "".
+    """
+    options = {option for option in union_members(types_by_key(cls).get(key)) if option is not type(None)}
     if any(get_origin(option) is tuple for option in options):
         return "list"
-    return "number" if options and all(option in (int, float) for option in options) else ""
+    return "number" if options and options <= {int, float} else ""
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:
@@ -141,7 +143,7 @@ def _remaining_problems(
 def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     defaults: Mapping[str, Any] = MappingProxyType({}),
-    what_it_takes: Callable[[str], str] = lambda key: "",
+    kind_of: Callable[[str], str] = lambda key: "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return all settings as nested dicts, not yet checked for their types: the root config NAME.yaml and the files
     that it includes, the groups in `defaults` in place of the files' groups, then the overrides. References such as
@@ -152,7 +154,7 @@ def compose_plain(
     # because: hydra takes 0.3 s to import, and most commands compose no config
     from lmtrain.config.compose_files_with_hydra import compose_files
 
-    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name, what_it_takes=what_it_takes)
+    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name, kind_of=kind_of)
     tree = compose_files(request) | deepcopy(dict(defaults))
     _name_stages(tree, [override.key_or_group for override in changes])
     problems = list(_read_named_files(tree, request.folders))
@@ -242,7 +244,7 @@ def _group_of(key: str) -> str | None:
 
 def prepare_composition(
     overrides: Sequence[str], *, config_dir: Path | None, name: str,
-    what_it_takes: Callable[[str], str] = lambda key: "",
+    kind_of: Callable[[str], str] = lambda key: "",
 ) -> tuple[CompositionRequest, list[Any]]:
     """Parse and check the overrides, and return them in two groups: a request for Hydra with those that choose files,
     such as `model=gpt2_small`, and Hydra's Override objects of those that set single values. Raise RefusedOverrides if
@@ -260,7 +262,7 @@ def prepare_composition(
     for word, override in zip(overrides, parse_overrides(overrides, groups), strict=True):
         group = override.key_or_group
         if override.is_sweep_override():
-            refusals.append((word, sweep_refusal(override, takes=what_it_takes(group))))
+            refusals.append((word, sweep_refusal(override, kind=kind_of(group))))
         elif group == STAGE_GROUP:
             refusals.append((word, f"{override.input_line} names no stage. Write stages.NAME={override.value()}."))
         elif group in groups:

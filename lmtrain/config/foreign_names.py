@@ -7,30 +7,35 @@ from __future__ import annotations
 
 # our key -> its names in Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT; a key without a dot is a group
 FOREIGN_NAMES = {
-    "optim.lr": "learning_rate max_lr peak_lr",
+    "optim.lr": "base_lr learning_rate max_lr peak_lr",
     "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping max_norm",
     "optim.eps": "adam_eps adam_epsilon epsilon",
     "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas betas adamw_betas optimizer_betas",
-    "optim.weight_decay": "wd",
+    "optim.momentum": "muon_momentum",
+    "optim.weight_decay": "adam_weight_decay weight_decay_rate wd",
     "optim": "optimizer optimizer_type optimizer_name",
-    "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule decay_type",
+    "schedule": "lr_decay_type lr_scheduler_name lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule "
+    "decay_type",
     "schedule.decay": "lr_wsd_decay_style",
-    "schedule.warmup_steps": "lr_warmup_iters warmup_iters warmup num_warmup_steps lr_warmup_steps",
-    "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch "
-    "local_batch_size device_batch_size mbs device_train_microbatch_size",
+    "schedule.warmup_steps": "lr_warmup warmup_step lr_warmup_iters warmup_iters warmup num_warmup_steps "
+    "lr_warmup_steps",
+    "train.micro_batch": "per_gpu_train_batch_size per_device_batch_size per_gpu_batch_size batch_size_per_device "
+    "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch local_batch_size "
+    "device_batch_size mbs device_train_microbatch_size",
     "train.global_batch": "global_batch_size batch_size train_batch_size total_batch_size batch gbs "
     "global_train_batch_size",
-    "train.steps": "train_iters max_steps max_iters iterations iters num_steps total_steps num_train_steps train_steps",
-    "train.tokens": "train_tokens max_tokens num_tokens",
+    "train.steps": "n_steps num_iterations num_train_iters training_steps total_iters train_iters max_steps max_iters "
+    "iterations iters num_steps total_steps num_train_steps train_steps",
+    "train.tokens": "total_tokens token_budget train_tokens max_tokens num_tokens",
     "train.rampup": "rampup_batch_size batch_size_rampup",
     "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every "
     "evaluation_interval val_interval validation_freq",
-    "train.valid_samples": "eval_iters eval_samples",
+    "train.valid_samples": "eval_iters eval_samples max_eval_samples",
     "model": "model_name model_type model_name_or_path arch architecture model_size model_preset",
     "model.width": "hidden_size d_model n_embd dim hidden_dim embed_dim",
     "model.num_layers": "n_layer n_layers num_hidden_layers layers depth",
     "model.num_heads": "num_attention_heads n_head n_heads heads",
-    "model.num_kv_heads": "num_key_value_heads num_query_groups n_kv_heads",
+    "model.num_kv_heads": "num_kv_head n_query_groups num_key_value_heads num_query_groups n_kv_heads",
     "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
     "model.seq_len": "seq_length max_seq_len max_seq_length max_position_embeddings sequence_length context_length "
     "block_size n_ctx n_positions max_sequence_length",
@@ -39,7 +44,7 @@ FOREIGN_NAMES = {
     "model.local_rotary_base": "rope_local_base_freq local_rope_theta rope_local_theta",
     "model.rotary_share": "rotary_pct partial_rotary_factor rotary_percent rotary_percentage",
     "model.rotary_scaling": "rope_scaling rope_type rope_scaling_type",
-    "model.rotary_factor": "rope_scaling_factor rope_factor yarn_rotary_scaling_factor",
+    "model.rotary_factor": "rotary_scaling_factor rope_scaling_factor rope_factor yarn_rotary_scaling_factor",
     "model.rotary_original_len": "original_max_position_embeddings yarn_original_max_position_embeddings",
     "model.rotary_low_factor": "low_freq_factor",
     "model.rotary_high_factor": "high_freq_factor",
@@ -54,28 +59,33 @@ FOREIGN_NAMES = {
     "model.residual_scale": "residual_multiplier",
     "model.attention_cap": "attn_logit_softcapping attention_logit_cap attn_softcap",
     "model.logit_cap": "final_logit_softcapping logits_soft_cap output_logit_soft_cap logit_softcap",
-    "model.z_loss": "z_loss_weight z_loss_multiplier z_loss_coeff",
-    "parallel.tp": "tensor_model_parallel_size tensor_parallel_size tp_size tensor_parallel_degree",
-    "parallel.pp": "pipeline_model_parallel_size pipeline_parallel_size pp_size pipeline_parallel_degree",
+    "model.z_loss": "z_loss_coefficient z_loss_weight z_loss_multiplier z_loss_coeff",
+    "parallel.tp": "model_parallel_size tensor_model_parallel_size tensor_parallel_size tp_size tensor_parallel_degree",
+    "parallel.pp": "pipe_parallel_size pipeline_model_parallel_size pipeline_parallel_size pp_size "
+    "pipeline_parallel_degree",
     "parallel.vp": "virtual_pipeline_model_parallel_size vp_size",
     "parallel.dp_shard": "data_parallel_size dp dp_size fsdp data_parallel_shard_degree",
     "parallel.zero": "zero_stage",
     "recompute": "recompute_granularity gradient_checkpointing activation_checkpointing checkpoint_activations",
-    "precision": "mixed_precision dtype torch_dtype",
-    "checkpoint.interval_steps": "save_interval save_steps save_every save_freq checkpoint_interval ckpt_interval",
-    "checkpoint.keep_last": "save_total_limit max_checkpoints keep_last_n_checkpoints keep_last_n max_to_keep "
-    "keep_checkpoint_max num_checkpoints_to_keep",
+    "precision": "autocast_precision mixed_precision dtype torch_dtype",
+    "checkpoint.interval_steps": "persistent_save_interval checkpoint_every save_every_n_steps checkpoint_factor "
+    "save_interval save_steps save_every save_freq checkpoint_interval ckpt_interval",
+    "checkpoint.keep_last": "keep_latest_k most_recent_k save_total_limit max_checkpoints keep_last_n_checkpoints "
+    "keep_last_n max_to_keep keep_checkpoint_max num_checkpoints_to_keep",
     "checkpoint.resume": "load resume_from_checkpoint resume_from restore resume_checkpoint_path load_path",
-    "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint initial_checkpoint_dir",
+    "checkpoint.init_from": "initial_load_path pretrained_checkpoint finetune_from init_checkpoint "
+    "initial_checkpoint_dir",
     "checkpoint.ema.decay": "ema_decay ema_beta ema_rate ema_decay_rate",
     "checkpoint.ema.every_steps": "update_every_n_steps apply_ema_every_n_steps ema_every_n_steps ema_update_interval",
     "checkpoint.ema.from_step": "start_step ema_start_step ema_start",
-    "observe.log_interval_steps": "log_interval logging_steps log_every log_freq log_every_n_steps "
-    "iteration_step_info_interval metrics_collect_interval",
-    "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
+    "observe.log_interval_steps": "steps_per_print log_steps log_interval logging_steps log_every log_freq "
+    "log_every_n_steps iteration_step_info_interval metrics_collect_interval",
+    "data.path": "train_data_paths data_paths dataset_folder data_dir data_path data_prefix train_data_path dataset "
+    "dataset_path train_data",
     "data.text": "train_file text_file text_path input_file",
-    "data.valid_path": "valid_data_path val_data_path eval_data",
-    "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name tokenizer_dir",
+    "data.valid_path": "valid_data_paths val_dataset eval_dataset validation_data_path valid_data_path val_data_path "
+    "eval_data",
+    "data.tokenizer": "tokenizer_name_or_path tokenizer_model tokenizer_path tokenizer_name tokenizer_dir",
     "run.dir": "output_dir save out_dir save_dir output run_dir log_dir save_folder checkpoints_path dump_folder",
     "train.seed": "random_seed data_seed",
     "model.norm": "normalization norm_type",
@@ -83,8 +93,8 @@ FOREIGN_NAMES = {
     "model.activation": "hidden_act activation_function",
     "model.head_width": "kv_channels head_dim",
     "model.init_std": "init_method_std initializer_range",
-    "model.norm_eps": "layernorm_epsilon norm_epsilon rms_norm_eps layer_norm_epsilon layer_norm_eps",
-    "model.window": "window_size sliding_window",
+    "model.norm_eps": "rms_norm_epsilon layernorm_epsilon norm_epsilon rms_norm_eps layer_norm_epsilon layer_norm_eps",
+    "model.window": "sliding_window_width window_size sliding_window",
     "model.tied": "tie_word_embeddings tie_embeddings",
     "model.vocab_multiple": "make_vocab_size_divisible_by",
     "parallel.dp_replicate": "data_parallel_replicate_degree",
@@ -99,7 +109,12 @@ FOREIGN_NAMES = {
     "compute.deterministic": "deterministic_mode full_determinism",
     "compute.threads": "num_threads",
     "compute.device": "accelerator device_type",
-    "compute.compile": "torch_compile",
+    "checkpoint.keep_every_steps": "save_retain_interval",
+    "observe.wandb_entity": "wandb_team",
+    "model.vocab_size": "padded_vocab_size n_vocab",
+    "run.time_limit": "max_time",
+    "schedule.min_ratio": "alpha_f min_lr_ratio min_lr_factor",
+    "compute.compile": "compile_model use_torch_compile torch_compile",
 }
 # settings of other tools that lmtrain lacks or handles automatically -> the sentence to show
 UNSUPPORTED_SETTINGS = {
@@ -122,8 +137,10 @@ UNSUPPORTED_SETTINGS = {
         "A text to validate on is made a dataset of first: type `lmtrain preprocess FILE --tokenizer "
         "RUN/tokenizer.json --output PREFIX`, and then data.valid_path=PREFIX.":
             "valid_text val_text eval_text valid_file val_file validation_file eval_file",
-        "The schedule ends where the run does, with train.steps.":
-            "lr_decay_iters lr_decay_samples lr_wsd_decay_iters",
+        "The schedule ends where the run does, with train.steps; stages.NAME.steps=N gives a part of it one of its "
+        "own.":
+            "lr_decay_iters lr_decay_samples lr_decay_steps decay_steps decay_iters lr_decay_starting_step t_max "
+            "lr_decay_fraction",
         "The kernels are chosen for the machine.":
             "use_flash_attn flash_attn use_flash_attn_v2 attn_implementation attention_backend transformer_impl "
             "use_mcore_models use_legacy_models fused use_fused_rmsnorm masked_softmax_fusion no_masked_softmax_fusion "
@@ -135,6 +152,7 @@ UNSUPPORTED_SETTINGS = {
         "model.dropout is the same in all parts of a block.": "attention_dropout attn_pdrop embd_pdrop",
         "Validation takes the batches of train.micro_batch.": "per_device_eval_batch_size eval_batch_size",
         "model.num_kv_heads says it.": "group_query_attention",
+        "Validation takes the batches of training.": "eval_global_batch_size eval_micro_batch_size",
         "recompute=full computes every block again.": "recompute_method recompute_num_layers",
         "A run's folder always holds a checkpoint to go on from.": "enable_checkpoint checkpoint.enable",
         "--nproc-per-node gives the processes of a node; lmtrain is started once on each node.":
@@ -174,7 +192,7 @@ UNSUPPORTED_SETTINGS = {
             "distribute_saved_activations no_async_tensor_model_parallel_allreduce check_for_nan_in_loss_and_grad "
             "exit_on_missing_checkpoint override_opt_param_scheduler use_checkpoint_opt_param_scheduler log_straggler "
             "fp32_residual_connection fp16_lm_cross_entropy apply_query_key_layer_scaling rerun_mode do_train "
-            "do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint"
+            "do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
             "no_save_optim no_save_rng use_mmap no_mmap_bin_files manual_gc manual_gc_interval ckpt_format "
             "empty_unused_memory_level no_check_for_nan_in_loss_and_grad no_create_attention_mask_in_dataloader "
             "calculate_per_token_loss use_dist_ckpt auto_detect_ckpt_format "

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
-from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import FOREIGN_NAMES
+from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.config.settings_base import Choice, Settings, kinds
 from lmtrain.errors import leave_out, spelling_hint, way
 
@@ -44,7 +45,11 @@ class SettingNames:
         """
         parent, _, name = path.rpartition(".")
         word = name.lower().replace("-", "_")
-        known_keys = types_by_key(self.root)
+        # because: only a plan has a machine's figures, and stages are named by the user
+        known_keys = {
+            key: hint for key, hint in types_by_key(self.root).items()
+            if get_origin(hint) is not dict and (not key.startswith("hardware.") or parent == "hardware")
+        }  # fmt: skip
         if parent in self.groups and value in self.groups[parent]:
             return [f"{parent}={value}"]
         if word in self.groups and not parent:
@@ -64,6 +69,8 @@ class SettingNames:
             matches = [key for key in siblings if key.rpartition(".")[2] in _closest_names(name, siblings, 0.6)][:1]
         if not matches:
             matches = difflib.get_close_matches(path, known_keys, n=1, cutoff=0.8)
+        if not matches and (foreign := difflib.get_close_matches(word, _KEY_BY_FOREIGN_NAME, n=1, cutoff=0.85)):
+            matches = [_KEY_BY_FOREIGN_NAME[foreign[0]]]
         if not matches:
             last_parts = _closest_names(word, known_keys, 0.75)
             matches = [key for key in known_keys if key.rpartition(".")[2] in last_parts][:3]
@@ -101,7 +108,7 @@ class SettingNames:
         """Return a sentence, the end of an error message, that tells the user what to type in place of the unknown key
         `path`. `value` is the text typed for it, `known_keys` are the valid keys of its group.
         """
-        if sentence := UNSUPPORTED_SETTINGS.get(path.rpartition(".")[2].lower().replace("-", "_")):
+        if sentence := sentence_about(path.lower().replace("-", "_")):
             return sentence
         if path in types_by_key(self.root):  # the key belongs to another kind of its group
             group = path.partition(".")[0]

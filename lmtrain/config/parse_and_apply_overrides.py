@@ -32,6 +32,7 @@ _PLAIN_TEXT = re.compile(r"[A-Za-z_./~][\w./~@%+-]*")
 _SPECIAL_CHARACTERS = ",[]{}()'\""
 _PLAIN_ITEM = re.compile(r"[\w.+/:%@?|$*\\-]+", re.ASCII)  # an entry of a list that Hydra's grammar reads unquoted
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
+_OTHER_FILES = (".toml", ".json", ".ini", ".cfg", ".conf")
 _CLOSING_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 _FOREIGN_KEYS = {name for names in FOREIGN_NAMES.values() for name in names.split() if "_" in name}
 _HYDRA_WAYS_OUT = {  # a setting of Hydra's -> the words to type instead; VALUE is its value
@@ -153,21 +154,21 @@ def _override_of_file(setting: FileSetting) -> Any:
     )  # fmt: skip
 
 
-def sweep_refusal(override: Any, *, takes: str = "") -> str:
+def sweep_refusal(override: Any, *, kind: str = "") -> str:
     """Return the error message for a Hydra Override object with several values, such as `a=1,2`, on a command that
-    starts a single run. `takes` says what the key takes: "list", "number", or "" if that may be anything.
+    starts a single run. `kind` says what the key takes: "list", "number", or "" for anything else.
     """
     text = str(override.input_line)
     key, _, value = text.partition("=")
-    each, hint = f" Add {way('-m')} to run each of them.", blend_hint(key, value)
+    each, hint = f" Add {way('-m')} to run each of them, or {way('--array')} to a Slurm job.", blend_hint(key, value)
     if "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
         as_list = f" A list is {way(f'{key}=[{value}]')}"
-        if takes == "list":
+        if kind == "list":
             return f"{text} names several values.{as_list}.{each}"
         if _THOUSANDS.fullmatch(value):
             number = way(f"{key}={value.replace(',', '')}")
             return f"{text} names several values. As one number it is {number}.{each}"
-        hint = "" if takes == "number" else hint or f"{as_list}, one text {way(f'{key}={hydra_quoted(value)}')}."
+        hint = "" if kind == "number" else hint or f"{as_list}, one text {way(f'{key}={hydra_quoted(value)}')}."
     return f"{text} names several values.{hint + each if key.startswith('data.') else each + hint}"
 
 
@@ -367,6 +368,11 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
         return (
             f"{text!r} is a Python file, but settings are plain data. {leave_out(text)}; give settings as key=value, "
             "or in a YAML file."
+        )
+    if text.endswith(_OTHER_FILES):
+        return (
+            f"{text!r} is not read: a file of settings has the suffix .yaml. {leave_out(text)}; give settings as "
+            "key=value, or in such a file."
         )
     if after and _takes_next_word(text, after[0], groups):
         joined = way(f"{text}={after[0]}", instead_of=(text, after[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,103 @@ def test_datasets_are_blended_by_weight_or_size(typed: str, first: str, second: 
     lmtrain(*words, "--print-config")
 
 
+@pytest.mark.parametrize(
+    ("foreign", "typed"),
+    [
+        ("per_device_train_batch_size=8 max_steps=60 warmup_steps=0.1",
+         "train.micro_batch=8 train.global_batch=8 train.steps=60 schedule.warmup_steps=6"),
+        ("beta2=0.99 grad_clip=0.0 use_flash_attn=True", "optim.betas=[0.9,0.99] optim.clip_norm=null"),
+        ("lr=1e-4 min_lr=0 lr_decay_style=WSD lr_wsd_decay_iters=100",
+         "optim.lr=1e-4 schedule.min_ratio=0 schedule.decay_fraction=0.1 schedule=wsd"),
+        ("eval_strategy=no save_steps=0.5 optim=adamw_torch",
+         "train.valid_interval_steps=0 checkpoint.interval_steps=500 optim=adamw"),
+        ("moe_layer_freq=2 wandb_log=False max_iters=9", "train.steps=9"),
+        ("-m learning_rate=1e-3,3e-4 seed=1,2", "-m optim.lr=1e-3,3e-4 train.seed=1,2"),
+        ("-m warmup_ratio=0.1,0.2 per_device_train_batch_size=2,4",
+         "-m schedule.warmup_steps=100,200 train.micro_batch=2,4 train.global_batch=${train.micro_batch}"),
+        ("learning_rate=1e-3,3e-4", "optim.lr=1e-3,3e-4 -m"),
+        ("optimizer=sgd", "optim=NAME"),
+    ],
+)  # fmt: skip
+def test_a_name_without_dashes_keeps_its_meaning(foreign: str, typed: str) -> None:
+    words = final_words(lmtrain("pretrain", "data.path=x", *foreign.split(), code=2))
+    assert sorted(words) == sorted(["pretrain", "data.path=x", *typed.split()])
+
+
+def test_each_option_of_a_sweep_keeps_its_runs_if_another_depends_on_it() -> None:
+    text = lmtrain("pretrain", "data.path=x", "-m", "learning_rate=1e-3,3e-4", "min_lr=1e-5", code=2)
+    assert "learning_rate=1e-3,3e-4: schedule.min_ratio would be 0.01, 0.0333333 with it" in text
+    assert final_words(text) == ["pretrain", "data.path=x", "-m", "optim.lr=1e-3,3e-4"]
+
+
+TOML = """[training]
+steps = 200
+local_batch_size = 4
+seq_len = 64
+[optimizer]
+lr = 3e-4
+[lr_scheduler]
+warmup_steps = 5
+decay_ratio = 0.2
+[float8]
+enable_float8_linear = false
+"""
+NEOX = """{"data_path": "a,b", "train_iters": 20, "zero_optimization": {"stage": 1}, "warmup": 0.1,
+"optimizer": {"type": "Adam", "params": {"lr": 0.0006, "betas": [0.9, 0.95]}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "line", "typed"),
+    [
+        ("train.toml", TOML, "train.toml --training.steps 20 data.path=x",
+         "train.steps=20 train.micro_batch=4 train.global_batch=4 model.seq_len=64 optim.lr=0.0003 "
+         "schedule.warmup_steps=5 schedule.decay_fraction=0.2 schedule=wsd data.path=x"),
+        ("train.toml", TOML, "--job.config_file train.toml data.path=x train.steps=9",
+         "train.steps=9 train.micro_batch=4 train.global_batch=4 model.seq_len=64 optim.lr=0.0003 "
+         "schedule.warmup_steps=5 schedule.decay_fraction=0.2 schedule=wsd data.path=x"),
+        ("neox.yml", NEOX, "neox.yml",
+         "data=blend data.datasets=[{path:a,epochs:1},{path:b,epochs:1}] train.steps=20 parallel.zero=1 "
+         "schedule.warmup_steps=2 optim=adamw optim.lr=0.0006 optim.betas=[0.9,0.95]"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_tool_is_read_for_the_line(
+    file: str, text: str, line: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(text)
+    words = final_words(lmtrain("pretrain", *line.split(), code=2))
+    assert sorted(word.replace(" ", "") for word in words) == sorted(["pretrain", *typed.split()])
+
+
+def test_a_file_that_is_not_there_or_of_another_kind_is_left_out() -> None:
+    text = lmtrain("pretrain", "none.toml", "data.path=x", code=2)
+    assert "'none.toml' is not read: a file of settings has the suffix .yaml. Leave it out" in text
+    assert final_words(text) == ["pretrain", "data.path=x"]
+
+
+def test_the_epochs_of_a_text_are_counted(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("Some words of a text, again and again.\n" * 400)
+    settings = [f"data.text={text}", f"run.dir={tmp_path / 'run'}", "model.seq_len=32", "per_device_train_batch_size=4"]
+    words = final_words(lmtrain("pretrain", *settings, "num_train_epochs=2", code=2))
+    steps = int(next(word for word in words if word.startswith("train.steps=")).partition("=")[2])
+    epoch = int(next(word for word in final_words(lmtrain(
+        "pretrain", *settings, "num_train_epochs=1", code=2
+    )) if word.startswith("train.steps=")).partition("=")[2])  # fmt: skip
+    assert 0 <= 2 * epoch - steps <= 1 < steps
+    assert not (tmp_path / "run").exists()
+
+
+def test_everything_that_a_plan_lacks_is_told_at_once() -> None:
+    text = lmtrain("plan", "n_layer=6", "n_head=6", "n_embd=384", code=2)
+    assert "gpus is not given" in text
+    assert "hardware is not given" in text
+    assert final_words(text)[1:] == [
+        "model.num_layers=6", "model.num_heads=6", "model.width=384", "gpus=COUNT", "hardware=NAME"
+    ]  # fmt: skip
+
+
 def test_one_dataset_is_no_blend() -> None:
     assert final_words(lmtrain("pretrain", "--data-path", "a", code=2)) == ["pretrain", "data.path=a"]
 
@@ -146,7 +244,7 @@ def test_a_loaded_model_is_resumed_or_begins_a_run() -> None:
 
 def test_what_a_training_run_cannot_do_is_not_left_out() -> None:
     text = lmtrain("pretrain", "data.path=x", "--eval_only", "--max_iters=3", code=2)
-    assert "Start `lmtrain eval CHECKPOINT --task TASK`" in text
+    assert "Start `lmtrain eval RUN --steps all --task perplexity --data FILE`" in text
     assert "Type:" not in text
     assert "Give optim.lr=VALUE." in lmtrain("pretrain", "data.path=x", "--lr", code=2)
 

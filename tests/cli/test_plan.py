@@ -294,7 +294,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["hardware=h100"], 2, "Give gpus=N"),
+        (["hardware=h100"], 2, "Give gpus=COUNT"),
         (["hardware=h100", "gpus=8", "compute.device=cpu"], 2, "Use auto, or"),
         (["gpus=8"], 2, "Give hardware=NAME, one of a100_40gb"),
         (["hardware=h100_sxm", "gpus=8"], 2, "Did you mean h100 or h100_96gb or h100_dgx or h100_pcie?"),

@@ -42,7 +42,7 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
         *wide(("train.steps=soon", "train.steps=soon is not a size")),
         *wide(("optim.kind=sgd", "optim.kind=sgd is not a kind")),
         ("run.dir=''", "run.dir= is empty"),
-        *wide(("optim.lr=1,2", "Add -m to run each of them.")),
+        *wide(("optim.lr=1,2", "Add -m to run each of them")),
         *wide(("data.path=${oc.env:HOME}", "calls a resolver")),
         *wide(("+optim._target_=os.system", "names code")),
         ("model.vocab_size=10", "smaller than the tokenizer's"),

@@ -25,7 +25,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
-from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text
+from lmtrain.cli.dataset_from_text import make_data_of_text
 from lmtrain.cli.ranks.launch_ranks import choose_layout
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.assemble_training_data import open_datasets

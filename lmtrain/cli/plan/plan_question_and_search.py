@@ -116,9 +116,12 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     # because: the code below looks for single words, so repeated keys are refused first
     with located_problems(rest):
         parse_overrides(rest, group_choices(config_dir))
-    gpus, typed = _parse_gpus(plan_words.get("gpus")), typed_words(rest)
+    typed = typed_words(rest)
     experiment = typed.get("experiment") or None
     machine = plan_words.get("hardware") or _experiment_choice(experiment, "hardware", config_dir)
+    if not plan_words.get("gpus") and machine is None:
+        raise SettingsError([_NO_GPUS, _no_hardware(config_dir)], "things")
+    gpus = _parse_gpus(plan_words.get("gpus"))
     hardware = load_hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
     rest = [word for word in rest if word != "parallel=auto"]  # because: a plan chooses the layout anyway
     if layout_group := next((word for word in rest if override_key(word) == "parallel"), None):
@@ -185,12 +188,22 @@ def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[st
     return plan_words, rest
 
 
+_NO_GPUS = f"gpus is not given; a plan needs the number of GPUs. Give {fill_in('gpus=COUNT')}."
+
+
+def _no_hardware(config_dir: Path | None) -> str:
+    """Return the problem that no machine is given."""
+    names = ", ".join(group_choices(config_dir).get("hardware", []))
+    named = f"{fill_in('hardware=NAME')}, one of {names}; hardware.memory_GiB=N gives it another memory."
+    return f"hardware is not given; a plan needs a machine. Give {named}"
+
+
 def _parse_gpus(text: str | None) -> int:
     """Return the number of GPUs from `text`, the value of the argument gpus=COUNT. Raise a UsageError if it is None
     (not given), no number or out of range.
     """
     if text is None:
-        raise UsageError("gpus is not given; a plan needs the number of GPUs. Give gpus=N.")
+        raise UsageError(_NO_GPUS)
     try:
         count = parse_count(text)
     except ValueError:
@@ -209,11 +222,7 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
     """
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
-        names = ", ".join(choices)
-        raise UsageError(
-            "hardware is not given; a plan needs a machine. Give "
-            f"{fill_in('hardware=NAME')}, one of {names}; hardware.memory_GiB=N gives it another memory."
-        )
+        raise UsageError(_no_hardware(config_dir))
     if memory := re.fullmatch(r"(\d+) ?(g|gb|gib)", name, re.IGNORECASE):
         chosen = fill_in("hardware=NAME", f"hardware.memory_GiB={memory[1]}")
         raise UsageError(f"hardware={name} is a memory, and no machine. Give {chosen}, one of {', '.join(choices)}.")

@@ -53,7 +53,7 @@ def pretrain(
 
         return run_sweep(context.obj, overrides, env, config_dir=config_dir, elastic=elastic, **source)
 
-    from lmtrain.cli.pretrain.dataset_from_text import make_data_of_text, preview_data_of_text
+    from lmtrain.cli.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run

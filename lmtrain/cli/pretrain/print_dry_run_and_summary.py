@@ -11,7 +11,7 @@ from lmtrain.units import format_count, format_seconds, plural
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.cli.pretrain.dataset_from_text import TextPreview
+    from lmtrain.cli.dataset_from_text import TextPreview
     from lmtrain.runtime.processes.process_environment import ProcessEnv
     from lmtrain.train.loop import Summary
     from lmtrain.train.run_config import RunConfig

@@ -161,7 +161,7 @@ def advised(error: LmtrainError, argv: Sequence[str]) -> Command | None:
     """
     before = command = Command.parse(argv)
     for ways in error.ways:
-        possible = nearest_first(before, [way for way in ways if fits(command, way)])
+        possible = nearest_first(command, [way for way in ways if fits(command, way)])
         if not possible:
             return None
         # because: options belong to the verb, which may be what was misspelt

@@ -456,7 +456,7 @@ def _check_runs(runs: Iterable[tuple[RunConfig, list[str]]], ranks_per_node: int
     """Check the settings, data and folder of each run, given as (settings, overrides), and raise an LmtrainError if one
     could not start. A dataset that several runs will make from the same data.text is made for the checks only once.
     """
-    from lmtrain.cli.pretrain.dataset_from_text import preview_data_of_text
+    from lmtrain.cli.dataset_from_text import preview_data_of_text
 
     with ExitStack() as previews:
         known: dict[str, DataChoice] = {}

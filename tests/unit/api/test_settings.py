@@ -28,6 +28,15 @@ def test_all_wrong_ones_are_refused_together() -> None:
     assert len(error.value.problems) == 2
 
 
+def test_names_of_other_tools_are_answered_as_on_the_command_line() -> None:
+    with pytest.raises(SettingsError, match=r"warmup_ratio=0.1 is schedule.warmup_steps=6 here, 0.1 x train.steps"):
+        lmtrain.settings("data.path=x", "warmup_ratio=0.1", "max_steps=60")
+    with pytest.raises(SettingsError, match=r"Did you mean train.steps=10\?"):
+        lmtrain.settings("data.path=x", "max_step=10")
+    with pytest.raises(TypeError, match=r"num_layer was given as a keyword. Give 'num_layer=2'."):
+        lmtrain.settings("data.path=x", num_layer=2)  # type: ignore[call-arg]
+
+
 def test_a_folder_of_configs_and_a_run_may_stand_for_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("kind: gpt\nnum_layers: 2\nwidth: 16\nnum_heads: 2\nseq_len: 8\n")

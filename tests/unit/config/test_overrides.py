@@ -126,18 +126,22 @@ def test_a_list_of_texts_outside_the_grammar() -> None:
 
 def test_several_values() -> None:
     text, ways = _refused_sweep("a=1,2")
-    assert text == 'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
-    assert [way.new for way in ways] == [("-m",), ("a=[1,2]",), ("a='1,2'",)]
+    assert text == (
+        "a=1,2 names several values. Add -m to run each of them, or --array to a Slurm job. "
+        'A list is "a=[1,2]", one text "a=\'1,2\'".'
+    )
+    assert [way.new for way in ways] == [("-m",), ("--array",), ("a=[1,2]",), ("a='1,2'",)]
     assert _refused_sweep("data.path=a,b")[0].endswith(
         "To mix them in one run, as much of each as there is, type data=blend "
         '"data.datasets=[{path: a, epochs: 1}, {path: b, epochs: 1}]". '
-        "Add -m to run each of them."
+        "Add -m to run each of them, or --array to a Slurm job."
     )
     assert _refused_sweep("data.valid_path=x/a,y/a")[0].endswith(
-        'To validate on each of them, type "data.valid_paths={a: x/a, a-2: y/a}". Add -m to run each of them.'
+        'To validate on each of them, type "data.valid_paths={a: x/a, a-2: y/a}". '
+        "Add -m to run each of them, or --array to a Slurm job."
     )
     assert _refused_sweep("data.text=a,b")[1][0].new == ("data.text=[a,b]",)
-    assert _refused_sweep("a=range(3)")[0].endswith("Add -m to run each of them.")
+    assert _refused_sweep("a=range(3)")[0].endswith("Add -m to run each of them, or --array to a Slurm job.")
 
 
 def test_several_datasets_or_texts_get_one_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

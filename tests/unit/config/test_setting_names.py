@@ -7,6 +7,7 @@ import pytest
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value, types_by_key
+from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.errors import split_ways
 from lmtrain.train.run_config import RunConfig
 
@@ -25,11 +26,20 @@ NAMES = SettingNames(RunConfig, group_choices())
         ("train.batch_size", "8", "train.global_batch=8"), ("dropout", "10%", "model.dropout=0.1"),
         ("ema.decay", "0.9", "checkpoint.ema.decay=0.9"), ("ema_decay", "0.9", "checkpoint.ema.decay=0.9"),
         ("ema.update_every_n_steps", "5", "checkpoint.ema.every_steps=5"),
+        ("max_step", "10", "train.steps=10"), ("num_layer", "2", "model.num_layers=2"),
         ("model_name_or_path", "gpt2", "model=gpt2"), ("model_name_or_path", "bert", "model=bert_base"),
     ],
 )  # fmt: skip
 def test_the_nearest_name_over_all_levels(key: str, value: str, meant: str) -> None:
     assert NAMES.suggest_overrides(key, value)[0] == meant
+
+
+def test_no_setting_of_lmtrain_is_said_to_have_no_counterpart() -> None:
+    names = {*types_by_key(RunConfig), *(key.rpartition(".")[2] for key in types_by_key(RunConfig))}
+    names |= {name for names in FOREIGN_NAMES.values() for name in names.split()}
+    names -= {"data.tokenizer", "tokenizer"}  # because: without data., the word is a tokenizer of another tool
+    refused = {name: said for name in names if (said := sentence_about(name))}
+    assert refused == {}
 
 
 def test_nothing_near_gives_the_names_of_the_level() -> None:

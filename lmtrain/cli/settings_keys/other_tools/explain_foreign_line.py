@@ -19,16 +19,18 @@ from lmtrain.cli.settings_keys.other_tools.foreign_files import FILE_SUFFIXES, f
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Translation
 from lmtrain.cli.settings_keys.other_tools.translate_foreign_flags import translate_options
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.name_suggestions import types_by_key, union_members
+from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, shorten, split_ways, way
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.run_config import RunConfig
 
-_KNOWN_NAMES = {*UNSUPPORTED_SETTINGS, *(name for names in FOREIGN_NAMES.values() for name in names.split())}
-_OWN_WORDS = {("plan",): ("hardware", "gpus", "tokens")}  # of verbs that take words KEY=VALUE beside settings
+_KNOWN_NAMES = {name for names in FOREIGN_NAMES.values() for name in names.split()}
+# of verbs with words KEY=VALUE of their own
+_OWN_WORDS: dict[tuple[str, ...], tuple[str, ...]] = {("plan",): ("hardware", "gpus", "tokens", "parallel")}
 
 
 def explain_foreign_line(
@@ -92,17 +94,21 @@ def _name_of(unit: Sequence[str]) -> str:
     return unit[0] if len(unit) == 1 and not unit[0].startswith("-") else unit[0].partition("=")[0]
 
 
-def _take_out_renamed(result: Translation, command: Command, problems: Sequence[str] | None) -> None:
+def _take_out_renamed(
+    result: Translation, command: Command, given: Collection[str], problems: Sequence[str] | None
+) -> None:
     """Take the words KEY=VALUE of a command out of a translation that keep their value under another key, as an error
-    of their own tells it: one of `problems`, or a later one if they are None.
+    of their own tells it: one of `problems`, or a later one if they are None. Another tool's name of a key that is
+    among those `given` stays, as it is left out.
     """
     for option in [option for option in result.known if option.is_word and option.unit in command.units]:
         keys = [key for key, origin in result.origins.items() if origin is option]
         is_noted = any(text.startswith(option.typed) for text in (*result.changed, *result.left_out, *result.refused))
-        is_kept = len(keys) == 1 and not is_noted and result.settings.get(keys[0]) == option.value
-        if is_kept and "," not in option.value and (
-            problems is None or any(text.startswith(f"{option.typed} is not a") for text in problems)
-        ):
+        if len(keys) != 1 or is_noted or (keys[0] in given and option.name in _KNOWN_NAMES):
+            continue
+        is_kept = result.names.suggest_overrides(option.path, option.value)[:1] == [f"{keys[0]}={option.value}"]
+        is_told = problems is None or any(text.startswith(f"{option.typed} is not") for text in problems)
+        if is_kept and is_told and "," not in option.value:
             result.known.remove(option)
             del result.settings[keys[0]], result.origins[keys[0]]
 
@@ -120,7 +126,7 @@ def _foreign_words(command: Command) -> list[tuple[str, ...]]:
     own = _OWN_WORDS.get(command.verb, ())
     return [
         unit for unit in command.units
-        if is_setting(unit[0]) and not is_own_key(key := override_key(unit[0])) and key not in own
+        if is_setting(unit[0]) and not is_own_key(key := override_key(unit[0])) and key.partition(".")[0] not in own
         and not (key in FILE_NAMES.split() and unit[0].endswith(FILE_SUFFIXES))
     ]  # fmt: skip
 
@@ -171,7 +177,7 @@ def _translate(
     counts_as = "gpus" if command.verb == ("plan",) else ""
     is_sweep = any(unit[0] in ("-m", "--multirun", "--array") for unit in command.units)
     result = translate_options(units, [*given.values()], counts_as, _typed_run(command), is_sweep=is_sweep)
-    _take_out_renamed(result, command, problems)
+    _take_out_renamed(result, command, given, problems)
     no_program = "lmtrain reads no settings from a program; give them as KEY=VALUE."
     result.left_out += [f"{script}: {no_program}" for script in scripts]
     for key in given.keys() & result.settings.keys():  # because: what is typed in lmtrain's own words counts
@@ -206,7 +212,8 @@ def _renamed(result: Translation) -> list[str]:
     return [
         f"{option.typed} is {key}={result.settings[key]} here." for key, option in result.origins.items()
         if key in result.settings
-        and not any(text.startswith(f"{option.typed} is ") and " too, " not in text for text in result.changed)
+        and not any(text.startswith((f"{option.typed} is ", f"{option.typed}: ")) and " too, " not in text
+                    for text in result.changed)
     ]  # fmt: skip
 
 
@@ -242,7 +249,8 @@ def is_foreign(option: str, command: Command, own_options: Collection[str]) -> b
         return False
     if explain_by_verb(option, command) is not None:
         return False
-    is_known = spelt.rpartition(".")[2].lstrip("-").replace("-", "_") in _KNOWN_NAMES
+    path = spelt.lstrip("-").replace("-", "_")
+    is_known = path.rpartition(".")[2] in _KNOWN_NAMES or sentence_about(path) is not None
     return is_known or not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
 
 

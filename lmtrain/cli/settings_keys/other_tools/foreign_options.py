@@ -6,6 +6,7 @@ settings that lmtrain lacks (UNSUPPORTED_SETTINGS). Names are in snake case; a d
 
 from __future__ import annotations
 
+from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.settings_file import FILE_NAMES
 
 FALSE, TRUE = ("false", "0", "no", "none", "off"), ("true", "1", "yes", "on")
@@ -29,7 +30,13 @@ SWITCHES = {
     "wandb": "observe.wandb=online", "wandb_log": "observe.wandb=online", "use_wandb": "observe.wandb=online",
     "enable_wandb": "observe.wandb=online", "enable_tensorboard": "observe.tensorboard=true",
     "compile": "compute.compile=true", "compile.enable": "compute.compile=true", "tf32": "compute.tf32=true",
-    "deterministic": "compute.deterministic=true",
+    "deterministic": "compute.deterministic=true", "enable_compile": "compute.compile=true",
+    "no_weight_tying": "model.tied=false", "use_qk_layernorm": "model.qk_norm=head",
+    "gpt_j_residual": "model.parallel_block=two_norms", "recompute": "recompute=full",
+    "recompute_layer": "recompute=full", "activation_checkpointing": "recompute=full",
+    "fp16.enabled": "precision=fp16", "bf16.enabled": "precision=bf16", "no_evals": "train.valid_interval_steps=0",
+    "reset_position_ids": "data.document_mask=true", "eod_mask_loss": "data.document_mask=true",
+    "dataloader_inter_document_masking": "data.document_mask=true",
 }  # fmt: skip
 # an option that is off where it is on here
 OFF_SWITCHES = {
@@ -37,10 +44,26 @@ OFF_SWITCHES = {
     "torch_compile": "compute.compile=false", "tie_embeddings": "model.tied=false",
     "tie_word_embeddings": "model.tied=false", "enable_tensorboard": "observe.tensorboard=false",
     "use_distributed_optimizer": "parallel.zero=0", "sequence_parallel": "parallel.sequence_parallel=false",
-    "swiglu": "model.gated=false", "bias": "model.bias=none",
+    "swiglu": "model.gated=false", "bias": "model.bias=none", "validation.enable": "train.valid_interval_steps=0",
+    "do_eval": "train.valid_interval_steps=0", "use_bias": "model.bias=none", "add_bias_linear": "model.bias=none",
 }  # fmt: skip
 # option -> value -> overrides
 VALUES = {
+    "eval_strategy": {"no": "train.valid_interval_steps=0"},
+    "evaluation_strategy": {"no": "train.valid_interval_steps=0"},
+    "save_strategy": {"no": "checkpoint.interval_steps=null"},
+    "val_check_interval": {"-1": "train.valid_interval_steps=0"},
+    "limit_val_batches": {"0": "train.valid_interval_steps=0"},
+    "lr_decay_style": {"inverse-square-root": "schedule=inverse_sqrt", "inverse_square_root": "schedule=inverse_sqrt"},
+    "scheduler.type": {"warmuplr": "schedule=constant", "warmupdecaylr": "schedule=linear",
+                       "warmupcosinelr": "schedule=cosine"},
+    "activation": {"geglu": "model.activation=gelu model.gated=true",
+                   "swiglu": "model.activation=silu model.gated=true"},
+    "pos_emb": {"rotary": "model.positions=rotary", "learned": "model.positions=learned",
+                "none": "model.positions=rotary model.layer_pattern=F"},
+    "data_parallel_sharding_strategy": {"no_shard": "parallel.zero=0", "optim": "parallel.zero=1",
+                                        "optim_grads": "parallel.zero=2", "optim_grads_params": "parallel.zero=3"},
+    "pp_engine": {"1f1b": "parallel.schedule=1f1b", "afab": "parallel.schedule=gpipe"},
     "position_embedding_type": {
         "yarn": "model.positions=rotary model.rotary_scaling=yarn",
         "none": "model.positions=rotary model.layer_pattern=F",
@@ -77,11 +100,18 @@ VALUE_NOTES = {
         "false": "A run whose run.dir is new begins from scratch.",
     },
     "resume_from_checkpoint": {"true": "A run resumes from its own run.dir by itself."},
+    "max_steps": {"-1": "-1 sets no number of steps. Give train.steps, or train.tokens."},
+    "validation.steps": {"-1": "Validation reads train.valid_samples."},
+    "global_batch_size": {"-1": "train.global_batch is the number of samples itself."},
+    "load_step": {"-1": "A run resumes from its newest checkpoint by itself."},
+    "training.dtype": {"float32": "Weights are kept in float32 beside those of precision=bf16."},
+    "pipe_parallel_size": {"0": "It is parallel.pp=1, the default."},
+    "devices": {"auto": "--nproc says how many processes are started."},
+    "data_parallel_sharding_strategy": {"": "parallel.zero decides what is sharded."},
     "data_parallel_shard_degree": {"-1": "parallel.dp_shard=N gives the number of processes that share the weights."},
-    "fsdp": dict.fromkeys(
-        ("full_shard", "full_shard auto_wrap", "shard_grad_op", "hybrid_shard", "true"),
-        "parallel.dp_shard=N shares the work among N processes, and parallel.zero says what else they share.",
-    ),
+    "fsdp": {
+        "": "parallel.dp_shard=N shares the work among N processes, and parallel.zero says what else they share.",
+    },
     "report_to": {"none": "Weights & Biases is off here as well.", "": _SINKS},
     "logger_name": {"": _SINKS},
     "data": {"": "The data are named by data.path=PREFIX of a dataset, or data.text=FILE to make one of a text."},
@@ -93,9 +123,22 @@ CONVERSIONS = {
     "warmup_fraction": ("schedule.warmup_steps", "x", "train.steps"),
     "train_samples": ("train.steps", "/", "train.global_batch"),
     "lr_warmup_samples": ("schedule.warmup_steps", "/", "train.global_batch"),
+    **dict.fromkeys(
+        ("lr_end", "end_lr", "eta_min", "final_lr", "lr_min", "minimum_lr", "min_learning_rate", "decay_min_lr",
+         "min_decay_lr"),
+        ("schedule.min_ratio", "/", "optim.lr"),
+    ),
+    **dict.fromkeys(
+        ("lr_wsd_decay_iters", "wsd_decay_steps", "scheduler.decay", "num_decay_steps"),
+        ("schedule.decay_fraction", "/", "train.steps"),
+    ),
+    "train_module.scheduler.decay": ("schedule.decay_fraction", "/", "train.steps"),
+    "data_loader.global_batch_size": ("train.global_batch", "/", "model.seq_len"),  # because: OLMo counts tokens
+    "rank_microbatch_size": ("train.micro_batch", "/", "model.seq_len"),
     "eval_iters": ("train.valid_samples", "x", "train.global_batch"),
+    "limit_val_batches": ("train.valid_samples", "x", "train.global_batch"),
+    "validation.steps": ("train.valid_samples", "x", "train.global_batch"),
     "eval.max_iters": ("train.valid_samples", "x", "train.micro_batch"),
-    "min_decay_lr": ("schedule.min_ratio", "/", "optim.lr"),
     **dict.fromkeys(
         ("batch_accumulation_per_replica", "accumulate_grad_batches", "grad_accum_steps", "gradient_accumulation",
          "accumulation_steps", "grad_acc", "gradient_accumulation_iters"),
@@ -112,10 +155,15 @@ EPOCHS = ("num_train_epochs", "epochs", "num_epochs", "max_epochs", "n_epochs", 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions")  # of learned positions; may differ from the sequence's
 VIRTUAL_STAGES = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "vp_size")
 LAYERS_PER_STAGE = ("num_layers_per_virtual_pipeline_stage", "num_layers_per_virtual_stage")
-MICRO_BATCHES = (
-    "micro_batch_size", "per_device_train_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size",
-    "device_batch_size", "mbs",
+MICRO_BATCHES = tuple(
+    name for name in FOREIGN_NAMES["train.micro_batch"].split() if name != "device_train_microbatch_size"
+)  # because: that is typed beside a global batch
+# intervals and lengths for which other tools take a share of the run, as in --warmup_steps 0.1
+SHARES_OF_STEPS = (
+    "schedule.warmup_steps", "train.valid_interval_steps", "checkpoint.interval_steps", "observe.log_interval_steps",
 )  # fmt: skip
+PROFILE_STEPS = ("profile_step_start", "profile_step_end", "profile_step_stop")  # the last of these is not profiled
+DURATION = ("trainer.max_duration.value", "trainer.max_duration.unit")
 # dotted options whose last part alone would say something else
 PATHS = {
     "optimizer.name": "optim", "checkpoint.interval": "checkpoint.interval_steps", "checkpoint.folder": "run.dir",
@@ -123,12 +171,17 @@ PATHS = {
     "lr_scheduler.min_lr_factor": "schedule.min_ratio", "lr_scheduler.decay_ratio": "schedule.decay_fraction",
     "training.mixed_precision_param": "precision", "checkpoint.keep_latest_k": "checkpoint.keep_last",
     "comm.train_timeout_seconds": "parallel.timeout_s", "training.seed": "train.seed", "debug.seed": "train.seed",
-    "lr_scheduler.decay_type": "schedule.decay",
+    "lr_scheduler.decay_type": "schedule.decay", "optimizer.type": "optim", "zero_optimization.stage": "parallel.zero",
+    "optimizer.optimizer_factory.name": "optim", "validation.dataset": "data.valid_path",
+    "validation.dataset_path": "data.valid_path", "general.project": "observe.wandb_project",
+    "general.run": "observe.wandb_name", "log.project": "observe.wandb_project", "log.run": "observe.wandb_name",
+    **{f"trainer.callbacks.wandb.{key}": f"observe.wandb_{key}" for key in ("name", "project", "entity")},
 }  # fmt: skip
 # what is another verb's work -> what to type
 OTHER_VERBS = dict.fromkeys(
     ("eval_only", "skip_train", "do_eval_only", "test_only"),
-    "A run trains. Start `lmtrain eval CHECKPOINT --task TASK` to measure a checkpoint instead.",
+    "A run trains. Start `lmtrain eval RUN --steps all --task perplexity --data FILE` to measure each checkpoint of a "
+    "run instead.",
 ) | dict.fromkeys(
     FILE_NAMES.split(),
     "Settings are read from a .yaml file that is one of the words. Write those of this file as KEY: VALUE in one.",

@@ -14,7 +14,7 @@ from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.other_tools.steps_of_epochs import count_epoch
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.foreign_names import UNSUPPORTED_SETTINGS
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, step_folder_name
 
@@ -26,31 +26,41 @@ def reckon(result: Translation) -> None:
             step(result, options)
     _share_processes(result)
     # because: a conversion depends on train.global_batch, and that on the size of a micro-batch
-    converted = [option for option in result.later if option.within(tables.CONVERSIONS)]
-    batches = [option for option in converted if _conversion(option)[0] == "train.global_batch"]
-    for option in batches:
+    converted = [option for option in result.later if _conversion(option) is not None]
+    targets = {option: key for option in converted if (found := _conversion(option)) and (key := found[0])}
+    batches = [option for option in converted if targets[option] in ("train.micro_batch", "train.global_batch")]
+    for option in sorted(batches, key=lambda option: targets[option] == "train.global_batch"):
         _convert(result, option)
-    if not batches:
+    if "train.global_batch" not in targets.values():
         _add_global_batch(result)
-    for option in converted:
-        if option not in batches:
-            _convert(result, option)
-    _settle(result)
+    lengths = [option for option in converted if targets[option] == "train.steps"]
+    for option in lengths:
+        _convert(result, option)
     if epochs := [option for option in result.later if option.name in tables.EPOCHS]:
         _set_epochs(result, epochs)
+    for option in converted:
+        if option not in (*batches, *lengths):
+            _convert(result, option)
+    _settle(result)
 
 
-def _conversion(option: Option) -> tuple[str, str, str]:
-    found = option.within(tables.CONVERSIONS)
-    assert found is not None
-    return found
+def _conversion(option: Option) -> tuple[str, str, str] | None:
+    """Return the key that an option is in another unit, the operator and the factor; None for other options."""
+    if found := option.within(tables.CONVERSIONS):
+        return found
+    key = next((key for key in tables.SHARES_OF_STEPS if option.name in FOREIGN_NAMES.get(key, "").split()), None)
+    key = key or next((key for key in tables.SHARES_OF_STEPS if key.endswith(f".{option.name}")), None)
+    return (key, "x", "train.steps") if key else None
 
 
 def _convert(result: Translation, option: Option) -> None:
     """Set the key that an option is in another unit: its value times or divided by another setting's."""
-    key, operator, factor_key = _conversion(option)
-    # because: nanoGPT's --eval_iters counts micro-batches, and Megatron's --eval-iters batches
-    if option.unit[0].startswith("--eval_iters") and "train.micro_batch" in result.settings:
+    found = _conversion(option)
+    assert found is not None
+    key, operator, factor_key = found
+    # because: nanoGPT's eval_iters counts micro-batches, and Megatron's batches
+    is_nanogpt = option.name == "eval_iters" and "batch_size" in result.all_names
+    if is_nanogpt and "train.micro_batch" in result.settings:
         factor_key = "train.micro_batch"
     if key == "train.global_batch" and key in result.settings and factor_key not in result.settings:
         # because: nanoGPT's batch is a micro-batch
@@ -61,7 +71,8 @@ def _convert(result: Translation, option: Option) -> None:
         factor = float(factor_key if factor_key.isdecimal() else str(result.value_of(factor_key)))
         product = float(option.value) * factor if operator == "x" else float(option.value) / factor
         product *= float(processes or 1)
-        rounded = f"{product:.6g}" if key == "schedule.min_ratio" else str(max(1, round(product)))
+        is_share = key in ("schedule.min_ratio", "schedule.decay_fraction")
+        rounded = f"{product:.6g}" if is_share else str(max(int(product > 0), round(product)))
     except (ValueError, ZeroDivisionError, OverflowError):
         operation = "times" if operator == "x" else "divided by"
         result.omit(option, f"It is {key} here, which is its value {operation} {factor_key}.")
@@ -154,10 +165,40 @@ def _set_model(result: Translation, options: list[Option]) -> None:
     if family == "llama3" and flavor == "debugmodel":
         choice = "llama_tiny"
     if choice not in group_choices()["model"]:
-        result.unknown += options
+        typed = " ".join(option.typed for option in options)
+        result.settings["model"] = "NAME"
+        result.changed.append(f"{typed}: `lmtrain config list model` shows the choices for model=NAME.")
         return
     result.settings["model"] = choice
     result.changed.append(f"{' '.join(option.typed for option in options)} is model={choice} here.")
+
+
+def _set_duration(result: Translation, options: list[Option]) -> None:
+    """Set the length of a run from OLMo's two options for it."""
+    parts = {option.name: option for option in options}
+    unit, number = parts["unit"].value if "unit" in parts else "steps", parts.get("value")
+    if number is None or unit not in ("steps", "tokens"):
+        for option in options:
+            result.omit(option, UNSUPPORTED_SETTINGS["num_train_epochs"])
+        return
+    result.set(number, f"train.{unit}={number.value}")
+
+
+def _set_profile(result: Translation, options: list[Option]) -> None:
+    """Set the first and last step to profile, of which other tools give the last as the one after it."""
+    steps = {option.name == "profile_step_start": option for option in options}
+    try:
+        first = int(steps[True].value) if True in steps else 10
+        last = int(steps[False].value) - 1 if False in steps else first + 1
+    except ValueError:
+        for option in options:
+            result.omit(option, "It is observe.profile_steps=[FIRST,LAST] here.")
+        return
+    for option in options:
+        result.origins["observe.profile_steps"] = option
+    result.settings["observe.profile_steps"] = f"[{first},{last}]"
+    typed = " ".join(option.typed for option in options)
+    result.changed.append(f"{typed} is observe.profile_steps=[{first},{last}] here.")
 
 
 def _finetune(result: Translation, options: list[Option]) -> None:
@@ -209,10 +250,11 @@ def _set_epochs(result: Translation, options: list[Option]) -> None:
     counted = None if result.from_run else count_epoch(words)
     with suppress(ValueError):
         if counted and math.isfinite(float(option.value)) and float(option.value) > 0:
-            samples, batch = counted
+            samples, batch, is_estimate = counted
             steps = math.ceil(float(option.value) * samples / batch)
             result.set(option, f"train.steps={steps}")
-            reckoning = f"{option.value} x {samples} samples / train.global_batch={batch}"
+            about = "about " if is_estimate else ""
+            reckoning = f"{option.value} x {about}{samples} samples / train.global_batch={batch}"
             result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {reckoning}."
             return
     result.omit(option, UNSUPPORTED_SETTINGS["num_train_epochs"])
@@ -254,4 +296,6 @@ _STEPS: tuple[tuple[tuple[str, ...], Callable[[Translation, list[Option]], None]
     ((*tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE), _set_virtual_stages),
     (("finetune",), _finetune),
     (tables.LOAD_STEPS, _load_step),
+    (tables.PROFILE_STEPS, _set_profile),
+    (tables.DURATION, _set_duration),
 )

@@ -15,9 +15,10 @@ from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
 from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
-from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices
+from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.name_suggestions import types_by_key, union_members
+from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.config.parse_and_apply_overrides import named_values
 from lmtrain.train.run_config import RunConfig
 
@@ -114,16 +115,23 @@ def _leave_for_later(result: Translation, option: Option) -> bool:
     """Put an option aside that depends on other settings; its name decides."""
     names = (
         *tables.CONVERSIONS, *tables.BETAS, *tables.LOAD_STEPS, *tables.EPOCHS, *tables.POSITION_COUNTS,
-        *tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE, "finetune", "flavor",
+        *tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE, *tables.PROFILE_STEPS, *tables.DURATION, "finetune", "flavor",
     )  # fmt: skip
-    if option.path in names or option.name in names or option.path == "model.name":
+    is_share = _is_number(option.value) and 0 < float(option.value) < 1 and _plain_key(option) in tables.SHARES_OF_STEPS
+    if is_share or option.path in names or option.name in names or option.path == "model.name":
         result.later.append(option)
         return True
     return False
 
 
+def _plain_key(option: Option) -> str:
+    """Return the setting that an option is a name of; "" if its value is said in other words or another unit."""
+    plain = tables.PATHS.get(option.path) or _KEY_OF.get(option.name)
+    return plain or next((key for key in tables.SHARES_OF_STEPS if key.endswith(f".{option.name}")), "")
+
+
 def _take_reason(result: Translation, option: Option) -> bool:
-    why = option.within(UNSUPPORTED_SETTINGS)
+    why = sentence_about(option.path)
     return result.omit(option, why) if why else False
 
 
@@ -193,9 +201,10 @@ def _rename(result: Translation, option: Option) -> bool:
     if not found:
         return False
     if found[0].endswith("=NAME"):
-        group = found[0].partition("=")[0]
-        known = f"`lmtrain config list {group}` shows those there are."
-        result.refused.append(f"{option.typed}: There is no such choice here. Give {group}=NAME; {known}")
+        group, choices = found[0].partition("=")[0], group_choices()[found[0].partition("=")[0]]
+        known = f"`lmtrain config list {group}` shows" if len(choices) > MAX_LISTED else f"{', '.join(choices)} are"
+        result.set(option, found[0], is_as_typed=True)
+        result.changed.append(f"{option.typed}: There is no such {group} here; {known} the choices for {found[0]}.")
         return True
     key, _, new = found[0].partition("=")
     if not option.values and bool not in union_members(types_by_key(RunConfig).get(key)):
