@@ -67,7 +67,9 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("inspect", "checkpoints list-checkpoints config settings verbose -v", _switch("--all")),
     ("inspect", "compare against other", {"*": "--diff {value}"}),
     ("inspect", "check checksum checksums hashes deep", _switch("--verify")),
-    ("generate", "start text input prompts input-text", {"*": "--prompt-file {file}"}),
+    ("generate", "start text input input-text", {"*": "--prompt-file {file}"}),
+    ("generate", "sample-input-file prompts-file input-file", {"*": "--prompts {value}"}),
+    ("generate", "out -o output-file save-to genfile sample-output-file", {"*": "--output {value}"}),
     ("generate", "greedy no-sample no-do-sample", _switch("--temperature 0")),
     ("generate", "do-sample sample", {"false": "--temperature 0"}),
     ("generate", "sampling decoding strategy decoding-strategy", {"greedy": "--temperature 0"}),
@@ -259,8 +261,6 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
             "stop stop-token stop-sequences stop-strings stop-string eos-token-id eos stop-words min-new-tokens "
             "min-length ignore-eos",
         "There is no chat here. Give --prompt TEXT.": "chat interactive -i conversation",
-        "There is no file for the text here. Write > FILE at the end of the line.":
-            "output out -o output-file save-to genfile sample-output-file",
     }),
     ("runs list", {"There is no order to choose here. --json prints what another program can sort.":
                    "sort sort-by order reverse"}),

@@ -192,6 +192,9 @@ MODELS = [
     # because: without either option, standard input is read
     Row("generate", "--prompt-file", ("notes.txt",), base="runs/a --prompt-file eval.jsonl --device cpu"),
     Row("generate", "--prompt-file", ("notes.txt",), ends="refused"),
+    Row("generate", "--prompts", ("notes.txt",), base="runs/a --prompts eval.jsonl --device cpu --max-new-tokens 3"),
+    Row("generate", "--prompts", ("notes.txt",), ends="refused"),
+    Row("generate", "--output", ("out.jsonl",)),
     Row("generate", "--max-new-tokens", ("5",)),
     Row("generate", "--precision", ("bf16",), base=f"{_GENERATE} --temperature 2 --num-samples 8 --max-new-tokens 200"),
     Row("generate", "--top-k", ("3",)),
