@@ -199,6 +199,8 @@ MODELS = [
     Row("generate", "--precision", ("bf16",), base=f"{_GENERATE} --temperature 2 --num-samples 8 --max-new-tokens 200"),
     Row("generate", "--top-k", ("3",)),
     Row("generate", "--top-p", ("0.1",)),
+    Row("export", "--as-iteration"),
+    Row("export", "--as-iteration", base="runs/a --to hf --output exported", ends="refused"),
     Row("import", "--tokenizer", ("bpe310",), ends=_ERROR),
     Row("import", "--set", ("dropout=0.3",)),
     Row("import", "--format", ("megatron",), ends=_ERROR),
