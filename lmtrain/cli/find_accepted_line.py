@@ -275,12 +275,13 @@ def _check_training(params: Mapping[str, Any]) -> None:
 
 
 def _check_prompt(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.generate_command import build_samplings, check_prompt_options
+    from lmtrain.cli.generate_command import build_samplings
+    from lmtrain.cli.prompts import check_prompt_options
 
     names = ("temperature", "top_k", "top_p", "seed", "num_samples")
     if not params["unknown"]:
         build_samplings(*(params[name] for name in names))
-    check_prompt_options(params["prompt"], params["prompt_file"])
+    check_prompt_options(params["prompt"], params["prompt_file"], params["prompts"])
 
 
 def _check_export(params: Mapping[str, Any]) -> None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_text
-from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, refuse_file_as_text
-from lmtrain.errors import DataError, UsageError, shell_quoted, way
+from lmtrain.cli.prompts import check_prompt_options, note_on_lines, read_prompt, read_prompts
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_notice, print_text
+from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, parse_output_file
 from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
-from lmtrain.runtime.files.atomic_files import read_bytes
+from lmtrain.runtime.files.atomic_files import atomic_file, check_output_folder
 from lmtrain.runtime.processes.process_environment import set_library_defaults
+from lmtrain.units import plural
 
 if TYPE_CHECKING:
     from lmtrain.eval.load_model import LoadedModel
-
-_MAX_PROMPT_BYTES = 64 << 20
 
 
 def generate(
@@ -39,6 +39,13 @@ def generate(
             help="A file with the text to continue, or - for standard input. A line break at its end is left out.",
         ),
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file with a prompt on each line; in a .jsonl file it is the text under prompt or text.",
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = DEFAULT_NEW_TOKENS,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[
@@ -49,6 +56,13 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="The first sample's seed, up to 4294967295; the next ones count up.")] = 0,
     num_samples: Annotated[int, typer.Option(min=1, help="Number of continuations.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", parser=parse_output_file,
+            help="Write each prompt and its continuation to this file, in lines of JSON, and print only a summary.",
+        ),
+    ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     weights: Weights = "model",
@@ -60,17 +74,26 @@ def generate(
     from lmtrain.exchange.find_model_at_path import find_model
 
     samplings = build_samplings(temperature, top_k, top_p, seed, num_samples)
-    check_prompt_options(prompt, prompt_file)
+    check_prompt_options(prompt, prompt_file, prompts)
+    if output is not None:
+        check_output_folder(output.parent, f"The folder of --output={output}", check_lock=False)
     source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
     check_causal(source)
-    text = read_prompt(prompt_file) if prompt is None else prompt
+    texts = _read_texts(prompt, prompt_file, prompts)
     set_library_defaults()
 
     from lmtrain.eval.load_model import load_source
     from lmtrain.runtime.machine.choose_device import pick_device
 
     loaded = load_source(source, pick_device(device), precision)
-    (_print_samples if as_json else _print_stream)(loaded, text, max_new_tokens, samplings)
+    if not as_json and output is None:
+        return _print_stream(loaded, texts, max_new_tokens, samplings)
+    rows = _generate_rows(loaded, texts, max_new_tokens, samplings)
+    rows = rows if output is None else _write_rows(output, rows)
+    if as_json:
+        return _print_rows(loaded.facts, list(rows), num_samples)
+    num_tokens = sum(row["num_tokens"] for row in rows)
+    return echo(f"{plural(len(texts) * num_samples, 'continuation')}, {plural(num_tokens, 'token')} -> {output}")
 
 
 def build_samplings(
@@ -82,47 +105,26 @@ def build_samplings(
     ]
 
 
-def check_prompt_options(prompt: str | None, prompt_file: Path | None) -> None:
-    """Raise UsageError if both options name a prompt, or if --prompt has the name of a file in place of a text."""
-    if prompt is None:
-        return
-    if prompt_file is not None:
-        raise UsageError(
-            f"--prompt and --prompt-file {prompt_file} both give the text to continue. Leave one of them out."
-        )
-    file = prompt.removeprefix("FILE:").removeprefix("@")
-    if file != prompt and Path(file).is_file():
-        raise UsageError(
-            f"--prompt {shell_quoted(prompt)} is continued as it is written, and names a file. Use "
-            f"{way('--prompt-file', file, instead_of='--prompt')} to continue the text in the file."
-        )
-    refuse_file_as_text("--prompt", prompt, "--prompt-file")
+def _read_texts(prompt: str | None, prompt_file: Path | None, prompts: Path | None) -> list[str]:
+    """Return the prompts that the options name, or standard input. Print a note if a file's lines are one prompt."""
+    if prompts is not None:
+        return read_prompts(prompts)
+    text = read_prompt(prompt_file) if prompt is None else prompt
+    if note := note_on_lines(prompt_file, text):
+        print_notice(note)
+    return [text]
 
 
-def read_prompt(file: Path | None) -> str:
-    """Return the text of a prompt's file, or of standard input if `file` is None or -, without the line break that ends
-    it; "" if no file is named and standard input is a terminal. Raise DataError if the text is not UTF-8.
-    """
-    if file is None and sys.stdin.isatty():
-        return ""
-    file = None if file == Path("-") else file
-    content = sys.stdin.buffer.read() if file is None else read_bytes(file, _MAX_PROMPT_BYTES)
-    try:
-        return content.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        name = "Standard input" if file is None else str(file)
-        raise DataError(
-            f"{name} cannot be a prompt: it is not text in UTF-8 from byte {error.start} on. Give a text file."
-        ) from error
-
-
-def _print_stream(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
+def _print_stream(
+    loaded: LoadedModel, prompts: Sequence[str], max_new_tokens: int, samplings: Sequence[Sampling]
+) -> None:
+    """Print each prompt with its continuations while they are generated."""
     from lmtrain.eval.sample_text_from_prompt import generate_stream
 
     subject = loaded.subject
-    for number, sampling in enumerate(samplings):
-        if len(samplings) > 1:
-            echo(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
+    for number, prompt, sampling in _each(prompts, samplings):
+        if len(prompts) * len(samplings) > 1:
+            echo(f"{chr(10) * (number > 0)}--- {_title(number, prompts, samplings)}")
         print_text(prompt)
         for piece in generate_stream(
             subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len
@@ -131,13 +133,47 @@ def _print_stream(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplin
         echo()
 
 
-def _print_samples(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
+def _each(prompts: Sequence[str], samplings: Sequence[Sampling]) -> Iterator[tuple[int, str, Sampling]]:
+    """Yield (number from 0, prompt, sampling) for each continuation: all of a prompt, then those of the next."""
+    pairs = ((prompt, sampling) for prompt in prompts for sampling in samplings)
+    yield from ((number, *pair) for number, pair in enumerate(pairs))
+
+
+def _title(number: int, prompts: Sequence[str], samplings: Sequence[Sampling]) -> str:
+    """Return the text above continuation `number` on the screen."""
+    prompt, sample = divmod(number, len(samplings))
+    parts = [f"prompt {prompt + 1} of {len(prompts)}"] * (len(prompts) > 1)
+    if len(samplings) > 1:
+        parts.append(f"sample {sample + 1} of {len(samplings)}, seed {samplings[sample].seed}")
+    return ", ".join(parts)
+
+
+def _generate_rows(
+    loaded: LoadedModel, prompts: Sequence[str], max_new_tokens: int, samplings: Sequence[Sampling]
+) -> Iterator[dict[str, Any]]:
+    """Yield the prompt, the text that continues it and facts about it for each continuation."""
     from lmtrain.eval.sample_text_from_prompt import generate as generate_text
 
     subject = loaded.subject
-    samples = [
-        asdict(sampling)
-        | asdict(generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len))
-        for sampling in samplings
+    for _, prompt, sampling in _each(prompts, samplings):
+        text = generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
+        yield {"prompt": prompt} | asdict(sampling) | asdict(text)
+
+
+def _print_rows(facts: Mapping[str, Any], rows: Sequence[dict[str, Any]], num_samples: int) -> None:
+    """Print the continuations as JSON, the `num_samples` of each prompt together. `facts` are those about the model."""
+    samples = [{key: value for key, value in row.items() if key != "prompt"} for row in rows]
+    by_prompt = [
+        {"prompt": rows[first]["prompt"], "samples": samples[first : first + num_samples]}
+        for first in range(0, len(rows), num_samples)
     ]
-    print_json({"model": loaded.facts, "prompt": prompt, "samples": samples}, ensure_ascii=False)
+    content = by_prompt[0] if len(by_prompt) == 1 else {"prompts": by_prompt}
+    print_json({"model": facts} | content, ensure_ascii=False)
+
+
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Write the continuations to a file, one in each line of JSON, and yield them. The file is there once all are."""
+    with atomic_file(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            yield row

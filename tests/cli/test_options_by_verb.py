@@ -52,6 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("data show x --rows 3", "data show x --document 3"),
         ("generate x --start=FILE:p.txt --greedy", "generate x --prompt-file p.txt --temperature 0"),
         ("generate start=hello x", "generate --prompt hello x"),
+        ("generate x --sample-input-file p.txt --greedy", "generate x --prompts p.txt --temperature 0"),
         ("export x --hf --output o", "export x --to hf --output o"),
         ("data split x --val-ratio 0.1",
          "data split x --shares 90,10 --output x_train --output x_valid"),

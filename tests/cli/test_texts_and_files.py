@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.generate_command import read_prompt
+from lmtrain.cli.prompts import note_on_lines, read_prompt, read_prompts
 from lmtrain.errors import DataError
 from tests.cli.harness import Toy, lmtrain
 
@@ -67,3 +67,49 @@ def test_tokens_of_files_are_counted_by_file_and_together(toy: Toy, note: Path, 
     assert total[1:4] == ["3", "40", "40"]
     said = lmtrain("tokenizer", "show", toy.tokenizer, "note", "--split", "line", code=2)
     assert "--split has no effect with a tokenizer without --data" in said
+
+
+def test_a_prompt_on_each_line(tmp_path: Path) -> None:
+    text, rows = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    text.write_text("The old house\r\n\n  by\u2028the river \n")
+    assert read_prompts(text) == ["The old house", "  by\u2028the river "]
+    rows.write_text('{"text": "a\\nb", "id": 1}\n{"prompt": "c", "text": "d"}\n')
+    assert read_prompts(rows) == ["a\nb", "c"]
+    rows.write_text('{"text": "a"}\n\n{"body": "b"}\n')
+    with pytest.raises(DataError, match=r"prompts.jsonl:3 is not an object of JSON with a text under prompt or text"):
+        read_prompts(rows)
+    text.write_text("\n \n")
+    with pytest.raises(DataError, match=r"prompts.txt holds no prompt"):
+        read_prompts(text)
+
+
+def test_lines_that_are_one_prompt_are_noted(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    assert note_on_lines(file, "one line\n\n") is None
+    assert note_on_lines(None, "a\nb") is None
+    note = note_on_lines(file, "a\n\nb\n")
+    assert note == (
+        f"the 2 lines of {file} are continued as one prompt; --prompts {file} takes each line as a prompt of its own"
+    )
+
+
+@pytest.mark.wide
+def test_many_prompts_are_continued_as_each_alone(toy: Toy, tmp_path: Path) -> None:
+    run, prompts, output = tmp_path / "run", tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    lmtrain("pretrain", *toy.settings(run, train__steps=3))
+    prompts.write_text("The house\nA river\nThe house\n")
+    words = "generate", run, "--max-new-tokens", 5, "--num-samples", 2, "--device", "cpu"
+    alone = json.loads(lmtrain(*words, "--prompt", "A river", "--json"))
+    together = json.loads(lmtrain(*words, "--prompts", prompts, "--json"))
+    assert [each["prompt"] for each in together["prompts"]] == ["The house", "A river", "The house"]
+    assert together["prompts"][1]["samples"] == alone["samples"]
+    said = lmtrain(*words, "--prompts", prompts)
+    assert said.startswith("--- prompt 1 of 3, sample 1 of 2, seed 0\nThe house")
+    assert "\n\n--- prompt 2 of 3, sample 2 of 2, seed 1\nA river" in said
+    assert f"6 continuations, 30 tokens -> {output}\n" in lmtrain(*words, "--prompts", prompts, "--output", output)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert rows[2:4] == [{"prompt": "A river"} | sample for sample in alone["samples"]]
+    assert "are continued as one prompt" in lmtrain(*words, "--prompt-file", prompts)
+    assert "--output=" in lmtrain(*words, "--prompts", prompts, "--output", prompts / "out.jsonl", code=73)
+    refused = lmtrain(*words, "--prompts", prompts, "--prompt", "x", code=2)
+    assert f"--prompt and --prompts {prompts} both give the text to continue" in refused

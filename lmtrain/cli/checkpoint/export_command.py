@@ -35,6 +35,10 @@ def export(
         Literal["fp32", "bf16", "fp16"] | None,
         typer.Option(help="Number format of the weights. [default: for hf that of an imported model, else fp32]"),
     ] = None,
+    as_iteration: Annotated[
+        bool,
+        typer.Option("--as-iteration", help="With --to megatron: write iter_NNNNNNN in place of release."),
+    ] = False,
     weights: Weights = "model",
     plugin: Plugins = None,
     as_json: Json = False,
@@ -47,6 +51,12 @@ def export(
     refused if its logits differ. The checkpoint may have any layout and stays as it is.
     """
     sizes = parse_layout(to, layout)
+    if to == "hf" and as_iteration:
+        without = leave_out("--as-iteration", shown="Leave it out")
+        raise UsageError(
+            f"--as-iteration names a folder of Megatron-LM, and a Hugging Face folder has no iterations. {without}, or "
+            f"use {way('--to', 'megatron')}."
+        )
     arm_from_env()
     with progress("written", "bytes", interrupted=f"{output} is not there; the same command begins anew.") as report:
         if to == "hf":
@@ -58,7 +68,7 @@ def export(
 
             facts = export_megatron(
                 checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32",
-                weights=weights, report=report,
+                weights=weights, as_iteration=as_iteration, report=report,
             )  # fmt: skip
     return print_json(facts, default=str) if as_json else print_conversion(_TITLES[to], facts)
 

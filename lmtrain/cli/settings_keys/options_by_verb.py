@@ -81,9 +81,11 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
      "print-checkpoint-structure", _switch("--all")),
     ("inspect", "compare against other", {"*": "--diff {value}"}),
     ("inspect", "check checksum checksums hashes deep", _switch("--verify")),
-    ("generate", "start text input prompts input-text", {"*": "--prompt-file {file}"}),
+    ("generate", "start text input input-text", {"*": "--prompt-file {file}"}),
     ("generate", "file -f", {"*": "--prompt-file {value}"}),
     ("generate, eval, import, export", "-m model model-name-or-path", {"*": "{path}"}),
+    ("generate", "sample-input-file prompts-file input-file", {"*": "--prompts {value}"}),
+    ("generate", "out -o output-file save-to genfile sample-output-file", {"*": "--output {value}"}),
     ("generate", "greedy no-sample no-do-sample", _switch("--temperature 0")),
     ("generate", "do-sample sample", {"false": "--temperature 0"}),
     ("generate", "sampling decoding strategy decoding-strategy", {"greedy": "--temperature 0"}),
@@ -357,8 +359,6 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
             "decoder-start-token-id",
         "There is no chat here. Give --prompt TEXT.":
             "chat interactive -i conversation -cnv chat-template sys-prompt system-prompt",
-        "There is one prompt for a command here. Give --prompt-file FILE for a text that is continued as a whole.":
-            "sample-input-file prompts-file input-file",
         "There are no probabilities in what is printed. `lmtrain.load(RUN)` gives logits in Python.":
             "logprobs prompt-logprobs return-log-probs top-n-logprobs output-logits output-scores n-probs",
         "It means the temperature in some tools, and threads in others. Give --temperature NUMBER; the variable "

@@ -2,9 +2,9 @@
 
 Called by `lmtrain export` and `lmtrain import`. An export has a file for each tensor- and
 pipeline-parallel rank, in Megatron Core's names and layout: weights only, as a `release`, from which Megatron-LM starts
-without an optimizer. An import takes its settings from the arguments and weights of the checkpoint. Of its optimizer
-only the fp32 weights are read, where a distributed checkpoint names them: with its moments alone no run of ours could
-go on.
+without an optimizer, or as an iteration, whose optimizer it must be told not to load. An import takes its settings from
+the arguments and weights of the checkpoint. Of its optimizer only the fp32 weights are read, where a distributed
+checkpoint names them: with its moments alone no run of ours could go on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmtrain.checkpoint.read_verified_contents import checked_model
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.checkpoint.unopened_model_on_disk import ORIGINAL_PREFIX
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
-from lmtrain.errors import UsageError, leave_out
+from lmtrain.errors import UsageError, leave_out, shell_quoted
 from lmtrain.exchange.detect_model_folder_format import TRACKER
 from lmtrain.exchange.megatron.convert_arguments_and_settings import megatron_arguments, padded_rows
 from lmtrain.exchange.megatron.convert_decoder_arguments import flags_to_repeat
@@ -64,11 +64,13 @@ def export_megatron(
     pp: int = 1,
     dtype: str = "fp32",
     weights: WeightSet = "model",
+    as_iteration: bool = False,
     transformer_engine: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks, and return the facts to
     report. `dtype` is fp32, bf16 or fp16. If `weights` is "ema", the average of the weights is exported.
+    With `as_iteration` the files are in the folder of the iteration that is the checkpoint's step, else in `release`.
     `transformer_engine` chooses between the names that Megatron-LM gives weights with Transformer Engine and without
     it. `report` is called with bytes done and bytes in all.
     """
@@ -82,23 +84,34 @@ def export_megatron(
     args = megatron_arguments(settings, tp, pp, dtype)
     args["transformer_impl"] = "transformer_engine" if transformer_engine else "local"
     export = _Export(reader, settings, ParallelSettings(tp=tp, pp=pp), kind, code, transformer_engine, report)
+    place = f"iter_{reader.step:07d}" if as_iteration else _RELEASE
     with new_folder(output) as folder:
         for pipeline in range(pp):
             for tensor in range(tp):
                 name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if pp > 1 else "")
-                (folder / _RELEASE / name).mkdir(parents=True)
-                write_torch_file(folder / _RELEASE / name / RANK_FILE, {
+                (folder / place / name).mkdir(parents=True)
+                write_torch_file(folder / place / name / RANK_FILE, {
                     "args": Namespace(args), "checkpoint_version": _VERSION, "iteration": reader.step,
                     "model": export.model(tensor, pipeline),
                 })  # fmt: skip
-        (folder / TRACKER).write_text(_RELEASE)
+        (folder / TRACKER).write_text(str(reader.step) if as_iteration else _RELEASE)
         for name, data in reader.read_extra_files().items():
             (folder / name).write_bytes(data)
         fault_point("exchange.publish")
     return {
         "from": str(reader.path), "output": str(output), "dtype": dtype, "num_files": tp * pp, "tp": tp, "pp": pp,
+        "written_as": _describe_place(place, as_iteration, reader.step),
+        "to_load": f"--load {shell_quoted(str(output))} --ckpt-format torch --tensor-model-parallel-size {tp} "
+        f"--pipeline-model-parallel-size {pp}{' --no-load-optim --no-load-rng' * as_iteration}",
         **reader.describe_weights(), "left_out": left_out_of_exports(reader),
     } | ({"flags_to_repeat": flags} if (flags := flags_to_repeat(settings)) else {})  # fmt: skip
+
+
+def _describe_place(place: str, as_iteration: bool, step: int) -> str:
+    """Return text on the folder of the files, and what Megatron-LM makes of it."""
+    if as_iteration:
+        return f"{place}, at which Megatron-LM goes on counting; it holds no optimizer, so that has to be said"
+    return f"{place}, from whose weights Megatron-LM begins at iteration 0; --as-iteration writes iter_{step:07d}"
 
 
 class _Export:

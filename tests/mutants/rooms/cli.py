@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         name="prompt_loses_its_last_spaces",
-        file="lmtrain/cli/generate_command.py",
+        file="lmtrain/cli/prompts.py",
         function="read_prompt",
         old='.removesuffix("\\n").removesuffix("\\r")',
         new=".rstrip()",

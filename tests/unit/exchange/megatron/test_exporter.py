@@ -58,6 +58,29 @@ def test_an_export_loads_in_torch_and_comes_back(name: str, tp: int, pp: int, tm
     assert CheckpointReader(back).state["model"] == as_imported(settings).to_dict()
 
 
+def test_a_checkpoint_is_written_as_a_release_or_as_its_iteration(tmp_path: Path) -> None:
+    source = save(tmp_path / "run", llama())
+    step = CheckpointReader(source).step
+    release = export_megatron(source, tmp_path / "a")
+    iteration = export_megatron(source, tmp_path / "b c", tp=2, as_iteration=True)
+    tracked = [(tmp_path / name / "latest_checkpointed_iteration.txt").read_text() for name in ("a", "b c")]
+    assert tracked == ["release", str(step)]
+    assert (tmp_path / "a" / "release" / "mp_rank_00" / "model_optim_rng.pt").is_file()
+    file = tmp_path / "b c" / f"iter_{step:07d}" / "mp_rank_01" / "model_optim_rng.pt"
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        assert torch.load(file, weights_only=True)["iteration"] == step
+    assert release["written_as"].startswith("release, from whose weights Megatron-LM begins at iteration 0")
+    assert iteration["written_as"].startswith(f"iter_{step:07d}, at which Megatron-LM goes on counting")
+    parallel = "--tensor-model-parallel-size {} --pipeline-model-parallel-size 1"
+    assert release["to_load"] == f"--load {tmp_path}/a --ckpt-format torch {parallel.format(1)}"
+    assert iteration["to_load"] == (
+        f'--load "{tmp_path}/b c" --ckpt-format torch {parallel.format(2)} --no-load-optim --no-load-rng'
+    )
+    for name in ("a", "b c"):
+        back = import_megatron(tmp_path / name, tmp_path / f"back {name}")
+        assert same_weights(source, Path(back["checkpoint"]))
+
+
 @pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_weights_of_half_precision_go_through_both_formats_bit_for_bit(
     dtype: str, kind: torch.dtype, tmp_path: Path
