@@ -152,7 +152,7 @@ def refusal_of(command: Command) -> LmtrainError | None:
     filled = [word for word in words if not _UNFILLED.fullmatch(word)]
     if refusal is not None or filled == words:
         return refusal
-    return _without_problems(_refusal(filled), lambda text: " is not set" in text)
+    return _without_problems(_refusal(filled), lambda text: " is not set" in text or " is not given" in text)
 
 
 def _refusal(words: Sequence[str]) -> LmtrainError | None:

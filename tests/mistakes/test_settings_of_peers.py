@@ -63,7 +63,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         yield made
 
 
-@pytest.mark.parametrize("chosen", lines())
+@pytest.mark.parametrize("chosen", [*lines()])
 def test_dashes_make_no_difference(chosen: list[tuple[str, str]], runner: Runner) -> None:
     with_dashes = [word for name, value in chosen for word in (f"--{name}", *value.split())]
     without = [f"{name.replace('-', '_')}={','.join(value.split()) or 'true'}" for name, value in chosen]

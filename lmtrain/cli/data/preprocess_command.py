@@ -171,7 +171,8 @@ def _default_prefix(inputs: list[str]) -> Path:
     from data_tools.read.find_input_files import name_without_suffix
 
     path = Path(os.path.normpath(inputs[0]))
-    if len(inputs) > 1 or not path.name.strip(".") or inputs[0] == "-" or not path.exists():
+    is_glob = bool(set("*?[") & set(inputs[0])) and not path.exists()
+    if len(inputs) > 1 or not path.name.strip(".") or inputs[0] == "-" or is_glob:
         raise UsageError(
             f"--output is not given, and {join_few(inputs, max_shown=3)} is not the path of one file or folder by "
             f"which the dataset could be called. Give {fill_in('--output', 'PREFIX')}."

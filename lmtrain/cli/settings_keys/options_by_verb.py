@@ -225,7 +225,6 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("generate", {
         "Any --temperature above 0 draws at random.": "do-sample",
         "Text is shown as it is made.": "stream streaming",
-        _TO_LINE_END: "output out -o output-file save-to genfile sample-output-file output-path",
         "The prompt is printed before its continuation.": "include-prompt return-full-text echo",
         "The folder says which model it is.": "model-type model-name load-format",
         "The model says how many tokens it sees.": "seq-length ctx-size -c max-model-len context-length rope-scaling "
