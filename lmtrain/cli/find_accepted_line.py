@@ -43,7 +43,7 @@ from lmtrain.errors import (
 if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
-_PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N)$")  # what is to be filled in, in a word of the corrected line
+_PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N|\{[\w-]+(?:,[\w-]+)+\})$")  # what is to be filled in, in a word of the corrected line
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
@@ -86,8 +86,9 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
     there are ways that are accepted. Return None if a problem has no way that can be typed.
     """
     choices, corrected = list[list[Way]](), command
-    for ways in (tuple(way for way in ways if fits(command, way)) for ways in error.ways):
-        # because: a number that an earlier way sets is what the later ones are near to
+    for all_ways in error.ways:
+        # because: an option or a number that an earlier way sets is what the later ones are about
+        ways = [way for way in all_ways if fits(command, way) or fits(corrected, way)]
         choices.append(nearest_first(corrected, ways) or [way for way in ways if way.is_form])
         corrected = corrected.apply(choices[-1][0]) if choices[-1] else corrected
     first = None
@@ -109,10 +110,9 @@ def _line(error: LmtrainError, typed: Command, command: Command) -> str:
     replaced = {name for ways in error.ways for way in ways if way.new for name in way.old}
     left_out = [
         text for unit in command.lost_units(typed)
-        if not (len(unit) == 1 and unit[0] in replaced and "=" not in unit[0])  # a switch that has another form here
-        and not (
+        if not (
             ((text := " ".join(map(shell_quoted, unit))) in said or text.replace(" ", "=", 1) in said)
-            and corrects(command, unit)
+            and (corrects(command, unit) or unit[0].partition("=")[0] in replaced)
         )
     ]
     words = " ".join(typed.words)
