@@ -43,7 +43,8 @@ from lmtrain.errors import (
 if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
-_PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N|\{[\w-]+(?:,[\w-]+)+\})$")  # what is to be filled in, in a word of the corrected line
+# what is to be filled in, in a word of the corrected line: PREFIX, N or {hf,megatron}
+_PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N|\{[\w-]+(?:,[\w-]+)+\})$")
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
