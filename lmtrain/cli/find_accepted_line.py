@@ -93,9 +93,9 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
         choices.append(nearest_first(corrected, ways) or [way for way in ways if way.is_form])
         corrected = corrected.apply(choices[-1][0]) if choices[-1] else corrected
     first = None
-    for ways in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
+    for combination in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
         following = command
-        for way in ways:
+        for way in combination:
             following = Command.parse(following.apply(way).words)  # because: the verb may be what was misspelt
         refusal = refusal_of(following)
         first = first or (following, refusal)
