@@ -91,7 +91,7 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
         # because: an option or a number that an earlier way sets is what the later ones are about
         ways = [way for way in all_ways if fits(command, way) or fits(corrected, way)]
         choices.append(nearest_first(corrected, ways) or [way for way in ways if way.is_form])
-        corrected = corrected.apply(choices[-1][0]) if choices[-1] else corrected
+        corrected = Command.parse(corrected.apply(choices[-1][0]).words) if choices[-1] else corrected
     first = None
     for combination in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
         following = command
