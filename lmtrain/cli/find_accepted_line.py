@@ -44,7 +44,8 @@ from lmtrain.errors import (
 if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
-_PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N)$")  # what is to be filled in, in a word of the corrected line
+# what is to be filled in, in a word of the corrected line: PREFIX, N or {hf,megatron}
+_PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N|\{[\w-]+(?:,[\w-]+)+\})$")
 _UNFILLED = re.compile(r"[a-z_.]+=[A-Z]{2,}")  # a setting to be filled in
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
@@ -91,15 +92,16 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
     """Return the command after a way out of each problem of `error`, with the error that refuses it, which is None if
     there are ways that are accepted. Return None if a problem has no way that can be typed.
     """
-    choices, current, first = list[list[Way]](), command, None
-    for ways in error.ways:
-        fitting = [way for way in ways if fits(current, way)]
-        choices.append(nearest_first(current, fitting) or [way for way in fitting if way.is_form])
-        # because: a problem may be about what the way out of one before it brings in
-        current = Command.parse(current.apply(choices[-1][0]).words) if choices[-1] else current
-    for ways in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
+    choices, corrected = list[list[Way]](), command
+    for all_ways in error.ways:
+        # because: an option or a number that an earlier way sets is what the later ones are about
+        ways = [way for way in all_ways if fits(command, way) or fits(corrected, way)]
+        choices.append(nearest_first(corrected, ways) or [way for way in ways if way.is_form])
+        corrected = Command.parse(corrected.apply(choices[-1][0]).words) if choices[-1] else corrected
+    first = None
+    for combination in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
         following = command
-        for way in ways:
+        for way in combination:
             following = Command.parse(following.apply(way).words)  # because: the verb may be what was misspelt
         refusal = refusal_of(following)
         first = first or (following, refusal)
@@ -123,7 +125,8 @@ def _line(
     ]  # fmt: skip
     left_out = [
         text for unit in lost
-        if not (len(unit) == 1 and unit[0] in replaced and "=" not in unit[0])  # a switch that has another form here
+        # because: a switch may have another form here
+        if not (len(unit) == 1 and unit[0] in replaced and "=" not in unit[0])
         and not _is_told(text := " ".join(map(shell_quoted, unit)), unit, said, command)
     ]
     words = " ".join(typed.words)

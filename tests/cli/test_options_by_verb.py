@@ -105,6 +105,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("eval r limit=20 task=perplexity data=notes.txt parallel.tp=1",
          "eval r --limit 20 --task perplexity --data notes.txt parallel.tp=1"),
         ("runs diff a b json=", "runs diff a b --json"),
+        ("preprocess --input docs.jsonl --json-keys text id --tokenizer t",
+         "preprocess docs.jsonl --key text --key id --tokenizer t"),
+        ("eval r --task perplexity --data notes.txt --batch_size auto", "eval r --task perplexity --data notes.txt"),
+        ("generate r some words", "generate r --prompt 'some words'"),
         ("epxort r --to hf --output o", "export r --to hf --output o"),
         ("tokenizer train notes.txt --output o vocab-size==300",
          "tokenizer train notes.txt --output o --vocab-size 300"),
@@ -165,6 +169,7 @@ def test_what_is_not_here_is_said(here: Path, line: str, said: str) -> None:
         ("eval r --task perplexity --log-samples --data notes.txt", "FILE",
          "eval r --task perplexity --samples FILE --data notes.txt"),
         ("corpus sample docs.jsonl --out o", "N", "corpus sample docs.jsonl --output o --count N"),
+        ("export r --save-dir o", "{hf,megatron}", "export r --output o --to {hf,megatron}"),
         ("reshard r --save o", "LAYOUT", "reshard r --output o --to LAYOUT"),
         ("merge --last-k 2 --out o", "RUN", "merge --last 2 --output o --of RUN"),
     ],
@@ -188,6 +193,11 @@ def test_all_that_is_missing_is_told_at_once(here: Path, line: str, places: str,
 )  # fmt: skip
 def test_only_a_misspelling_is_taken_for_another_option(option: str, own: list[str], meant: list[str]) -> None:
     assert misspelt(option, own) == meant
+
+
+def test_what_has_another_form_here_is_not_left_out(here: Path) -> None:
+    text = lmtrain("generate", "r", "--greedy", "--top_k", 9, "--tokenizer", "gpt2", code=2)
+    assert "\nLeft out: --tokenizer gpt2.\n" in text
 
 
 def test_a_text_beside_a_dataset_is_preprocessed_with_its_tokenizer(here: Path, toy: Toy) -> None:

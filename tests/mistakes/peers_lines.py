@@ -95,7 +95,7 @@ def _faults(option: PeerOption, run: Runner) -> Iterator[str]:
     following = run(shown)
     if following.code == 2 and following.text != run(right_line(option.verb, verbs()[option.verb])).text:
         yield f"advice that is refused: {following.text}"
-    left_out = "eave it out" in said.text or "Left out:" in said.text
+    left_out = "eave it out" in said.text or "Left out:" in said.text or " ".join(option.option) in said.text
     text = " ".join(shown)
     parts = [part for value in values for part in _PARTS.split(value) if part]
     if parts and not left_out and not any(part in text for part in parts):

@@ -6,6 +6,7 @@ Called when a line is corrected, by find_accepted_line and explain_click_errors.
 
 from __future__ import annotations
 
+import os
 import re
 import typing
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ _PAIR_OPTIONS = frozenset(  # other tools'; their values have a =
     ("--model-args", "-a", "--gen-kwargs", "--wandb-args", "--wandb-config-args", "--trackio-args", "--hf-hub-log-args",
      "--filter")
 )
+_LIST_OPTIONS = ("--json-keys", "--jsonl-keys", "--keys")  # other tools'; all words that follow are values
 VALUE_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a list
 
 
@@ -69,6 +71,9 @@ class Command:
             elif word.startswith("-") and "=" not in word and word not in ("-", "--", *_COMMON_OPTIONS):
                 most = len(words) if arguments == ["overrides"] else 1
                 num_values = next((i for i, value in enumerate(words) if i == most or not _is_value(value)), len(words))
+                if word.replace("_", "-") in _LIST_OPTIONS:
+                    is_key = [_is_value(value) and not os.path.lexists(value) for value in words]
+                    num_values = max(num_values, [*is_key, False].index(False))
                 if word.replace("_", "-") in _PAIR_OPTIONS and words and not words[0].startswith("-"):
                     num_values = 1
             units.append((word, *words[:num_values]))

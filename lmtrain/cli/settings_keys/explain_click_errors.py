@@ -46,6 +46,7 @@ _NAMES_OF_SETTINGS = {  # with the last part of each key
     *UNSUPPORTED_SETTINGS,
     *(name for key, names in FOREIGN_NAMES.items() for name in (key.rpartition(".")[2], *names.split())),
 }
+_DEFAULT_WORDS = ("auto", "none", "null", "default")  # values of other tools for what is chosen without the option
 _KINDS = {"valid int": "a whole number", "valid number": "a number", "valid float": "a number"}
 
 
@@ -305,6 +306,9 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     if len(extra) == 2 and (option := f"--{extra[0].rstrip('=').replace('_', '-')}") in command.options - command.flags:
         new = way(option, extra[1], instead_of=extra)
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {new}?", tuple(extra))
+    if "--prompt" in command.options and not _units("--prompt", command):
+        prompt = way("--prompt", " ".join(extra), instead_of=extra)
+        return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {prompt}?", tuple(extra))
     is_are, them = ("is", "it") if len(extra) == 1 else ("are", "them")
     # because: a word that is typed twice is too much only once
     hint = way(*(word for word in taken_words if word in extra), instead_of=extra, shown=f"Leave {them} out")
@@ -373,6 +377,8 @@ def _explain_value(param: Any, hint: Any, message: str, command: Command) -> _Pr
         if meant is not None and rule == "a whole number":
             meant = str(int(float(meant))) if float(meant).is_integer() else None
         way_out = f"Did you mean {mark(meant)}?" if meant else f"Give {rule}."
+        if value.lower() in _DEFAULT_WORDS and not param.required:
+            way_out = f"{leave_out(typed)} for the default."
         return _Problem(f"{given} is not {rule}. {way_out}", (typed,), filler)
     rule = _with_full_stop(message.removeprefix("Value error, "))
     return _Problem(f"{given} is refused: {rule}", (typed,), filler)
