@@ -49,6 +49,7 @@ OFF_SWITCHES = {
 }  # fmt: skip
 # option -> value -> overrides
 VALUES = {
+    "mixed_precision": {"no": "precision=fp32"},
     "eval_strategy": {"no": "train.valid_interval_steps=0"},
     "evaluation_strategy": {"no": "train.valid_interval_steps=0"},
     "save_strategy": {"no": "checkpoint.interval_steps=null"},

@@ -26,6 +26,7 @@ from lmtrain.train.run_config import RunConfig
 
 _KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
 _DATASET_KEYS = ("data.path", "data.valid_path", "data.text")
+_MAX_SWEEP = 20  # values of a list, each of which is translated
 _YAML = {"": "true", "True": "true", "False": "false", "None": "null"}
 
 
@@ -71,7 +72,8 @@ def _values_of_sweep(option: Option, is_sweep: bool) -> list[str]:
     takes_list = not is_sweep and _KEY_OF.get(option.name, "") in _DATASET_KEYS
     if takes_list or option.name in tables.LISTS or len(option.values) != 1 or re.search(r"[\[({'\"]", option.value):
         return []
-    return [value for value in option.value.split(",") if value]
+    values = [value for value in option.value.split(",") if value]
+    return values if len(values) <= _MAX_SWEEP else []
 
 
 def _take_processes(result: Translation, option: Option) -> bool:
@@ -153,8 +155,8 @@ def _take_numbers(result: Translation, option: Option) -> bool:
             return result.set(option, f"model.layer_pattern={'f' * (number - 1)}F")
         case "rotary_seq_len_interpolation_factor":
             return result.set(option, f"model.rotary_scaling=linear model.rotary_factor={option.value}")
-        case "rampup_batch_size" if len(option.values) == 3:
-            start, increment, samples = option.values
+        case "rampup_batch_size" if len(parts) == 3:
+            start, increment, samples = parts
             rampup = f"train.rampup={{start: {start}, increment: {increment}, samples: {samples}}}"
             return result.set(option, rampup, is_as_typed=True)
         case name if name in tables.VALID_SHARES and _is_number(option.value) and 0 < float(option.value) < 100:
@@ -232,7 +234,8 @@ def _rename(result: Translation, option: Option) -> bool:
         result.changed.append(f"{option.typed}: There is no such {group} here; {known} the choices for {found[0]}.")
         return True
     key, _, new = found[0].partition("=")
-    if not option.values and bool not in union_members(types_by_key(RunConfig).get(key)):
+    is_switch = not option.is_word and bool in union_members(types_by_key(RunConfig).get(key))
+    if not option.value and not is_switch:
         result.refused.append(f"{option.typed}: It has no value. Give {key}=VALUE.")
         return True
     if key in tables.ZERO_IS_NULL and _is_number(new) and float(new) == 0:
