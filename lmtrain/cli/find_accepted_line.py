@@ -105,9 +105,15 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
             following = Command.parse(following.apply(way).words)  # because: the verb may be what was misspelt
         refusal = refusal_of(following)
         first = first or (following, refusal)
-        if refusal is None:
-            return following, None
+        if refusal is None or _asks_for_processes(refusal):
+            return following, refusal
     return first
+
+
+def _asks_for_processes(error: LmtrainError) -> bool:
+    """Return whether all that is missing is that more processes are started, which is no reason for a smaller layout.
+    """
+    return all(any(way.new[:1] == ("--nproc",) for way in ways) for ways in error.ways)
 
 
 def _line(

@@ -150,7 +150,9 @@ def test_datasets_are_blended_by_weight_or_size(typed: str, first: str, second: 
         ("-m warmup_ratio=0.1,0.2 per_device_train_batch_size=2,4",
          "-m schedule.warmup_steps=100,200 train.micro_batch=2,4 train.global_batch=${train.micro_batch}"),
         ("learning_rate=1e-3,3e-4", "optim.lr=1e-3,3e-4 -m"),
-        ("optimizer=sgd", "optim=NAME"),
+        ("optimizer=sgd", "optim=NAME"), ("mixed_precision=no", "precision=fp32"),
+        ("use_flash_atn=true warmup_rato=0.1 val_split_fraction=10",
+         "schedule.warmup_steps=100 data.split=[90,10,0]"),
     ],
 )  # fmt: skip
 def test_a_name_without_dashes_keeps_its_meaning(foreign: str, typed: str) -> None:
@@ -247,6 +249,7 @@ def test_what_a_training_run_cannot_do_is_not_left_out() -> None:
     assert "Start `lmtrain eval RUN --steps all --task perplexity --data FILE`" in text
     assert "Type:" not in text
     assert "Give optim.lr=VALUE." in lmtrain("pretrain", "data.path=x", "--lr", code=2)
+    assert "Give train.global_batch=VALUE." in lmtrain("pretrain", "data.path=x", "batch_size=", code=2)
 
 
 def test_everything_wrong_in_a_line_is_told_together() -> None:

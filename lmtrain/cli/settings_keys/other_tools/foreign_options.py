@@ -49,6 +49,7 @@ OFF_SWITCHES = {
 }  # fmt: skip
 # option -> value -> overrides
 VALUES = {
+    "mixed_precision": {"no": "precision=fp32"},
     "eval_strategy": {"no": "train.valid_interval_steps=0"},
     "evaluation_strategy": {"no": "train.valid_interval_steps=0"},
     "save_strategy": {"no": "checkpoint.interval_steps=null"},
@@ -164,6 +165,11 @@ SHARES_OF_STEPS = (
 )  # fmt: skip
 PROFILE_STEPS = ("profile_step_start", "profile_step_end", "profile_step_stop")  # the last of these is not profiled
 DURATION = ("trainer.max_duration.value", "trainer.max_duration.unit")
+# shares of the data for validation, in percent or below 1
+VALID_SHARES = (
+    "validation_split_percentage", "val_split_fraction", "val_fraction", "valid_fraction", "validation_fraction",
+    "val_split", "val_size", "val_set_size", "validation_split",
+)  # fmt: skip
 # dotted options whose last part alone would say something else
 PATHS = {
     "optimizer.name": "optim", "checkpoint.interval": "checkpoint.interval_steps", "checkpoint.folder": "run.dir",

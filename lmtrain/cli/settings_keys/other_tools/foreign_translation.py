@@ -22,6 +22,7 @@ class Option:
     """An option of another tool with its values, or a word KEY=VALUE with such a key, as typed."""
 
     unit: tuple[str, ...]
+    meant: str = ""  # the option in snake case, if it was typed with another spelling
 
     @property
     def is_word(self) -> bool:
@@ -36,7 +37,7 @@ class Option:
     @cached_property
     def path(self) -> str:
         """The option in snake case without dashes, such as "training.steps"."""
-        return self.unit[0].partition("=")[0].lstrip("-").lower().replace("-", "_")
+        return self.meant or self.unit[0].partition("=")[0].lstrip("-").lower().replace("-", "_")
 
     @property
     def name(self) -> str:

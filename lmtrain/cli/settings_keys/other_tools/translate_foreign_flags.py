@@ -6,17 +6,19 @@ config/foreign_names.py.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 
 from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
 from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
 from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices
-from lmtrain.config.foreign_names import FOREIGN_NAMES
+from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.name_suggestions import types_by_key, union_members
 from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.config.parse_and_apply_overrides import named_values
@@ -24,6 +26,7 @@ from lmtrain.train.run_config import RunConfig
 
 _KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
 _DATASET_KEYS = ("data.path", "data.valid_path", "data.text")
+_MAX_SWEEP = 20  # values of a list, each of which is translated
 _YAML = {"": "true", "True": "true", "False": "false", "None": "null"}
 
 
@@ -69,7 +72,8 @@ def _values_of_sweep(option: Option, is_sweep: bool) -> list[str]:
     takes_list = not is_sweep and _KEY_OF.get(option.name, "") in _DATASET_KEYS
     if takes_list or option.name in tables.LISTS or len(option.values) != 1 or re.search(r"[\[({'\"]", option.value):
         return []
-    return [value for value in option.value.split(",") if value]
+    values = [value for value in option.value.split(",") if value]
+    return values if len(values) <= _MAX_SWEEP else []
 
 
 def _take_processes(result: Translation, option: Option) -> bool:
@@ -151,17 +155,40 @@ def _take_numbers(result: Translation, option: Option) -> bool:
             return result.set(option, f"model.layer_pattern={'f' * (number - 1)}F")
         case "rotary_seq_len_interpolation_factor":
             return result.set(option, f"model.rotary_scaling=linear model.rotary_factor={option.value}")
-        case "rampup_batch_size" if len(option.values) == 3:
-            start, increment, samples = option.values
+        case "rampup_batch_size" if len(parts) == 3:
+            start, increment, samples = parts
             rampup = f"train.rampup={{start: {start}, increment: {increment}, samples: {samples}}}"
             return result.set(option, rampup, is_as_typed=True)
-        case "validation_split_percentage" if 0 < number < 100:
-            return result.set(option, f"data.split=[{100 - number},{number},0]")
+        case name if name in tables.VALID_SHARES and _is_number(option.value) and 0 < float(option.value) < 100:
+            percent = float(option.value) * (100 if float(option.value) < 1 else 1)
+            return result.set(option, f"data.split=[{100 - percent:g},{percent:g},0]")
         case "split" if option.values:
             return result.set(option, f"data.split=[{','.join(option.values)}]", is_as_typed=True)
         case "eval_iters" | "eval_samples" | "max_eval_steps" if option.value == "0":
             return result.set(option, "train.valid_interval_steps=0")
     return False
+
+
+def _take_respelt(result: Translation, option: Option) -> bool:
+    """Translate an option whose name is nearly one that the tables have, and of which no setting is the nearer one."""
+    if result.names.suggest_overrides(option.path, option.value):
+        return False
+    known = difflib.get_close_matches(option.name, _table_names(), n=1, cutoff=0.85)
+    if not known or known[0] == option.name:
+        return False
+    respelt = Option(option.unit, f"{option.path.removesuffix(option.name)}{known[0]}")
+    result.all_names.add(respelt.name)
+    return any(step(result, respelt) for step in _STEPS if step is not _take_respelt)
+
+
+@cache
+def _table_names() -> list[str]:
+    """Return the names of other tools that are more than another name of a setting."""
+    groups = (
+        tables.SWITCHES, tables.CONVERSIONS, tables.BETAS, tables.EPOCHS, tables.VALID_SHARES, tables.OTHER_VERBS,
+        UNSUPPORTED_SETTINGS,
+    )  # fmt: skip
+    return sorted({name for group in groups for name in group})
 
 
 def _take_datasets(result: Translation, option: Option) -> bool:
@@ -207,7 +234,8 @@ def _rename(result: Translation, option: Option) -> bool:
         result.changed.append(f"{option.typed}: There is no such {group} here; {known} the choices for {found[0]}.")
         return True
     key, _, new = found[0].partition("=")
-    if not option.values and bool not in union_members(types_by_key(RunConfig).get(key)):
+    is_switch = not option.is_word and bool in union_members(types_by_key(RunConfig).get(key))
+    if not option.value and not is_switch:
         result.refused.append(f"{option.typed}: It has no value. Give {key}=VALUE.")
         return True
     if key in tables.ZERO_IS_NULL and _is_number(new) and float(new) == 0:
@@ -228,5 +256,5 @@ def _is_number(text: str) -> bool:
 
 _STEPS: tuple[Callable[[Translation, Option], bool], ...] = (
     _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch, _leave_for_later, _take_reason,
-    _take_datasets, _rename,
+    _take_datasets, _take_respelt, _rename,
 )  # fmt: skip
