@@ -7,7 +7,7 @@ Each is imported when it is first used, so that `import lmtrain` takes a millise
 __version__ = "0.1.0"
 __all__ = [
     "Dataset", "LmtrainError", "Metrics", "Model", "Tokenizer", "add_plugin", "evaluate", "load", "metrics",
-    "open_dataset", "runs", "settings",
+    "open_dataset", "pretrain", "runs", "settings",
 ]  # fmt: skip
 
 TYPE_CHECKING = False  # because: type checkers take this name for True, and importing `typing` is slow
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lmtrain.api.list_runs import runs
     from lmtrain.api.load_model import Model, load
     from lmtrain.api.open_dataset import Dataset, open_dataset
+    from lmtrain.api.pretrain import pretrain
     from lmtrain.api.read_run_metrics import Metrics, metrics
     from lmtrain.api.settings_and_plugins import add_plugin, settings
     from lmtrain.errors import LmtrainError
@@ -27,7 +28,7 @@ else:  # because: type checkers would take any name for one that `__getattr__` k
         "Metrics": "lmtrain.api.read_run_metrics", "Model": "lmtrain.api.load_model",
         "Tokenizer": "lmtrain.api.encode_and_decode_text", "add_plugin": "lmtrain.api.settings_and_plugins",
         "evaluate": "lmtrain.api.evaluate", "load": "lmtrain.api.load_model", "metrics": "lmtrain.api.read_run_metrics",
-        "open_dataset": "lmtrain.api.open_dataset", "runs": "lmtrain.api.list_runs",
+        "open_dataset": "lmtrain.api.open_dataset", "pretrain": "lmtrain.api.pretrain", "runs": "lmtrain.api.list_runs",
         "settings": "lmtrain.api.settings_and_plugins",
     }  # fmt: skip
 

@@ -70,7 +70,7 @@ def _check_argument(call: str, name: str, value: Any, allowed: tuple[Any, ...]) 
     if Any in types or (value is None and NoneType in types):
         return
     is_bool = isinstance(value, bool | np.bool_)  # because: Python counts True among the whole numbers
-    if is_bool or not any(isinstance(value, _NUMBERS.get(each, each)) for each in types):
+    if (is_bool and bool not in types) or not any(isinstance(value, _NUMBERS.get(each, each)) for each in types):
         names = " or ".join("None" if each is NoneType else each.__name__ for each in types)
         raise UsageError(f"{call} was given a {type(value).__name__} as {name}. Give {names}.")
     if os.PathLike in types and not _can_be_path(value):

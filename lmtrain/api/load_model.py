@@ -114,6 +114,10 @@ class Model:
         """The type that the model computes in: fp32, bf16 or fp16."""
         return self._subject.dtype
 
+    def __call__(self, ids: Any) -> Tensor:
+        """Return `logits(ids)`."""
+        return self.logits(ids)
+
     def logits(self, ids: Any) -> Tensor:
         """Return the logits of the next token after each position, in fp32: [T, V] or [B, T, V]. V is the size of the
         vocabulary.

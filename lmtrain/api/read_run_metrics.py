@@ -61,6 +61,11 @@ class Metrics(Mapping[str, NDArray[Any]]):
             for name, value in measures.items():
                 self._column(name)[np.searchsorted(steps, step)] = value
 
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        return self._run
+
     def _column(self, name: str) -> NDArray[np.float64]:
         """Return the array of `name`, which is all NaN at first."""
         return self._arrays.setdefault(name, np.full(len(self._arrays["step"]), np.nan))

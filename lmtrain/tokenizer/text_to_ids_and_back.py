@@ -303,13 +303,20 @@ class Tokenizer:
 _last_loaded: tuple[object, Tokenizer] | None = None  # (identity of the files, tokenizer) of the last load
 
 
+def tokenizer_files(path: Path) -> list[Path]:
+    """Return the files from which `Tokenizer.load` reads the tokenizer at `path`: one, or GPT-2's two. Raise
+    MissingInputError if `path` is a folder without a tokenizer.
+    """
+    path = _find_in_folder(path) if path.is_dir() else path
+    return [path, _merges_path(path)] if path.name.endswith("vocab.json") else [path]
+
+
 def _file_identity(path: Path) -> object:
     """Return the path, size, time stamps and inode of a tokenizer's files, to compare with a later call: a different
     value means that a file changed. Return None if a file cannot be accessed.
     """
-    files = [path, _merges_path(path)] if path.name.endswith("vocab.json") else [path]
     try:
-        states = [(str(file.absolute()), os.stat(file)) for file in files]
+        states = [(str(file.absolute()), os.stat(file)) for file in tokenizer_files(path)]
     except OSError:
         return None
     return [

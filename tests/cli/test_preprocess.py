@@ -49,6 +49,18 @@ def test_a_dataset_is_called_as_its_only_input(toy: Toy, tmp_path: Path) -> None
     assert "Give --output PREFIX." in lmtrain("preprocess", "-", "--tokenizer", toy.tokenizer, code=2)
 
 
+def test_both_files_of_gpt2s_tokenizer_are_named(toy: Toy, tmp_path: Path) -> None:
+    model = json.loads(Path(toy.tokenizer, "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{pair}\n" for pair in pairs))
+    for name, tokenizer in (("file", tmp_path / "vocab.json"), ("folder", tmp_path)):
+        said = lmtrain("preprocess", toy.text, "--tokenizer", tokenizer, "--output", tmp_path / name)
+        assert f"the tokenizer is that of {tmp_path}/vocab.json and {tmp_path}/merges.txt\n" in said
+    said = lmtrain("preprocess", toy.text, "--tokenizer", toy.tokenizer, "--output", tmp_path / "one")
+    assert "the tokenizer is that of" not in said
+
+
 def test_a_text_is_one_document_or_one_of_each_part(toy: Toy, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\nand more\n\ntwo words\n\n")
     common = ("preprocess", tmp_path / "a.txt", "--tokenizer", toy.tokenizer, "--output", tmp_path / "a", "--overwrite")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from lmtrain.cli.runs.diff_command import _describe_rows
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
@@ -65,6 +66,22 @@ def compared(base: Path, other: Path) -> dict[str, Any]:
     assert facts["first_step"] == min(step for step in ours if ours[step] != theirs[step])
     assert lmtrain("runs", "diff", base, other).count("\ncause") == len(facts["causes"]) == 1
     return facts
+
+
+@pytest.mark.parametrize(
+    ("shared", "steps", "first", "said"),
+    [
+        (2, 20, None, "2 steps of both, the last 20: all equal, bit for bit; 2 of 20 steps were logged, and "
+                      "observe.log_interval_steps=1 logs each"),
+        (20, 20, None, "20 steps of both, the last 20: all equal, bit for bit"),
+        (2, 20, 10, "2 steps of both, the last 20: the first that differs is step 10; 2 of 20 steps were logged, and "
+                    "observe.log_interval_steps=1 logs each"),
+        (0, 0, None, "no step of which both have a row"),
+    ],
+)  # fmt: skip
+def test_how_many_of_the_steps_were_compared(shared: int, steps: int, first: int | None, said: str) -> None:
+    rows = {"shared": shared, "last_step": 20, "steps": steps}
+    assert _describe_rows({"rows": rows, "first_step": first}) == said
 
 
 @pytest.mark.wide

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -114,7 +114,7 @@ def preprocess(
     from data_tools.preprocess.length_and_script_filters import Filters, parse_script
     from data_tools.read.cut_files_into_chunks import SizeLimits
     from data_tools.read.parse_chunks_and_bad_lines import OnError
-    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, tokenizer_files
 
     if not split_sentences:
         refuse_unused_options(context, {"lines_end_sentences"}, "whole documents; add --split-sentences")
@@ -145,7 +145,8 @@ def preprocess(
             found, Tokenizer.load(tokenizer), prefix, options, report=report, notify=print_notice
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-    return print_json(facts) if as_json else _print(summary, split, max_documents)
+    files = tokenizer_files(tokenizer)
+    return print_json(facts) if as_json else _print(summary, split, max_documents, files)
 
 
 def find_texts(
@@ -200,7 +201,7 @@ def _show_progress(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _print(summary: Summary, split: str, max_documents: int | None) -> None:
+def _print(summary: Summary, split: str, max_documents: int | None, tokenizer: Sequence[Path]) -> None:
     echo(
         f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
         f"{format_bytes(summary.num_bytes)} of text -> "
@@ -217,6 +218,8 @@ def _print(summary: Summary, split: str, max_documents: int | None) -> None:
             echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
     if summary.num_documents == summary.num_text_files == 1 and split == "file":
         echo("the text is one document; --split=blank-line makes a document of each of its paragraphs")
+    if len(tokenizer) > 1:
+        echo(f"the tokenizer is that of {' and '.join(map(str, tokenizer))}")
     _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")

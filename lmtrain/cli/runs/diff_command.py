@@ -66,7 +66,10 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "a": str(a), "b": str(b), **_differing_conditions(starts, record_difference.last_shared),
         "begun": initial_digests,
-        "rows": {"shared": record_difference.num_shared, "last_step": record_difference.last_shared},
+        "rows": {
+            "shared": record_difference.num_shared, "last_step": record_difference.last_shared,
+            "steps": (record_difference.last_shared or 0) - max(rows[0].get("step", 0) for rows in starts),
+        },
         "first_step": record_difference.step, "first": record_difference.first_difference,
         "equal_until": record_difference.last_equal, "loss_after": record_difference.loss_differences,
         "not_compared": [*record_difference.not_compared, *problems, *_unrecorded_starts(runs, starts)],
@@ -317,6 +320,9 @@ def _describe_rows(facts: dict[str, Any]) -> str:
     if not rows["shared"]:
         return "no step of which both have a row"
     until = f"{plural(rows['shared'], 'step')} of both, the last {rows['last_step']:,}"
-    if facts["first_step"] is None:
-        return f"{until}: all equal, bit for bit"
-    return f"{until}: the first that differs is step {facts['first_step']:,}"
+    compared = (
+        "all equal, bit for bit" if facts["first_step"] is None
+        else f"the first that differs is step {facts['first_step']:,}"
+    )  # fmt: skip
+    logged = f"; {rows['shared']:,} of {rows['steps']:,} steps were logged, and observe.log_interval_steps=1 logs each"
+    return f"{until}: {compared}{logged * (rows['shared'] < rows['steps'])}"

@@ -130,7 +130,8 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
             "memory": f"{format_bytes(total)} predicted on rank {rank}, which needs most"
             f"{', without Python and torch themselves' * run.on_cpu}; mainly {parts}",
             **communicators,
-            "step_time": "not predicted: give hardware=NAME, as in hardware=h100",
+            "step_time": "not predicted: give hardware=NAME, as in hardware="
+            + ("cpu, a guess about one CPU core; a run of a few steps here measures it" if run.on_cpu else "h100"),
         }
     return {
         "hardware": f"{hardware.name}{', which no measured run has confirmed' * hardware.unchecked}",

@@ -48,6 +48,18 @@ def test_others_are_refused(ids: Any, message: str) -> None:
         check_token_ids(ids, 4, 3, num_axes=(1, 2))
 
 
+def test_only_a_switch_takes_a_bool() -> None:
+    @checked
+    def function(switch: bool = False, number: int = 0) -> tuple[bool, int]:
+        return switch, number
+
+    assert function(True, 3) == (True, 3)
+    with pytest.raises(UsageError, match="was given a bool as number"):
+        function(number=True)
+    with pytest.raises(UsageError, match="was given a int as switch"):
+        function(1)  # type: ignore[arg-type]
+
+
 def test_a_tokenizer_reads_back_what_it_has_written() -> None:
     tokenizer = Tokenizer(train_bpe(["The old mill"], 300))
     ids = tokenizer.encode("The old mill <|endoftext|>")

@@ -66,6 +66,7 @@ def test_logits_are_the_evaluators_bit_for_bit(gpt_run: Path, dtype: str) -> Non
     expected_BTV = load_for_eval(gpt_run, torch.device("cpu"), dtype).subject.model.logits(Batch(tokens_BT, tokens_BT))
     for ids in (IDS, np.array(IDS, np.uint16), tokens_BT, tokens_BT.int()):
         assert torch.equal(model.logits(ids), expected_BTV)
+    assert torch.equal(model(IDS), expected_BTV)
     assert expected_BTV.shape == (2, 5, model.settings.shape.vocab_size)
     assert model.logits(IDS).dtype == torch.float32
     assert torch.equal(model.logits(IDS[1]), model.logits(IDS[1:])[0])

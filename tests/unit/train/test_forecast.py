@@ -25,7 +25,8 @@ def facts(*words: str) -> dict[str, Any]:
 def test_memory_is_known_without_a_machine_and_time_is_not() -> None:
     found = facts(*LAYOUT)
     assert "GiB predicted on rank 0, which needs most; mainly " in found["memory"]
-    assert "hardware=NAME" in found["step_time"]
+    assert found["step_time"] == "not predicted: give hardware=NAME, as in hardware=h100"
+    assert "as in hardware=cpu, a guess about one CPU core" in facts("compute.device=cpu")["step_time"]
     assert "energy" not in found
 
 

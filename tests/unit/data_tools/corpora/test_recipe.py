@@ -177,7 +177,7 @@ def test_without_a_network_the_instructions_are_given(tmp_path: Path, offline: b
 def test_a_corpus_without_its_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no fixed release to fetch"):
         fetch_files(corpus("c4"), tmp_path, False, None)
-    with pytest.raises(MissingInputError, match=r"absent\.zip is not a file"):
+    with pytest.raises(MissingInputError, match=r"absent\.zip does not exist"):
         get("wikitext103_raw", [tmp_path / "absent.zip"], tmp_path)
     (tmp_path / "empty.txt").write_text("no article here\n")
     with pytest.raises(DataError, match="holds no document of wikitext103_raw"):
