@@ -260,7 +260,7 @@ class BlendSettings(DataChoice):
         for number, part in enumerate(self.valid_datasets):
             yield from problem_if(
                 part.restart, f"valid_datasets[{number}].restart", True,
-                "has no effect, since each validation begins at the first sample", f"{leave_out()}.",
+                "has no effect, since each validation begins at the first sample", f"Use {own('false')}.",
             )  # fmt: skip
         yield from self.checked(
             self.one_validation_key("valid_datasets"),

@@ -132,10 +132,11 @@ def restart_problems(data: DataChoice) -> Iterator[Problem]:
     if isinstance(data, BlendSettings):
         restarts = {f"data.datasets[{index}].restart": part.restart for index, part in enumerate(data.datasets)}
     for key, restart in restarts.items():
+        without = f"Use {own('false')}" if "[" in key else leave_out()  # because: an entry of a list is not left out
         yield from problem_if(
             restart is True, key, True,
             "has no effect where a run begins, as nothing was read before",
-            f"{leave_out()}, or give it in a later stage.",
+            f"{without}, or give it in a later stage.",
         )  # fmt: skip
 
 

@@ -231,7 +231,7 @@ def test_inspect_env_and_version(toy: Toy, run: Path) -> None:
     assert "model.blocks.0.attention.qkv.weight" in checkpoint["tensors"]
     assert "torch" in json.loads(lmtrain("env", "--json"))["packages"]
     assert lmtrain("--version").startswith("lmtrain ")
-    assert "config.json" in lmtrain("inspect", run.parent / "nothing", code=66)
+    assert "nothing does not exist" in lmtrain("inspect", run.parent / "nothing", code=66)
 
 
 def test_a_named_checkpoint_is_only_the_beginning(toy: Toy, run: Path, tmp_path: Path) -> None:

@@ -374,7 +374,7 @@ def test_cpus_are_those_of_a_rank(
     ("words", "code", "says"),
     [
         ((), 2, "by exactly one option. Give --gpus-per-node N, or --tasks-per-node N"),
-        (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "by exactly one option"),
+        (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "--gpus-per-node=2 and --tasks-per-node=2 are both given"),
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, but all nodes get the same number. Use --tasks-per-node=2 on 4 nodes"),
         (("--gpus-per-node", 8), 78, "--gpus-per-node=8 is more than the 1 that the layout takes: one process. Use "

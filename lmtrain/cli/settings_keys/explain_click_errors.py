@@ -304,8 +304,8 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
         new = [part for word, option in found for part in (option, word.partition("=")[2])]
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Use {way(*new, instead_of=extra)}.")
     if len(extra) == 2 and (option := f"--{extra[0].rstrip('=').replace('_', '-')}") in command.options - command.flags:
-        new = way(option, extra[1], instead_of=extra)
-        return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {new}?", tuple(extra))
+        meant = way(option, extra[1], instead_of=extra)
+        return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {meant}?", tuple(extra))
     if "--prompt" in command.options and not _units("--prompt", command):
         prompt = way("--prompt", " ".join(extra), instead_of=extra)
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {prompt}?", tuple(extra))

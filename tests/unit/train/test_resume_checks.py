@@ -71,7 +71,7 @@ def test_all_that_differs_is_named() -> None:
          r"train\.global_batch with train\.rampup, as samples up to step 2, is 32, and was 64\."),
         (["train.seed=7"], 0, r"weights alone: checkpoint\.init_from=here, without checkpoint\.resume\.$"),
         (["train.seed=7", "run.dir=."], 0, r"weights alone: run\.dir=/\S+-2 checkpoint\.init_from=here\.$"),
-        (["model.width=64"], 0, r"Go on with its settings, or leave checkpoint\.resume out to begin run\.dir=x anew\."),
+        (["model.width=64"], 0, r"Go on with its settings, or leave checkpoint\.resume out to begin x anew\."),
     ],
 )  # fmt: skip
 def test_what_differs_is_named_by_its_key_and_there_is_a_way_on(overrides: list[str], at: int, said: str) -> None:
