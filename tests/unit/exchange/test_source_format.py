@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[list[str], dict[str, Any], type[LmtrainError], str]] = {
     "zarr": (["metadata.json", "w/.zarray"], {}, CheckpointError, "in the format zarr"),
     "checkpoint": (["manifest.json", "rank_00000.safetensors"], {}, UsageError,
                    "is a checkpoint of lmtrain already, and needs no import. Begin a run from its weights with "
-                   "checkpoint.init_from="),
+                   "`lmtrain pretrain checkpoint.init_from="),
     "checkpoints": (["step_00000000/manifest.json"], {}, UsageError, "is a folder of checkpoints of lmtrain already"),
     "run": (["metrics.jsonl", "checkpoints/step_00000001/manifest.json"], {"config__json": {"model": {}}}, UsageError,
             "is a run of lmtrain already"),
