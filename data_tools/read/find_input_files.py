@@ -303,7 +303,10 @@ def _nothing_to_read(path: Path, has_files: bool) -> str:
         return f"{path} matches no file with a readable suffix: {READABLE}."
     if is_glob(str(path)):
         return f"{path} matches no file. Give a pattern that does, such as 'texts/*.txt', in quotes."
-    return missing_path(path, f"Give files ({READABLE}), folders of them, or globs.")
+    if path.with_name(f"{path.name}.idx").is_file():
+        return f"{path} is a dataset, which holds tokens. Give text: files ({READABLE}), folders of them, or globs."
+    hint = f"Give files ({READABLE}), folders of them, or globs."
+    return missing_path(path, hint, lambda similar: similar.is_dir() or bool(known_suffix(similar)))
 
 
 def is_glob(text: str) -> bool:

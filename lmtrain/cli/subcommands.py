@@ -173,23 +173,38 @@ def build_verb(name: str) -> Any:
         root.command(name=name, epilog=epilog)(getattr(module, _FUNCTIONS.get(name, function_name)))
     command = get_command(root).commands[name]  # type: ignore[attr-defined]
     for leaf in getattr(command, "commands", {"": command}).values():
-        _refuse_option_as_value(leaf)
+        _refuse_misread_options(leaf)
     return command
 
 
-def _refuse_option_as_value(command: Any) -> None:
-    """Change a click command, in place, so that an option is not taken for the value of the option before it."""
+def _refuse_misread_options(command: Any) -> None:
+    """Change a click command, in place, so that an option is not taken for the value of the option before it, and that
+    of several values of one option none is dropped.
+    """
     parse, names = command.parse_args, {name: param for param in command.params for name in param.opts}
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
-        for option, word in pairwise(args[: args.index("--")] if "--" in args else args):
-            if (param := names.get(option)) and is_option(word, names) and not getattr(param, "is_flag", True):
-                error = _ClickUsageError(f"Option {option!r} requires an argument.", ctx=ctx)
-                error.option_name = option
-                raise error
+        words, given = args[: args.index("--")] if "--" in args else args, dict[str, str]()
+        for option, word in pairwise([*words, ""]):
+            name, sign, value = option.partition("=")
+            param = names.get(name)
+            if param is None or getattr(param, "is_flag", True):
+                continue
+            if not sign and is_option(word, names):
+                raise _option_error(name, "requires an argument", ctx)
+            typed = value if sign else word
+            if not param.multiple and given.setdefault(param.name, typed) != typed:
+                raise _option_error(name, "is given more than once", ctx)
         return parse(ctx, args)
 
     command.parse_args = parse_args
+
+
+def _option_error(option: str, message: str, ctx: Any) -> Exception:
+    """Return click's error about an option."""
+    error = _ClickUsageError(f"Option {option!r} {message}.", ctx=ctx)
+    error.option_name = option
+    return error  # type: ignore[no-any-return]
 
 
 def is_option(word: str, names: Container[str]) -> bool:

@@ -97,7 +97,7 @@ class _Builder:
         if not isinstance(data, dict):
             return self._record(
                 f"{path}={show(data)} is not a group of settings. "
-                + (self._choices_sentence(path) or f"Give its keys one by one: {path}.key=value.")
+                + (self._choices_sentence(path) or f"Give its keys one by one: {path}.KEY=VALUE.")
             )
         data = dict(data)
         if issubclass(cls, Choice):

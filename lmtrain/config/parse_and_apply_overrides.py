@@ -473,6 +473,11 @@ def _syntax_problem(text: str) -> str:
     if unmatched in _CLOSING_BRACKETS and value.startswith(unmatched):
         closed = way(f"{text}{_CLOSING_BRACKETS[unmatched]}", instead_of=text)
         return f"{text} opens a {unmatched} that is not closed. Type {closed}, or, if it is one text, {as_text}."
+    if unmatched in "'\"" and unmatched and value.count(unmatched) == 1 and _PLAIN_ITEM.fullmatch(
+        plain := value.strip(unmatched)
+    ):
+        plain_word = way(f"{key}={plain}", instead_of=text)
+        return f"{text} has a quote that is not closed. Write {plain_word}, or, if it belongs to the text, {as_text}."
     if unmatched:
         sign_words = "a quote" if unmatched in "'\"" else f"a {unmatched}"
         fault = (

@@ -152,7 +152,7 @@ class SomeRecomputeSettings(RecomputeSettings):
         yield from problem_if(
             parallel.splits_backward, "parallel.schedule", parallel.schedule,
             "runs backward in two halves, and recomputed activations would be needed by both",
-            f"Use {own(whole_backward_schedule(parallel))}, or {way('recompute=none', instead_of='recompute.blocks')}.",
+            f"Use {own(whole_backward_schedule(parallel))}, or no recomputation.",
         )  # fmt: skip
 
 

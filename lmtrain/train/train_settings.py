@@ -96,11 +96,10 @@ class ObserveSettings(Settings):
 
 
 def _nearest_window(steps: tuple[int, ...]) -> str:
-    """Return the list of two steps to profile that is meant by a list which is none: from its first step to its last,
-    or null if there is no step in it.
+    """Return the list of two steps to profile that is meant by a list which is none: from its first step to its last.
     """
-    window = [step for step in steps if step >= 1]
-    return show([min(window), max(window)]) if window else "null"
+    window = [step for step in steps if step >= 1] or [2, 3]
+    return show([min(window), max(window)])
 
 
 @dataclass(frozen=True, kw_only=True)

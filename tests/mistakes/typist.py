@@ -61,7 +61,7 @@ def try_line(runner: Callable[[list[str]], Outcome], line: Line, rng: random.Ran
     """Type the line, and then what its errors advise. `end_text` is the error with which the right line of this verb
     ends, if it cannot be accepted.
     """
-    trial, words, seen = Trial(line), list(line.words), set[tuple[str, ...]]()
+    trial, words, seen, is_guessed = Trial(line), list(line.words), set[tuple[str, ...]](), False
     for round_ in range(ROUNDS + 1):
         seen.add(tuple(words))
         outcome = runner(words)
@@ -77,6 +77,10 @@ def try_line(runner: Callable[[list[str]], Outcome], line: Line, rng: random.Ran
             if lost and (not line.meant or runner(list(line.meant)).is_accepted):
                 trial.faults += [f"lost {value}" for value in lost]
             return trial
+        if is_guessed:
+            trial.end = "open"  # because: what was filled in is not the answer's fault
+            return trial
+        is_guessed = bool(re.search(r"\nType, with .*VALUE.* filled in:", outcome.text))
         following = _next_words(words, outcome, rng if round_ == 0 else None, trial)
         if isinstance(following, str):
             trial.faults.append(following)

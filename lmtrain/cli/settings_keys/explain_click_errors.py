@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of, filler_words
+from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of, filler_words, with_fillers
 from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, stray_word, with_dashes
 from lmtrain.cli.settings_keys.option_synonyms import (
     LEFT_OUT,
@@ -113,7 +113,8 @@ def _parse_again(words: Sequence[str]) -> tuple[Any, Any]:
     None if there is no command to parse for, or if the line ends otherwise.
     """
     command, verb = command_of(words)
-    rest = [word for word in words[len(verb) :] if word not in ("--help", "-h", "--debug")]
+    filled = words if command is None else with_fillers(words)[0]
+    rest = [word for word in filled[len(verb) :] if word not in ("--help", "-h", "--debug")]
     if command is None or (getattr(command, "commands", None) and not rest):
         return None, None
     try:
@@ -145,6 +146,8 @@ def _explain(error: Any, command: Command) -> _Problem:
         return _Problem(f"{name} {word} is not a command. {way_out}", (word,))
     if match := re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
         return _explain_extra_words(match[1], name, click_command, command)
+    if option and "is given more than once" in message:
+        return _explain_repeated(option, command)
     if option and "does not take a value" in message:
         return _explain_switch(option, command)
     if option:
@@ -160,6 +163,11 @@ def _explain(error: Any, command: Command) -> _Problem:
 def _explain_stray(word: str, command: Command) -> _Problem:
     """Return the problem that an argument such as key=body is no file: what it says as an option."""
     option, _, value = with_dashes(word).partition("=")
+    following = command.units[command.units.index((word,)) + 1 :][:1] if (word,) in command.units else ()
+    if option in command.options and not value and following and not following[0][0].startswith("-"):
+        [value] = following[0]
+        meant = way(option, value, instead_of=(word, value))
+        return _Problem(f"{word} is not a file. Did you mean {meant}?", (word, value))
     if option in command.options and not (value or option in command.flags):
         return _Problem(f"{word} is not a file. Give {_without_value(option, word, command)}.", (word,))
     if option in command.options:
@@ -325,6 +333,13 @@ def _explain_switch(option: str, command: Command) -> _Problem:
     is_off = value.lower() in ("false", "no", "0", "off")
     way_out = f"{leave_out(typed)}." if is_off else f"Use {way(option, instead_of=typed)}."
     return _Problem(f"{typed} has a value, but {option} is a switch. {way_out}", (typed,))
+
+
+def _explain_repeated(option: str, command: Command) -> _Problem:
+    """Return the problem that an option that has one value is typed with several."""
+    values = [*dict.fromkeys(value for unit in _units(option, command) for value in _values_of(unit))]
+    ways = " or ".join(way(option, value, instead_of=option) for value in values)
+    return _Problem(f"{option} is given more than once, and has one value. Use {ways}.", (option,))
 
 
 def _explain_no_value(option: str, param: Any, hint: Any) -> _Problem:

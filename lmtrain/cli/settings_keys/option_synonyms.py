@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
-from lmtrain.cli.settings_keys.options_by_verb import ABSENT, ANYWAY
+from lmtrain.cli.settings_keys.options_by_verb import ABSENT, ANYWAY, WORDS
 from lmtrain.cli.subcommands import HELP, build_verb
 from lmtrain.errors import join_few
 
@@ -194,7 +194,9 @@ def is_known(option: str) -> bool:
     """Return whether an option is one that the tables have for some verb."""
     name = option.lower().replace("_", "-")
     by_verb = [names for _, by_sentence in (*ANYWAY, *ABSENT) for names in by_sentence.values()]
-    plain = [name for names in (*ARGUMENTS.values(), *NOTHING.values(), *by_verb) for name in names.split()]
+    names_of_words = (names for _, names, _ in WORDS)
+    tables = (*ARGUMENTS.values(), *NOTHING.values(), *by_verb, *names_of_words)
+    plain = [name for names in tables for name in names.split()]
     return name.lstrip("-") in (*plain, *SIZES, *LEFT_OUT) or any(name in names.split() for names in OPTIONS.values())
 
 
