@@ -104,7 +104,7 @@ def _one_for_each_value(problems: Sequence[str]) -> list[str]:
     return [problem for problem in problems if problem in first.values()]
 
 
-_VALUE = re.compile(r"^(\S+=\S+).*", re.DOTALL)
+_VALUE = re.compile(r"^(\S+= ?\S+).*", re.DOTALL)
 _MAX_PROBLEM_CHARS = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot
 
 

@@ -355,10 +355,13 @@ def _check_branches(params: Mapping[str, Any]) -> None:
 
 
 def _check_question(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.plan.plan_question_and_search import read_question
+    from lmtrain.cli.plan.plan_question_and_search import error_of_fixed_sizes, read_question
 
     if not params["calibrate"]:
-        read_question(params["overrides"] or [], params["layout"], params["config_dir"], params["config_name"])
+        names = ("layout", "config_dir", "config_name")
+        question = read_question(params["overrides"] or [], *(params[name] for name in names))
+        if (error := error_of_fixed_sizes(question)) is not None:
+            raise error
 
 
 def _check_explained(params: Mapping[str, Any]) -> None:

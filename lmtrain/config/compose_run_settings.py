@@ -30,7 +30,17 @@ from lmtrain.config.parse_and_apply_overrides import (
 )
 from lmtrain.config.settings_base import Settings, show
 from lmtrain.config.settings_file import located_problems
-from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, leave_out, own, spelling_hint, way
+from lmtrain.errors import (
+    LayoutError,
+    MissingInputError,
+    SettingsError,
+    join_few,
+    leave_out,
+    own,
+    spelling_hint,
+    split_ways,
+    way,
+)
 
 if TYPE_CHECKING:
     from lmtrain.config.compose_files_with_hydra import CompositionRequest
@@ -135,7 +145,8 @@ def _remaining_problems(
         _compose(cls, error.remaining, config_dir, name, None, defaults, None)
     except (SettingsError, LayoutError) as failure:
         for problem in failure.marked_problems:
-            is_alternative = " is not set. " in problem and any(f" {start}" in problem for start in starts)
+            text = split_ways(problem)[0]
+            is_alternative = " is not set. " in text and any(f" {start}" in text for start in starts)
             if not (problem.startswith(starts) or is_alternative or any(part in problem for part in follow_ups)):
                 yield problem
 

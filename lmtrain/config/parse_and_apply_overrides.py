@@ -167,7 +167,8 @@ def sweep_refusal(override: Any, *, kind: str = "") -> str:
             return f"{text} names several values.{as_list}.{each}"
         if _THOUSANDS.fullmatch(value):
             number = way(f"{key}={value.replace(',', '')}")
-            return f"{text} names several values. As one number it is {number}.{each}"
+            is_sweep = not any(part.startswith("0") for part in value.split(","))
+            return f"{text} names several values. As one number it is {number}.{each if is_sweep else ''}"
         hint = "" if kind == "number" else hint or f"{as_list}, one text {way(f'{key}={hydra_quoted(value)}')}."
     return f"{text} names several values.{hint + each if key.startswith('data.') else each + hint}"
 

@@ -272,7 +272,7 @@ class _Page(HTMLParser):
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     path = tmp_path / "plan.html"
-    lmtrain(*FEW[:-3], "parallel.pp=2", "parallel.vp=1", "recompute=none", "--doublings", "1", "--html", path)
+    lmtrain(*SMALL[:5], "parallel.pp=2", "parallel.vp=1", "recompute=none", "--doublings", "1", "--html", path)
     text = path.read_text(encoding="utf-8")
     page = _Page()
     page.feed(text)

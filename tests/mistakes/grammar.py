@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from lmtrain.cli.settings_keys.other_tools.foreign_options import VALUE_NOTES
+from lmtrain.cli.settings_keys.other_tools.foreign_options import CONVERSIONS, VALUE_NOTES
 from lmtrain.cli.subcommands import parameter_types
 from lmtrain.config.compose_run_settings import conf_dir, group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES
@@ -318,7 +318,7 @@ def shell_habit(line: Line, rng: random.Random) -> Line:
 
 def foreign_word(line: Line, rng: random.Random) -> Line:
     key, names = rng.choice(list(FOREIGN_NAMES.items()))
-    name = rng.choice([name for name in names.split() if name not in VALUE_NOTES] or names.split())
+    name = rng.choice([name for name in names.split() if name not in {*VALUE_NOTES, *CONVERSIONS}] or names.split())
     value = (
         right_value(settings()[key][0], rng) if key in settings() else rng.choice(group_choices().get(key, ["some"]))
     )

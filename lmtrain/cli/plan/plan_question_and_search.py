@@ -407,8 +407,8 @@ def no_legal_layout_error(question: Question) -> LmtrainError:
     """Return the error to raise if a search has found no legal layout. Its message says which rules the sizes fixed by
     the user break, or else which batch size or number of GPUs would work.
     """
-    if problems := [problem.text() for problem in _problems_of_fixed_sizes(question)]:
-        return settings_error(problems)
+    if (error := error_of_fixed_sizes(question)) is not None:
+        return error
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
     given_sizes = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _LAYOUT_KEYS)
     multiple = gpus * question.fixed.get("micro_batch", 1)
@@ -425,6 +425,13 @@ def no_legal_layout_error(question: Question) -> LmtrainError:
         f"train.global_batch={batch}, model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "
         f"{way_out[0].upper()}{way_out[1:]}."
     ])  # fmt: skip
+
+
+def error_of_fixed_sizes(question: Question) -> LmtrainError | None:
+    """Return the error of sizes that the user fixed and that no choice of the others can help; None if there are none.
+    """
+    problems = [problem.text() for problem in _problems_of_fixed_sizes(question)]
+    return settings_error(problems) if problems else None
 
 
 def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:

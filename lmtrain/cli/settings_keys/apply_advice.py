@@ -257,7 +257,9 @@ def with_fillers(words: Sequence[str]) -> tuple[list[str], frozenset[str]]:
 def filler_words(param: Any, hint: Any) -> tuple[str, ...]:
     """Return words that give a parameter a value of its type, with which the rest of a line can be parsed."""
     literals = [each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is typing.Literal]
-    value = str(typing.get_args(literals[0])[0]) if literals else "1"
+    # because: a number that is not whole is mostly a share
+    number = "0.5" if float in (hint, *typing.get_args(hint)) else "1"
+    value = str(typing.get_args(literals[0])[0]) if literals else number
     return (param.opts[0], value) if param.param_type_name == "option" else (value,)
 
 

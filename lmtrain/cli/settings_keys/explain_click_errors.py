@@ -309,7 +309,7 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     taken_words, extra = words[: -len(text.split())], words[-len(text.split()) :] or [text]
     found = [(word, f"--{word.partition('=')[0].replace('_', '-')}") for word in extra if "=" in word]
     if found and len(found) == len(extra) and all(option in command.options for _, option in found):
-        new = [part for word, option in found for part in (option, word.partition("=")[2])]
+        new = [part for word, option in found for part in (option, word.partition("=")[2].lstrip("="))]
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Use {way(*new, instead_of=extra)}.")
     if len(extra) == 2 and (option := f"--{extra[0].rstrip('=').replace('_', '-')}") in command.options - command.flags:
         meant = way(option, extra[1], instead_of=extra)

@@ -63,7 +63,7 @@ def advice(line: str) -> str:
         ("merge a --out b --model c", "merge a --output b c"),
         ("eval x --tp 2 --tasks a", "eval x parallel.tp=2 --nproc 2 --task a"),
         ("branch r --lr 1e-3 --dcay 10", "branch r optim.lr=1e-3 --decay 10"),
-        ("export x --too hf --too megatron --output y", "export x --to hf --to megatron --output y"),
+        ("eval x --tassk a --tassk b --data y", "eval x --task a --task b --data y"),
     ],
 )  # fmt: skip
 def test_the_words_to_type(line: str, typed: str) -> None:

@@ -90,7 +90,7 @@ def test_numbers_survive(cups: int, wait: float) -> None:
             "drink.kind=te is not a kind of drink. Did you mean tea? If it is a plugin's, add --plugin PACKAGE.",
         ),
         ({"drink": {}}, "drink.kind=null is not a kind of drink. Known: coffee, tea."),
-        ({"drink": 3}, "drink=3 is not a group of settings. Give its keys one by one: drink.key=value."),
+        ({"drink": 3}, "drink=3 is not a group of settings. Give its keys one by one: drink.KEY=VALUE."),
         ({"drink": {"kind": "tea"}}, "drink.leaves is not set. Add drink.leaves=VALUE."),
         ({"drink": {"kind": "tea", "leaves": 0}}, "drink.leaves=0.0 must be above 0. Use 2."),
         ({"drink": {"kind": "tea", "leaves": 1, "suger": 1}}, "drink.suger=1 is not a setting. Did you mean sugar?"),
