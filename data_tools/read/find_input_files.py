@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +38,7 @@ SUFFIXES = {  # suffix -> (kind, codec); the first match is used
 }
 TextSplit = Literal["file", "blank-line", "line"]  # what is a document of a text file
 _TEXT_KINDS: dict[TextSplit, str] = {"file": "text", "blank-line": "paragraphs", "line": "lines"}
+_SEARCHED_FILES = 1000  # of a folder, to find out whether it holds text
 _SNIFFED_BYTES = 4096
 READABLE = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
 
@@ -306,7 +308,13 @@ def _nothing_to_read(path: Path, has_files: bool) -> str:
     if path.with_name(f"{path.name}.idx").is_file():
         return f"{path} is a dataset, which holds tokens. Give text: files ({READABLE}), folders of them, or globs."
     hint = f"Give files ({READABLE}), folders of them, or globs."
-    return missing_path(path, hint, lambda similar: similar.is_dir() or bool(known_suffix(similar)))
+    return missing_path(path, hint, _may_be_text)
+
+
+def _may_be_text(path: Path) -> bool:
+    """Return whether a path is a file with a readable suffix, or a folder that directly holds one."""
+    files = islice(path.iterdir(), _SEARCHED_FILES) if path.is_dir() else [path]
+    return any(known_suffix(file) for file in files)
 
 
 def is_glob(text: str) -> bool:

@@ -26,7 +26,7 @@ from lmtrain.cli.settings_keys.apply_advice import (
     with_fillers,
 )
 from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
-from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words
+from lmtrain.cli.settings_keys.options_without_dashes import explain_words
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
@@ -60,7 +60,7 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
     """
     typed = command = Command.parse(argv)
     if not typed.has_foreign_options:  # because: what is wrong beside these has been explained with them
-        error = explain_foreign_words(error, typed)
+        error = explain_words(error, typed)
     errors, seen, changed, refusal = [error], {typed.units}, set[str](), error
     advised_units = dict.fromkeys(typed.units)
     for _ in range(_MAX_ROUNDS):
@@ -175,7 +175,7 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
             params = click_command.make_context(" ".join(verb), filled[len(verb) :], obj=words).params
             _check_settings_of(verb, params | dict.fromkeys(unknown), unknown)
     except (SettingsError, LayoutError) as error:
-        return explain_foreign_words(error, Command.parse(words))
+        return explain_words(error, Command.parse(words))
     except UsageError as error:
         return error
     except ClickError as error:
@@ -205,7 +205,7 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
     try:
         _check_settings_of(command_of(words)[1], params)
     except (SettingsError, LayoutError) as error:
-        for problem in _problems_of(explain_foreign_words(error, Command.parse(words))):
+        for problem in _problems_of(explain_words(error, Command.parse(words))):
             if " is not set. " not in problem and not _PLACE_OF_KEY.match(problem):
                 yield problem
     except LmtrainError:

@@ -79,15 +79,14 @@ def torchrun(world_size: int, rank: int = 0, local: int = 0) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("started", "settings", "words"),
     [
-        (2, [], "needs 1. Start 1 process or set parallel.dp_shard=2, or add --elastic, which takes the nearest"),
-        (5, [], "or set parallel.dp_shard=5 train.global_batch=25 train.micro_batch=1, or"),
+        (2, [], "needs 1. Set parallel.dp_shard=2, or start 1 process, or add --elastic, which takes the nearest"),
+        (5, [], "Set parallel.dp_shard=5 train.global_batch=25 train.micro_batch=1, or start 1 process, or"),
         (1, ["tp=2"], "1 process was started but parallel.tp=2 needs 2. Start 2 processes with --nproc 2, or"),
         *wide((4, ["dp_shard=4", "tp=2"],
-         "4 processes were started but dp_shard=4 x tp=2 needs 8. Start 8 processes or set parallel.dp_shard=2, or")),
+         "4 processes were started but dp_shard=4 x tp=2 needs 8. Start 8 processes, or set parallel.dp_shard=2, or")),
         (6, ["dp_replicate=2", "tp=2"],
-         "6 processes were started but dp_replicate=2 x tp=2 needs 4. Start 4 processes or set "
-         "parallel.dp_replicate=3, "
-         "or add"),
+         "6 processes were started but dp_replicate=2 x tp=2 needs 4. Set parallel.dp_replicate=3, "
+         "or start 4 processes, or add"),
         (3, ["dp_shard=2", "tp=2"], "3 processes were started but dp_shard=2 x tp=2 needs 4. Start 4 processes, or add "
          "--elastic, which"),
     ],

@@ -333,7 +333,8 @@ def foreign_word(line: Line, rng: random.Random) -> Line:
             [f"{name}", value],
         ]
     )
-    return line.added("foreign word", *words, kept=_parts(value), meant=[f"{key}={value}"])
+    is_given = any(word.startswith(f"{key}=") for word in line.words)
+    return line.added("foreign word", *words, kept=_parts(value), meant=() if is_given else [f"{key}={value}"])
 
 
 def wrong_choice(line: Line, rng: random.Random) -> Line:

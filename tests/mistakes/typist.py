@@ -189,12 +189,12 @@ def _lost(line: Line, trial: Trial, outcome: Outcome) -> Iterator[str]:
     there is a right line for need not be left out.
     """
     got = {form for value in outcome.values for form in _forms(value)}
-    text = " ".join((*outcome.values, *trial.dropped))
+    text = " ".join((*outcome.values, *trial.dropped)).lower()
     said = "" if line.has_right_words else "\n".join(
         part for _, answer in trial.steps for part in re.findall(r"Left out:.*?(?=\nType|\Z)", answer, re.DOTALL)
     )  # fmt: skip
     for value in line.kept:
-        if not set(_forms(value)) & got and value not in text and value not in said:
+        if not set(_forms(value)) & got and value.lower() not in text and value not in said:
             yield value
 
 

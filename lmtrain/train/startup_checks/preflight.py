@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -285,17 +285,27 @@ def process_problems(
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
         required = " x ".join(factors) if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]}"
-        ways = "Start 1 process" if layout.world_size == 1 else f"Start {layout.world_size} processes"
-        ways += f" with {way('--nproc', str(layout.world_size))}" if env.takes_nproc else ""
+        processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
+        with_option = f" with {way('--nproc', str(layout.world_size))}" if env.takes_nproc else ""
+        start = f"start {processes}{with_option}"
+        ways = [start]
         axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
         fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
         new_batch = [*_batch_overrides(replace(layout, **{axis: fitting}), train)] if rest == 0 else []
         if rest == 0 and not (new_batch and train and train.rampup):  # because: a ramp-up would have to change with it
             less_zero = ["parallel.zero=1"] * (zero > 1 and axis == "dp_shard" and fitting == 1)
-            ways += f" or set {way(f'parallel.{axis}={fitting}', *less_zero, *new_batch)}"
-        ways += f", or add {way('--elastic')}, which takes the nearest layout for them" if train else ""
+            share = f"set {way(f'parallel.{axis}={fitting}', *less_zero, *new_batch)}"
+            # because: who has started more processes than the layout needs means to use them
+            ways = [share, start] if env.world_size > layout.world_size else [start, share]
+        ways += [f"add {way('--elastic')}, which takes the nearest layout for them"] if train else []
         started = "1 process was" if env.world_size == 1 else f"{env.world_size} processes were"
-        yield f"{started} started but {required} needs {layout.world_size}. {ways}."
+        yield f"{started} started but {required} needs {layout.world_size}. {_sentence(ways)}"
+
+
+def _sentence(ways: Sequence[str]) -> str:
+    """Return alternatives as one sentence: "Start 2 processes, or add --elastic."."""
+    text = ", or ".join(ways)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[str]:

@@ -71,7 +71,7 @@ def explain_foreign_words(error: LmtrainError, command: Command) -> LmtrainError
         return error
     keys = [override_key(word) for words in files.values() for word in words] + list(map(override_key, old))
     # because: a setting that is missing may be one of the translated
-    is_apart = [" is not set. " not in text and not any(_is_about(text, key) for key in keys) for text in problems]
+    is_apart = [" is not set. " not in text and not any(is_about(text, key) for key in keys) for text in problems]
     others = [text for text, is_other in zip(problems, is_apart, strict=True) if is_other]
     rules = [_rule_of(files)] if files else []
     if words := [word for word in old if word not in map(_name_of, files)]:
@@ -113,7 +113,7 @@ def _take_out_renamed(
             del result.settings[keys[0]], result.origins[keys[0]]
 
 
-def _is_about(problem: str, key: str) -> bool:
+def is_about(problem: str, key: str) -> bool:
     """Return whether a problem begins with a word KEY=VALUE, or is about a whole word without a value."""
     text = split_ways(problem)[0]
     return re.match(rf"(\S+ line \d+: )?'?{re.escape(key)}(=|' )", text) is not None
