@@ -41,7 +41,7 @@ from lmtrain.errors import (
 )
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
-_PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ is ")  # the begin of a problem about what is to be filled in
+_PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ is (?!not an option)")  # the begin of a problem about what is to be filled in
 _NO_ADVICE = " --help` lists its options."
 _NAMES_OF_SETTINGS = {  # with the last part of each key
     *UNSUPPORTED_SETTINGS,
@@ -97,7 +97,7 @@ def _problems(
         context, error = _parse_again(words)
     while error is not None and len(problems) <= num_words:
         problem = _explain(error, Command.parse(words))
-        if _PLACE_OF_OPTION.match(problem.text):
+        if problems and _PLACE_OF_OPTION.match(problem.text):
             break  # because: what is still to be filled in is no mistake
         if str(reported := UsageError(problem.text)) in map(str, problems):
             break
