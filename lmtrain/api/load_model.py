@@ -10,7 +10,7 @@ import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,14 @@ class Model:
     def __init__(self, loaded: LoadedModel) -> None:
         """Wrap a loaded model; `lmtrain.load` calls this."""
         self._model, self._subject, self._facts = loaded.model, loaded.subject, loaded.facts
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise AttributeError with the names that there are."""
+        public = ", ".join(each for each in dir(type(self)) if not each.startswith("_"))
+        raise AttributeError(
+            f"a Model has no {name!r}. It has {public}; the log probabilities of the next tokens are "
+            "model.logits(ids).log_softmax(-1).", name=name, obj=self,
+        )  # fmt: skip
 
     @property
     def settings(self) -> ModelSettings:

@@ -22,9 +22,11 @@ from lmtrain.cli.settings_keys.option_synonyms import (
     is_known,
     layout_named,
     misspelt,
+    named_alike,
     option_named,
     verbs_with,
 )
+from lmtrain.cli.settings_keys.verb_synonyms import explain_verb
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.errors import (
@@ -33,6 +35,7 @@ from lmtrain.errors import (
     UsageError,
     Way,
     fill_in,
+    join_few,
     joined,
     leave_out,
     spelling_hint,
@@ -41,7 +44,8 @@ from lmtrain.errors import (
 )
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
-_PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ is (?!not an option)")  # the begin of a problem about what is to be filled in
+# the begin of a problem about what is to be filled in
+_PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ is (?!not an option)")
 _NO_ADVICE = " --help` lists its options."
 _NAMES_OF_SETTINGS = {  # with the last part of each key
     *UNSUPPORTED_SETTINGS,
@@ -145,7 +149,9 @@ def _explain(error: Any, command: Command) -> _Problem:
         word = match[1]
         # because: swapped letters make a name less similar than other letters do
         spelt = next((verb for verb in verbs if sorted(verb) == sorted(word.lower())), word)
-        way_out = spelling_hint(spelt, verbs, lambda verb: way(verb, instead_of=word))
+        is_misspelt = bool(difflib.get_close_matches(spelt, verbs, cutoff=0.8))
+        foreign = None if is_misspelt or verbs is not HELP else explain_verb(word)
+        way_out = foreign or spelling_hint(spelt, verbs, lambda verb: way(verb, instead_of=word))
         return _Problem(f"{name} {word} is not a command. {way_out}", (word,))
     if match := re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
         return _explain_extra_words(match[1], name, click_command, command)
@@ -230,6 +236,8 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     if closest := closest or misspelt(option, own_options):
         meant = " or ".join(_renamed(option, own, command) for own in closest)
         return _Problem(f"{refusal} Did you mean {meant}?", (option,))
+    if alike := named_alike(spelt, own_options):
+        return _Problem(f"{refusal} Options named alike: {join_few(alike)}. `{name} --help` shows them.", (option,))
     if places := verbs_with(spelt):
         return _Problem(f"{refusal} It is one of {places}.", (option,))
     if is_known(spelt):

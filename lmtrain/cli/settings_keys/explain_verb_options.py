@@ -182,7 +182,7 @@ def _sbatch(verb: str, name: str, value: str) -> Words | None:
     if long_name in ("time", "partition", "account", "nodes"):
         return [f"--{long_name}", value], True
     if long_name == "array":
-        return ["--array"], True
+        return ["--array", *(["--array-tasks", value] if value else [])], True
     if long_name not in ("output", *_SBATCH.split()):  # because: render's own --output is the sbatch file
         return None
     return [f"--sbatch=--{long_name}{f'={value}' if value else ''}"], True

@@ -46,7 +46,8 @@ OPTIONS = {
     "--prompt": "--start --text --prompts --input --input-text --prefix -p",
     "--seed": "--random-seed --rng-seed --data-seed --random-state --sampling-seed -s",
     "--precision": "--dtype --torch-dtype --mixed-precision --params-dtype",
-    "--dtype": "--precision --torch-dtype --params-dtype --outtype --target-params-dtype",
+    "--dtype": "--export-dtype --save-dtype --output-dtype --target-dtype --weights-dtype "
+    "--precision --torch-dtype --params-dtype --outtype --target-params-dtype",
     "--device": "--accelerator --device-type",
     "--weights": "--use-weights --model-weights",
     "--number": "--num --count --num-samples --limit",
@@ -190,6 +191,12 @@ def option_named(option: str, own_options: Collection[str]) -> str | None:
     return next((own for own, names in OPTIONS.items() if own in own_options and name in names.split()), None)
 
 
+# words that options share which have nothing in common
+_PLAIN_WORDS = {
+    "add", "disable", "do", "enable", "from", "is", "n", "no", "num", "of", "set", "the", "to", "use", "with",
+}  # fmt: skip
+
+
 def is_known(option: str) -> bool:
     """Return whether an option is one that the tables have for some verb."""
     name = option.lower().replace("_", "-")
@@ -227,6 +234,12 @@ def misspelt(option: str, own_options: Collection[str]) -> list[str]:
         if num_others <= max(2, num_letters // 4):
             misspelt.append(f"--{own}")
     return misspelt
+
+
+def named_alike(option: str, own_options: Iterable[str]) -> list[str]:
+    """Return the options that share a word with `option`, as --min-tokens does with --min-length."""
+    words = {*option.lstrip("-").split("-")} - _PLAIN_WORDS
+    return [own for own in sorted(own_options) if words & {*own.lstrip("-").split("-")}]
 
 
 def verbs_with(option: str) -> str:

@@ -125,6 +125,11 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("runs plot", "y metric metrics name tag tags column", {"*": "--key {value}"}),
     ("runs plot", "log-scale logy log-y", _switch("--log")),
     ("slurm", "gres", {"*": "--gpus-per-node {number}"}),
+    ("slurm", "container-mounts", {"*": "--srun=--container-mounts={value}"}),
+    ("slurm", "container-workdir", {"*": "--srun=--container-workdir={value}"}),
+    ("slurm", "container-name", {"*": "--srun=--container-name={value}"}),
+    ("slurm", "cpu-bind", {"*": "--srun=--cpu-bind={value}"}),
+    ("slurm", "mpi", {"*": "--srun=--mpi={value}"}),
     ("slurm", "image container docker", {"*": "--container-image {value}"}),
     ("slurm", "module modules", {"*": "--setup={module}"}),
     ("slurm", "email mail", {"*": "--sbatch=--mail-user={value} --sbatch=--mail-type=END,FAIL"}),
@@ -355,7 +360,7 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
         "There is no stop word here. A text ends at the end-of-document token or after --max-new-tokens N.":
             "stop stop-token stop-sequences stop-strings stop-string eos-token-id eos stop-words min-new-tokens "
             "min-length ignore-eos min-tokens stop-token-ids eos-id reverse-prompt bos-token-id pad-token-id "
-            "decoder-start-token-id",
+            "decoder-start-token-id stop-sequence stop-seq stop-text stop-at stop-words-list end-token stop-id",
         "There is no chat here. Give --prompt TEXT.":
             "chat interactive -i conversation -cnv chat-template sys-prompt system-prompt",
         "There are no probabilities in what is printed. `lmtrain.load(RUN)` gives logits in Python.":
@@ -391,6 +396,10 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
                  "bf16 fp16 target-params-dtype dtype params-dtype"}),
     ("corpus clean", {"There is no detection of languages here. Give --script latin, or another of its names, to keep "
                       "the texts of a script.": "lang language languages"}),
+    ("data show", {
+        "Step N of a run reads the samples from (N - 1) x train.global_batch to N x train.global_batch - 1. Give them "
+        "as --sample FIRST-LAST, with --run RUN.": "step steps at-step iteration iter batch global-step",
+    }),
     ("data show", {"A dataset has no splits. Give the PREFIX of the part.": "split"}),
     ("data show", {"There is no search here. Send what is printed to grep.": "grep search contains filter find"}),
     ("data merge", {"There are no shares here. data=blend of a run mixes datasets.":

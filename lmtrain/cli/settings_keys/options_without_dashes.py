@@ -5,11 +5,15 @@ Called by find_accepted_line for verbs whose arguments are settings; for other v
 
 from __future__ import annotations
 
+import re
+
 from lmtrain.cli.settings_keys.apply_advice import Command, is_setting
 from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words, is_about, is_own_key
 from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.errors import LmtrainError, SettingsError, joined, leave_out, split_ways, way
+
+_TASKS = re.compile(r"[\d,-]*\d(%\d+)?|%\d+")  # of a Slurm array, as in --array 0-3%2
 
 
 def explain_words(error: LmtrainError, command: Command) -> LmtrainError:
@@ -38,6 +42,8 @@ def _as_option(word: str, command: Command) -> str:
     """Return the marked advice for a word that is an option of the command's verb without its dashes; "" if it is none.
     """
     name, _, value = word.partition("=")
+    if _TASKS.fullmatch(word) and "--array-tasks" in command.options:
+        return f"Did you mean {way('--array', '--array-tasks', word, instead_of=('--array', word))}?"
     option = f"--{name.lower().replace('_', '-')}"
     if not command.takes_settings or option not in command.options or word.startswith("-") or is_own_key(name):
         return ""

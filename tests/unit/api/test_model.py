@@ -102,6 +102,11 @@ def test_hidden_states_are_named_and_lead_to_the_logits(gpt: lmtrain.Model, bert
             assert torch.allclose(each, hidden[name][0], atol=1e-5)
 
 
+def test_a_name_that_a_model_lacks_is_answered_with_those_it_has(gpt: lmtrain.Model) -> None:
+    with pytest.raises(AttributeError, match=r"no 'token_score'\. It has .*generate.*log_softmax"):
+        gpt.token_score  # noqa: B018  # type: ignore[attr-defined]
+
+
 def test_a_text_is_the_generators_and_that_of_its_seed(gpt: lmtrain.Model) -> None:
     sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=4)
     expected = generate(gpt._model, small_tokenizer(), "The mill", 12, sampling, 16).text

@@ -8,10 +8,13 @@ import pytest
 
 from lmtrain.cli.find_accepted_line import settings_problems
 from lmtrain.cli.main import app
-from lmtrain.cli.settings_keys.apply_advice import Command, advised
+from lmtrain.cli.settings_keys import verb_synonyms
+from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
 from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
-from lmtrain.cli.subcommands import ClickError
+from lmtrain.cli.subcommands import HELP, ClickError
 from lmtrain.errors import LmtrainError
+from tests.cli.harness import outcome
+from tests.cli.test_foreign_lines import final_words
 
 
 def refused(line: str) -> LmtrainError:
@@ -84,6 +87,35 @@ def test_the_words_to_type(line: str, typed: str) -> None:
 def test_what_cannot_be_guessed_is_asked_for(line: str, said: str) -> None:
     assert str(refused(line)) == said
     assert advice(line) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("export x --output --to hf", "export x --output DIR --to hf"),
+        ("export x --output y --to hf --output z", "export x --output y --to hf"),
+        ("data sample x seed 5", "data sample x --seed 5"),
+        ("corpus sample x --output y count= 5", "corpus sample x --output y --count 5"),
+        ("pretrain data.path=x -optim.lr=1", "pretrain data.path=x optim.lr=1"),
+        ("pretrain data.path=x -m=true", "pretrain data.path=x -m"),
+        ("spm_train x --output y --vocab-size 300", "tokenizer train x --output y --vocab-size 300"),
+    ],
+)
+def test_what_is_out_of_place_is_put_right(line: str, typed: str) -> None:
+    assert final_words(outcome(*line.split())[1]) == typed.split()
+
+
+def test_names_of_commands_in_other_tools_are_told_once_and_lead_to_commands() -> None:
+    groups = (*verb_synonyms._NAMES.values(), *verb_synonyms._ABSENT.values())
+    names = [name for group in groups for name in group.split()]
+    assert [name for name in {*names} if names.count(name) > 1] == []
+    assert [name for name in names if name in HELP] == []
+    assert [verb for verb in verb_synonyms._NAMES if command_of(verb.split())[0] is None] == []
+
+
+def test_options_that_share_a_word_are_named() -> None:
+    said = str(refused("preprocess x --tokenizer t --min-length 3"))
+    assert "Options named alike: --min-chars, --min-tokens." in said
 
 
 def test_everything_wrong_is_told_once() -> None:

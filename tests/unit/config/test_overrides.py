@@ -112,6 +112,11 @@ def test_a_change_that_cannot_be(word: str, said: str) -> None:
         (["a=" + "9" * 5000], "has 5000 digits; at most 100 are allowed"),
         (["a=[1," + "9" * 101 + "]"], "has 101 digits"), (["a='${${b}:X}'"], "may not contain another reference"),
         (["a=${oc.env:X}"], "calls a resolver"), (["a=[{b: '${'}]"], "that is not closed"),
+        (["data.split=[98,", "1,", "1]", "x=2"], 'Quote it: "data.split=[98, 1, 1]".'),
+        (["train={steps:", "5}"], 'Quote it: "train={steps: 5}".'),
+        (["train.steps:", "5"], "Write train.steps=5."), (["train.steps:=5"], "Write train.steps=5."),
+        (["model.dropout:0.1"], "Write model.dropout=0.1."), (["a='3"], "Write a=3, or"),
+        (["a=(1,2)"], 'Write "a=[1,2]", or'), (["micro_batch_size", "8"], "Write micro_batch_size=8."),
         (["a b"], "is not a valid key"), (["a@b=c"], "@ has no meaning here"), (["a[0]=1"], "a=[FIRST,SECOND]"),
     ],
 )  # fmt: skip
