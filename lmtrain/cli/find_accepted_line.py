@@ -25,7 +25,7 @@ from lmtrain.cli.settings_keys.apply_advice import (
     shell_lines,
     with_fillers,
 )
-from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
+from lmtrain.cli.settings_keys.explain_click_errors import PLACE_OF_OPTION, usage_error_from_click
 from lmtrain.cli.settings_keys.options_without_dashes import explain_words
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
@@ -157,7 +157,7 @@ def refusal_of(command: Command) -> LmtrainError | None:
     none. What is to be filled in is no mistake, and hides none.
     """
     words = [word for word in command.words if word != "--debug"]  # because: main takes it out
-    refusal = _without_problems(_refusal(words), lambda text: bool(_PLACE_OF_KEY.match(text)))
+    refusal = _without_problems(_refusal(words), _is_about_place)
     filled = [word for word in words if not _UNFILLED.fullmatch(word)]
     if refusal is not None or filled == words:
         return refusal
@@ -183,6 +183,10 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
     except LmtrainError:
         return None  # because: it is about a file
     return None
+
+
+def _is_about_place(problem: str) -> bool:
+    return bool(_PLACE_OF_KEY.match(problem) or PLACE_OF_OPTION.match(problem))
 
 
 def _without_problems(error: LmtrainError | None, is_left_out: Callable[[str], bool]) -> LmtrainError | None:

@@ -61,6 +61,8 @@ class SettingNames:
         matches = below or [key for key in known_keys if key.rpartition(".")[2] == word]
         if len(matches) > 3:
             matches = [key for key in matches if key.startswith(f"{parent}.")] or matches[:3]
+        if parent:  # because: it is misspelt
+            matches.sort(key=lambda key: difflib.SequenceMatcher(None, key, path).ratio(), reverse=True)
         # because: a user who types `train.batch_size` does not mean the batch size of evaluations
         if word in _KEY_BY_FOREIGN_NAME and not (parent and any(key.startswith(f"{parent}.") for key in matches)):
             matches = [_KEY_BY_FOREIGN_NAME[word]]

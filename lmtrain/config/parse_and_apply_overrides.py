@@ -489,7 +489,7 @@ def _syntax_problem(text: str) -> str:
         return f"{text} {fault}. If it belongs to the text, {as_text}."
     if value[:1] + value[-1:] == "()":
         as_list = way(f"{key}=[{value[1:-1].rstrip(',')}]", instead_of=text)
-        return f"{text} has ( ), and a list stands in [ ] here. Write {as_list}, or, if it is one text, {as_text}."
+        return f"{text} has ( ), and a list stands in [ ] here. Write {as_list}."
     special = " ".join(sorted({sign for sign in value if sign in _SPECIAL_CHARACTERS}))
     if not special:
         return f"{text!r} is not an override ({key!r} is not a valid key). Write key=value or group=choice."

@@ -112,7 +112,7 @@ def test_a_recipe_runs_whole(tmp_path: Path, planted: Path) -> None:
         (["clean", "absent.jsonl", "--output", "out.jsonl"], 66, "absent.jsonl does not exist"),
         (["clean", "in.jsonl", "--output", "out.jsonl", "--rule", "min_word"], 2, "Did you mean min_words"),
         (["clean", "in.jsonl", "--output", "out.jsonl", "--part", "4/4"], 2, "--part=4/4 is not a part"),
-        (["clean", "in.jsonl", "--output", "out.jsonl", "--on-error", "go"], 2, "--on-error=go"),
+        (["clean", "in.jsonl", "--output", "out.jsonl", "--on-error", "go"], 2, "--on-error go"),
         (["dedupe", "in.jsonl", "--output", "out.jsonl", "--threshold", "2"], 2, "dedupe.threshold=2.0"),
         (["split", "in.jsonl", "--output", "out", "--ratios", "a,b"], 2, "--ratios=a,b is not a list of numbers"),
         (["shuffle", "in.jsonl", "--output", "o.jsonl", "--memory", "much"], 2, "--memory cannot be used: much is not"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,7 +24,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import UsageError, example, own
+from lmtrain.errors import example
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, plural
 
@@ -43,9 +43,11 @@ Output = Annotated[
 Workers = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Process only part I (from 0) of N.")]
 Key = Annotated[str, typer.Option(help="Key of the text in JSON lines, or its column.")]
-OnError = Annotated[str, typer.Option(metavar="{stop,skip}", help="At a bad line: stop, or skip and count it.")]
+OnError = Annotated[Literal["stop", "skip"], typer.Option(help="At a bad line: stop, or skip and count it.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random choice.")]
-Keep = Annotated[str, typer.Option(metavar="{first,longest}", help="Which document of a group of near copies to keep.")]
+Keep = Annotated[
+    Literal["first", "longest"], typer.Option(help="Which document of a group of near copies to keep.")
+]
 WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="Folder that all tasks and steps share.")]
 
 
@@ -342,8 +344,6 @@ def _step_options(
     from data_tools.read.cut_files_into_chunks import TaskPart
     from data_tools.read.parse_chunks_and_bad_lines import OnError
 
-    if on_error not in ("stop", "skip"):
-        raise UsageError(f"--on-error={on_error} is not allowed. Use {own('stop')} or {own('skip')}.")
     cores = num_usable_cpus() if workers is None else workers
     return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report)
 

@@ -45,7 +45,7 @@ from lmtrain.errors import (
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
 # the begin of a problem about what is to be filled in
-_PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ is (?!not an option)")
+PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ is (?!not an option)")
 _NO_ADVICE = " --help` lists its options."
 _NAMES_OF_SETTINGS = {  # with the last part of each key
     *UNSUPPORTED_SETTINGS,
@@ -101,7 +101,7 @@ def _problems(
         context, error = _parse_again(words)
     while error is not None and len(problems) <= num_words:
         problem = _explain(error, Command.parse(words))
-        if problems and _PLACE_OF_OPTION.match(problem.text):
+        if problems and PLACE_OF_OPTION.match(problem.text):
             break  # because: what is still to be filled in is no mistake
         if str(reported := UsageError(problem.text)) in map(str, problems):
             break
@@ -307,7 +307,7 @@ def _without_value(own: str, option: str, command: Command) -> str:
     click_command, _ = command_of(command.words)
     param = next(param for param in click_command.params if own in param.opts)
     placeholder = value_placeholder(param, parameter_types(click_command).get(param.name))
-    return own if placeholder[:1] == "{" else fill_in(own, placeholder, instead_of=option)
+    return fill_in(own, placeholder, instead_of=option) if placeholder.isalpha() else f"{own} {placeholder}"
 
 
 def _explain_extra_words(text: str, name: str, click_command: Any, command: Command) -> _Problem:

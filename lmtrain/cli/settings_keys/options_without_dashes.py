@@ -41,7 +41,7 @@ def explain_words(error: LmtrainError, command: Command) -> LmtrainError:
 def _as_option(word: str, command: Command) -> str:
     """Return the marked advice for a word that is an option of the command's verb without its dashes; "" if it is none.
     """
-    name, _, value = word.partition("=")
+    name, _, value = word.replace("==", "=", 1).partition("=")
     if _TASKS.fullmatch(word) and "--array-tasks" in command.options:
         return f"Did you mean {way('--array', '--array-tasks', word, instead_of=('--array', word))}?"
     option = f"--{name.lower().replace('_', '-')}"

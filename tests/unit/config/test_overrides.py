@@ -116,7 +116,7 @@ def test_a_change_that_cannot_be(word: str, said: str) -> None:
         (["train={steps:", "5}"], 'Quote it: "train={steps: 5}".'),
         (["train.steps:", "5"], "Write train.steps=5."), (["train.steps:=5"], "Write train.steps=5."),
         (["model.dropout:0.1"], "Write model.dropout=0.1."), (["a='3"], "Write a=3, or"),
-        (["a=(1,2)"], 'Write "a=[1,2]", or'), (["micro_batch_size", "8"], "Write micro_batch_size=8."),
+        (["a=(1,2)"], 'Write "a=[1,2]".'), (["micro_batch_size", "8"], "Write micro_batch_size=8."),
         (["a b"], "is not a valid key"), (["a@b=c"], "@ has no meaning here"), (["a[0]=1"], "a=[FIRST,SECOND]"),
     ],
 )  # fmt: skip
