@@ -11,7 +11,7 @@ from tests.mistakes.peers_lines import faults, peer_options
 from tests.mistakes.runner import Runner
 from tests.mistakes.world import make_world
 
-NUM_QUICK = 30  # in `make test`, in a folder without the files that the lines name
+NUM_QUICK = 12  # in `make test`, in a folder without the files that the lines name
 
 
 def test_some_options_of_other_tools_are_answered(tmp_path: Path) -> None:
