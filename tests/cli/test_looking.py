@@ -266,7 +266,7 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     lmtrain("preprocess", folder / "notes.md", "--format", "txt", "--tokenizer", toy.tokenizer, *made, "--overwrite")
     assert IndexedDataset.open(tmp_path / "out").num_documents == 1
     refused = lmtrain("preprocess", folder / "notes.md", "--tokenizer", toy.tokenizer, *made, code=2)
-    assert "Add its format, as in --format txt" in refused
+    assert "If it is text, add --format txt; if it has lines of JSON, --format jsonl." in refused
     refused = lmtrain("corpus", "clean", folder, "--output", tmp_path / "c.jsonl", "--format", "txt", code=2)
     assert f"the inputs have neither. Leave it out. {said}" in refused
     lmtrain("preprocess", folder, "--suffix", ".md", "--tokenizer", toy.tokenizer, *made, "--overwrite")

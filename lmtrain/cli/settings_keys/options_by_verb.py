@@ -141,7 +141,8 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
         "The suffix of each file says its format.":
             f"{FORMATS} reader hf-format loader",
         "The suffix of each file says how it is compressed.": "compression decompress",
-        "Texts are read as UTF-8.": "encoding",
+        "Texts are read as UTF-8; `iconv -f CP1252 -t UTF-8 OLD > NEW` makes UTF-8 of a file in another encoding.":
+            "encoding file-encoding input-encoding charset",
         "Folders are read with all that is below them.": "recursive -r",
         "Texts are streamed, and nothing is cached.":
             "streaming cache-dir load-from-cache-file keep-in-memory batched map-batch-size writer-batch-size "
