@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from lmtrain.errors import way
 
+_LIST_SIGNS = re.compile(r"[,;:\s]+")
 _MAX_NAMES = 10_000  # because: a folder may hold millions of files, and an error must be quick
 
 
@@ -29,6 +31,16 @@ def missing_path(
     if (similar := similar_path(Path(path), is_meant)) is None:
         return f"{option}{path} does not exist. {hint}"
     return f"{option}{path} does not exist. Did you mean {way(str(similar), instead_of=str(path))}?"
+
+
+def paths_in_one_word(path: Path | str, is_meant: Callable[[Path], bool] = os.path.exists) -> str:
+    """Return the error message for a path that does not exist if it is a list of paths of which `is_meant` returns True
+    for each, such as "a.txt,b.txt", with these as a way out; "" for another path.
+    """
+    parts = [part for part in _LIST_SIGNS.split(str(path)) if part]
+    if len(parts) < 2 or os.path.lexists(path) or not all(is_meant(Path(part)) for part in parts):
+        return ""
+    return f"{path} is several paths in one word. Write {way(*parts, instead_of=str(path))}."
 
 
 def similar_path(path: Path, is_meant: Callable[[Path], bool] = os.path.exists) -> Path | None:

@@ -40,7 +40,7 @@ from data_tools.read.parse_chunks_and_bad_lines import (
 )
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError, join_few
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError, UsageError, join_few
 from lmtrain.runtime.files.atomic_files import (
     folder_lock,
     read_errors,
@@ -53,6 +53,7 @@ from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.similar_path import missing_path
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
+from lmtrain.unreadable_files import explain_unreadable
 
 SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
 _SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size
@@ -90,10 +91,12 @@ class TextRequest:
         for text in self.texts:
             if not os.path.exists(text) and not is_glob(text):
                 raise MissingInputError(missing_path(text, "Give the path of a text, or of a folder of texts."))
+            if self._is_unknown_file(text) and (is_not_read := explain_unreadable(Path(text))):
+                raise UsageError(is_not_read)
         if self.tokenizer is None and self.max_vocab is not None:
             check_vocab_size(self.max_vocab, "wordpiece" if self.cuts_sentences else "bpe", self.names.vocab_size)
         inputs = [
-            resolve_input(text, "txt") if self._is_unknown_file(text) and not text.endswith(".json") else text
+            resolve_input(text, "txt") if self._is_unknown_file(text) else text
             for text in self.texts
         ]
         return find_sources(self.suffixes.resolve(inputs), self.split, self.names.split)

@@ -8,14 +8,12 @@ given. This module reads no file, but for the beginning of those that are left o
 
 from __future__ import annotations
 
-import codecs
 import glob
 import os
 import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,8 +21,9 @@ from typing import Literal
 
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, leave_out, own, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import read_errors, refuse_sparse_file
-from lmtrain.similar_path import missing_path
+from lmtrain.similar_path import missing_path, paths_in_one_word
 from lmtrain.units import plural
+from lmtrain.unreadable_files import explain_unreadable, is_text_file
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")
@@ -39,7 +38,6 @@ SUFFIXES = {  # suffix -> (kind, codec); the first match is used
 TextSplit = Literal["file", "blank-line", "line"]  # what is a document of a text file
 _TEXT_KINDS: dict[TextSplit, str] = {"file": "text", "blank-line": "paragraphs", "line": "lines"}
 _SEARCHED_FILES = 1000  # of a folder, to find out whether it holds text
-_SNIFFED_BYTES = 4096
 READABLE = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
 
 
@@ -79,6 +77,9 @@ def resolve_input(name: str, format_: str | None) -> str | Source:
         formats = [suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet"]
         cause = "such a file is read from its end, so it cannot come from -" if kind else "the format is unknown"
         raise UsageError(f"--format={format_} cannot be read: {cause}. {spelling_hint(str(format_), formats, own)}")
+    is_binary = path != STDIN and kind == "text" and not codec and not is_text_file(path)
+    if is_binary and (is_not_read := explain_unreadable(path)):
+        raise UsageError(is_not_read)
     return _build_source(path, (kind, codec))
 
 
@@ -129,6 +130,7 @@ class TextSuffixes:
             return [entry]
         if not path.is_dir() and os.path.lexists(path):
             return [_build_source(path, self._text_kind(path)) if self._is_text(path) else entry]
+        _refuse_list(path)
         files = [file for file in _files_of(path) if not file.is_dir()]
         if not any(map(self._is_text, files)):
             if not any(map(known_suffix, files)):
@@ -157,7 +159,7 @@ class TextSuffixes:
         examples = {_name_kind(file): file for file in reversed(files)}
         counts = Counter(map(_name_kind, files))
         kinds = [kind for kind, _ in counts.most_common()]
-        text = [kind for kind in kinds if kind.startswith(".") and _is_text_file(examples[kind])]
+        text = [kind for kind in kinds if kind.startswith(".") and _may_be_text_file(examples[kind])]
         way_out = f"Folders are searched for {READABLE}."
         if text:
             option = self._words([*(self.suffixes if self.types_all else ()), *text])
@@ -192,11 +194,9 @@ def _name_kind(path: Path) -> str:
     return "".join(path.suffixes[-2 if codec_of(path.name) else -1 :]) or "without a suffix"
 
 
-def _is_text_file(path: Path) -> bool:
-    """Return True if the beginning of a file is text: UTF-8 without a zero byte."""
-    with suppress(OSError, UnicodeDecodeError), open(path, "rb") as file:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(file.read(_SNIFFED_BYTES))
-    return False
+def _may_be_text_file(path: Path) -> bool:
+    """Return True if a file that is left out is probably text, by its name and its beginning."""
+    return is_text_file(path) and not explain_unreadable(path)
 
 
 def find_sources(inputs: Inputs, split: TextSplit = "file", split_option: str = "--split") -> list[Source]:
@@ -281,18 +281,29 @@ def _expand(path: Path | Source) -> Sequence[Path | Source]:
     if isinstance(path, Source) or path == STDIN:
         return [path]
     if path.is_dir() or not os.path.lexists(path):
+        _refuse_list(path)
         files = [file for file in _files_of(path) if known_suffix(file) and not file.is_dir()]
         if files:
             return files
         raise MissingInputError(_nothing_to_read(path, any(not file.is_dir() for file in _files_of(path))))
     _stat(path)
     if not known_suffix(path):
-        way_out = f"Add its format, as in {way('--format', 'txt')}, or convert it."
-        if path.suffix == ".json":
-            lines = way("--format", "jsonl")
-            way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add {lines}."
-        raise UsageError(f"{path} has no readable suffix: {READABLE}. {way_out}")
+        raise UsageError(explain_unreadable(path) or _unknown_suffix(path))
     return [path]
+
+
+def _refuse_list(path: Path) -> None:
+    """Raise UsageError if a path that does not exist is a list of paths that do."""
+    if several := paths_in_one_word(path):
+        raise UsageError(several)
+
+
+def _unknown_suffix(path: Path) -> str:
+    """Return the error message for a file whose suffix does not say what it holds, and which can be text."""
+    codec = codec_of(path.name)
+    text, lines = (way("--format", f"{name}.{codec}" if codec else name) for name in ("txt", "jsonl"))
+    way_out = f"If it is text, add {text}; if it has lines of JSON, {lines}."
+    return f"{path} has no readable suffix: {READABLE}. {way_out}"
 
 
 def _nothing_to_read(path: Path, has_files: bool) -> str:

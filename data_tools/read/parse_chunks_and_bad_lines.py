@@ -53,6 +53,7 @@ from lmtrain.tokenizer.text_from_json_lines import (
     read_jsonl,
     split_lines,
 )
+from lmtrain.unreadable_files import encoding_advice
 
 # because: a slice with more bad lines than this is not JSON lines, and listing them all would exhaust memory
 MAX_BAD_LINES = 100_000
@@ -441,13 +442,17 @@ def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames) -> str:
     are bad in this way, else repair it, or skip such lines if there is an option for that.
     """
     if bad_line.cause.startswith(_NO_KEY):
-        return f"Name the key of the text with {names.key}."
+        # because: the files before it have another key, if they have any
+        each = "; files with different keys need a command each, and `lmtrain data merge` joins datasets"
+        return f"Name the key of the text with {names.key}{each if chunk.source else ''}."
     if chunk.kind == "text" and bad_line.kind == "longer than a document may be":
         return f"Make a document of each of its paragraphs: {way(f'{names.split}=blank-line')}."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":
         return f"If it is plain text, add {way('--format', 'txt')}."
     alternative = f", or skip such lines: {way(*names.skip.split())}" if names.skip else ""
     if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":
+        if chunk.path != STDIN and (conversion := encoding_advice(chunk.path, bad_line.offset or 0)):
+            return conversion
         return f"Leave out files that are not text, such as images; in a text, repair or remove the line{alternative}."
     return f"Repair or remove the line{alternative}."
 

@@ -281,7 +281,15 @@ def _check_texts(params: Mapping[str, Any]) -> None:
     find_texts(*(params[name] for name in ("inputs", "output", "format_", "suffix", "key")))
 
 
+def _check_inputs(params: Mapping[str, Any]) -> None:
+    from data_tools.read.find_input_files import find_sources
+    from lmtrain.cli.shared_options import resolve_text_inputs
+
+    find_sources(resolve_text_inputs(*(params[name] for name in ("inputs", "format_", "suffix"))))
+
+
 def _check_training(params: Mapping[str, Any]) -> None:
+    _check_inputs(params)
     from lmtrain.cli.data.tokenizer_command import check_training
 
     check_training(*(params[name] for name in ("kind", "pattern", "lowercase", "vocab_size")))
@@ -326,6 +334,7 @@ def _check_merge(params: Mapping[str, Any]) -> None:
 def _check_sample(params: Mapping[str, Any]) -> None:
     from data_tools.corpus.split_sample_shuffle import check_sample_size
 
+    _check_inputs(params)
     if not params["unknown"]:
         check_sample_size(params["fraction"], params["count"])
 
@@ -381,5 +390,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "config explain": _check_explained, "data split": _check_shares, "eval": _check_evaluation,
     "preprocess": _check_texts, "tokenizer train": _check_training, "generate": _check_prompt,
     "export": _check_export, "import": _check_import, "reshard": _check_reshard, "merge": _check_merge,
-    "corpus sample": _check_sample,
+    "corpus sample": _check_sample, **dict.fromkeys(
+        ("corpus clean", "corpus dedupe", "corpus decontaminate", "corpus split", "corpus shuffle"), _check_inputs
+    ),
 }  # fmt: skip

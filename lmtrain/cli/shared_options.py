@@ -13,6 +13,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import OutputError, UsageError, leave_out, split_ways, way
+from lmtrain.similar_path import paths_in_one_word
 from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -199,6 +200,14 @@ def check_output_folder(option: str, output: Path) -> None:
             f"{option} {output} cannot be written, because the folder {output.parent} does not exist. Create it, or "
             "give a file in another folder."
         )
+
+
+def refuse_lists(paths: Sequence[Path], is_meant: Callable[[Path], bool] = os.path.exists) -> None:
+    """Raise UsageError if one of the paths, of a verb that takes several, is a list of paths for which `is_meant`
+    returns True, such as "runs/a,runs/b".
+    """
+    if several := next(filter(None, (paths_in_one_word(path, is_meant) for path in paths)), ""):
+        raise UsageError(several)
 
 
 def resolve_text_inputs(inputs: list[str], format_: str | None, suffixes: Sequence[str] | None = None) -> Inputs:

@@ -15,6 +15,7 @@ from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
 from lmtrain.data.store.indexed_dataset import dataset_file
 from lmtrain.data.store.joined_dataset import shard_prefixes
 from lmtrain.errors import SettingsError, shell_quoted, way
+from lmtrain.unreadable_files import explain_unreadable
 
 # texts that data.text reads without data.text_suffixes
 _READABLE = re.compile(r".*\.(txt|jsonl|parquet|zst|(txt|jsonl?)\.(gz|bz2|xz|zst))", re.DOTALL)
@@ -49,6 +50,8 @@ def _problems(data: DataChoice) -> Iterator[str]:
 
 def _about_training(subject: str, texts: Sequence[str], keys: Sequence[str]) -> str:
     """Return the problem that training data are texts: data.text makes a dataset of them in the run itself."""
+    if is_not_read := next(filter(None, map(_explain, texts)), ""):
+        return f"{subject} is no dataset. {is_not_read}"
     suffixes = sorted({Path(path).suffix for path in texts if Path(path).is_file() and not _READABLE.fullmatch(path)})
     words = [f"data.text={show(texts[0] if len(texts) == 1 else tuple(texts))}"]
     words += [f"data.text_suffixes=[{','.join(suffixes)}]"] if all(suffixes) and suffixes else []
@@ -60,9 +63,17 @@ def _to_preprocess(subject: str, text: str, datasets: Sequence[str]) -> str:
     """Return the problem that a text is given where only datasets are read. The tokenizer to make one with is that of
     the first of `datasets` that has one.
     """
+    if is_not_read := _explain(text):
+        return f"{subject} is no dataset. {is_not_read}"
     stored = (dataset_file(Path(path), ".tokenizer.json") for path in datasets if path)
     tokenizer = next((str(path) for path in stored if path.is_file()), "TOKENIZER")
     return f"{subject} is a text, not a dataset. To make a dataset of it, {_command(text, tokenizer)}."
+
+
+def _explain(text: str) -> str:
+    """Return what a file is that is not read as text either, "" for other paths."""
+    path = Path(text)
+    return explain_unreadable(path) if path.is_file() and not _READABLE.fullmatch(text) else ""
 
 
 def _command(text: str, tokenizer: str = "TOKENIZER") -> str:

@@ -19,6 +19,7 @@ from lmtrain.runfolder.file_names import step_from_name
 from lmtrain.runfolder.folder_reader import is_run
 from lmtrain.runtime.files.atomic_files import is_safe_name, open_fd, read_json, read_range
 from lmtrain.similar_path import missing_path
+from lmtrain.unreadable_files import explain_unreadable
 
 Program = Literal["hf", "megatron"]
 TRACKER = "latest_checkpointed_iteration.txt"  # Megatron-LM writes the newest iteration into it
@@ -112,9 +113,17 @@ def _list_folder(path: Path) -> list[str]:
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
         raise MissingInputError(f"{path} is a single file of a model. Give its folder, "
                                 f"{way(str(path.parent), instead_of=str(path))}.")  # fmt: skip
+    if path.suffix == ".bin" and not _is_pickle(path):
+        raise MissingInputError(f"{explain_unreadable(path)} It is no model: give {_FOLDERS}.")
     if unreadable_weights := _other_weights([path.name]):
         raise CheckpointError(f"{path} is a file, and a folder with such a file would have {unreadable_weights}")
     raise MissingInputError(f"{path} is a file. Give {_FOLDERS}.")
+
+
+def _is_pickle(path: Path) -> bool:
+    """Return whether a file begins as a pickle, or as the archive in which torch puts one."""
+    with open_fd(path) as (fd, _):
+        return read_range(fd, 0, 2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def lmtrain_kind(path: Path) -> str:

@@ -177,6 +177,7 @@ def test_the_list_names_every_task_with_its_file() -> None:
         (["--task", "perplexity"], 2, "Each --task needs its own --data, but 1 task and 0 --data options were given."),
         ([], 2, "No --task was given. Use --task perplexity for the loss on any text"),
         (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
+        (["--task", "perplexity", "--data", f"{__file__},{__file__}"], 2, "is several paths in one word"),
         (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2,
          "--baseline=b needs a task that scores whole documents"),
         (["--steps", "all", "--samples", "s"], 2, "--samples has no effect with --steps"),

@@ -251,6 +251,23 @@ def test_documents_drawn_by_a_seed(toy: Toy, tmp_path: Path) -> None:
     assert parts(1) == [train, heldout] != parts(2)
 
 
+def test_a_model_of_another_program_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    for path, is_file in ((tmp_path, ""), (tmp_path / "model.safetensors", "a file of ")):
+        said = " ".join(lmtrain("inspect", path, "--all", code=66).split())
+        assert f"is {is_file}a Hugging Face folder with a model of the type gpt2 (1 tensor, " in said
+        assert f"`lmtrain import {tmp_path} --output DIR`" in said
+
+
+def test_a_second_tokenizer_is_not_counted_as_a_text(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "bert-vocab.txt").write_text("[PAD]\n[UNK]\nthe\n")
+    (tmp_path / "notes.txt").write_text("the end")
+    words = ("tokenizer", "show", toy.tokenizer, tmp_path / "bert-vocab.txt", "--data", tmp_path / "notes.txt")
+    assert "is a tokenizer, which would be counted as a text" in lmtrain(*words, code=2)
+
+
 def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()
@@ -266,7 +283,7 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     lmtrain("preprocess", folder / "notes.md", "--format", "txt", "--tokenizer", toy.tokenizer, *made, "--overwrite")
     assert IndexedDataset.open(tmp_path / "out").num_documents == 1
     refused = lmtrain("preprocess", folder / "notes.md", "--tokenizer", toy.tokenizer, *made, code=2)
-    assert "Add its format, as in --format txt" in refused
+    assert "If it is text, add --format txt; if it has lines of JSON, --format jsonl." in refused
     refused = lmtrain("corpus", "clean", folder, "--output", tmp_path / "c.jsonl", "--format", "txt", code=2)
     assert f"the inputs have neither. Leave it out. {said}" in refused
     lmtrain("preprocess", folder, "--suffix", ".md", "--tokenizer", toy.tokenizer, *made, "--overwrite")

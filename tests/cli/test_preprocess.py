@@ -94,7 +94,7 @@ def test_what_all_lines_have_alike_is_said_and_not_how_to_lose_them(toy: Toy, tm
     assert "no key 'text' (its keys: 'content', 'id'). Name the key of the text with --key." in said
     said = lmtrain("preprocess", tmp_path / "a.jsonl", *common, "--on-error", "skip", code=65)
     assert "bad lines: 2, of which 2: no key 'text'). Check the files and options: --key is" in said
-    assert "`jq -c '.[]'" in lmtrain("preprocess", tmp_path / "b.json", *common, code=2)
+    assert "is one JSON array, which is not read" in lmtrain("preprocess", tmp_path / "b.json", *common, code=2)
 
 
 def test_bad_lines_on_the_command_line(toy: Toy, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.errors import MissingInputError
-from lmtrain.similar_path import missing_path, similar_path
+from lmtrain.errors import MissingInputError, split_ways
+from lmtrain.similar_path import missing_path, paths_in_one_word, similar_path
 
 
 @pytest.fixture
@@ -42,3 +42,14 @@ def test_the_message(folder: Path) -> None:
     assert (way.new, way.old) == ((f"{folder}/notes.txt",), (f"{folder}/ntoes.txt",))
     assert missing_path(folder / "none", "Give a text.") == f"{folder}/none does not exist. Give a text."
     assert missing_path(folder / "notes.txt", "Give a run.") == f"{folder}/notes.txt is not a folder. Give a run."
+
+
+def test_a_list_in_one_word_is_told_from_a_name(folder: Path) -> None:
+    notes, docs = folder / "notes.txt", folder / "docs.jsonl"
+    for sign in (",", ", ", ":", " "):
+        text, ways = split_ways(paths_in_one_word(f"{notes}{sign}{docs}"))
+        assert text.endswith(f"is several paths in one word. Write {notes} {docs}.")
+        assert [way.new for way in ways] == [(str(notes), str(docs))]
+    (folder / "a,b").touch()
+    for name in (f"{notes},{folder}/missing", notes, folder / "a,b", f"{notes},"):
+        assert paths_in_one_word(name) == ""

@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, progress
-from lmtrain.cli.shared_options import Json, Plugins, parse_size
+from lmtrain.cli.shared_options import Json, Plugins, parse_size, refuse_lists
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, fill_in, join_few, leave_out, way
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
@@ -144,6 +144,7 @@ def find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | N
     if of is None or last is None:
         if not checkpoints:
             raise UsageError("No checkpoints are given. Name them, or give --last N --of RUN for the newest of a run.")
+        refuse_lists(checkpoints)
         return [resolve_checkpoint(path) for path in checkpoints]
     if checkpoints:
         raise UsageError(

@@ -23,7 +23,7 @@ from lmtrain.cli.inspect.dataset_view import (
 from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
 from lmtrain.cli.settings_keys.shell_completion import complete_override
-from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix
+from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix, refuse_lists
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, joined, leave_out, own, spelling_hint, way
 from lmtrain.units import format_count, plural
@@ -67,9 +67,10 @@ def verify(
 ) -> None:
     """Read every byte of datasets and check their index, token ids and checksum; stop at the first damage."""
     from lmtrain.data.store import merge_split_verify_datasets
-    from lmtrain.data.store.joined_dataset import open_dataset
+    from lmtrain.data.store.joined_dataset import dataset_exists, open_dataset
 
     facts = []
+    refuse_lists(prefixes, dataset_exists)
     for prefix in prefixes:
         dataset = open_dataset(prefix)
         with progress(f"reading {dataset.prefix}"):
@@ -90,7 +91,9 @@ def merge(
 ) -> None:
     """Join datasets that have the same dtype and tokenizer into one; the counts in their sidecars are added up."""
     from lmtrain.data.store import merge_split_verify_datasets
+    from lmtrain.data.store.joined_dataset import dataset_exists
 
+    refuse_lists(prefixes, dataset_exists)
     with progress(f"writing {output}", interrupted=_UNWRITTEN):
         merge_split_verify_datasets.merge(prefixes, output, overwrite=overwrite)
     _print_written([output], as_json)

@@ -21,8 +21,9 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import OutputError, UsageError, leave_out
+from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted
 from lmtrain.units import plural
+from lmtrain.unreadable_files import is_tokenizer
 
 if TYPE_CHECKING:
     from data_tools.read.find_input_files import Inputs, TextSplit
@@ -136,6 +137,7 @@ def show(
         "fingerprint": tokenizer.fingerprint,
     }  # fmt: skip
     if data:
+        _refuse_tokenizers([*data, *(text or [])])
         facts["data"] = _count_files(tokenizer, resolve_text_inputs([*data, *(text or [])], format_), key, split)
     elif text:
         facts["text"] = _text_facts(tokenizer, text[0])
@@ -150,6 +152,16 @@ def _check_text(words: list[str]) -> None:
         refuse_file_as_text("tokenizer show", word, "--data")
     if len(words) > 1:
         raise UsageError(f"tokenizer show takes one text, and there are {len(words)}. Put the text in quotes.")
+
+
+def _refuse_tokenizers(words: list[str]) -> None:
+    """Raise UsageError if one of `words`, the files of --data, is another tokenizer."""
+    for word in words:
+        if is_tokenizer(Path(word)):
+            raise UsageError(
+                f"{word} is a tokenizer, which would be counted as a text, and one command shows one tokenizer. "
+                f"{leave_out(word)}, and type `lmtrain tokenizer show {shell_quoted(word)} --data FILE` to compare."
+            )
 
 
 def _text_facts(tokenizer: Tokenizer, text: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from lmtrain.cli.shared_options import (
 from lmtrain.errors import MissingInputError, OutputError, UsageError, fill_in, leave_out, way
 from lmtrain.runtime.files.atomic_files import check_output_folder, refuse_special_file
 from lmtrain.runtime.processes.stop_signals import unblock_stops
-from lmtrain.similar_path import missing_path
+from lmtrain.similar_path import missing_path, paths_in_one_word
 
 if TYPE_CHECKING:
     from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
@@ -263,6 +263,11 @@ def build_jobs(
                 raise MissingInputError(missing_path(source, hint, is_data, option="--data="))
             jobs.append((task, partial(lambda path, report: path, Path(source))))
         elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
+            if paths_in_one_word(source):
+                raise UsageError(
+                    f"--data={source} is several paths in one word, and a task reads one: a file, a folder or a glob. "
+                    "Repeat --task and --data for each."
+                )
             hint = "Give a file, a folder or a .bin/.idx prefix."
             raise MissingInputError(missing_path(source, hint, is_data, option="--data="))
         else:

@@ -13,19 +13,25 @@ from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_folder_view import run_facts, run_lines
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, Weights, refuse_unused_options
-from lmtrain.errors import MissingInputError, UsageError, leave_out
+from lmtrain.errors import LmtrainError, MissingInputError, UsageError, leave_out, shell_quoted, shorten
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
-from lmtrain.runfolder.folder_reader import record_errors
+from lmtrain.runfolder.folder_reader import is_run, record_errors
 from lmtrain.runfolder.metrics_rows import to_json_data
+from lmtrain.runtime.files.atomic_files import read_json
 from lmtrain.similar_path import missing_path
-from lmtrain.units import format_bytes
+from lmtrain.units import format_bytes, plural
+from lmtrain.unreadable_files import explain_unreadable
 
 
 def inspect(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint folder, or the prefix of a dataset.")],
     all_: Annotated[
-        bool, typer.Option("--all", help="Also every setting, checkpoint, file and tensor; or every difference.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Also every setting and checkpoint of a run, file and tensor of a checkpoint, or difference.",
+        ),
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
     diff: Annotated[
@@ -54,7 +60,9 @@ def inspect(
             f"{leave_out('--weights', shown='Leave --weights out')}, or give a "
             "checkpoint, such as RUN/checkpoints/step_00001000."
         )
-    elif (path / CONFIG).is_file():
+    elif foreign := _describe_foreign_model(path):
+        raise MissingInputError(foreign)
+    elif (path / CONFIG).is_file() and is_run(path):
         with record_errors(path):
             facts, print_facts = run_facts(path, verify), partial(_print_run, show_all=all_)
             facts["checkpoint_bytes"] = {name: _size(path / CHECKPOINTS / name) for name in facts["checkpoints"]}
@@ -63,12 +71,39 @@ def inspect(
     elif not path.exists():
         raise MissingInputError(missing_path(path, "Check the path.", _is_inspected))
     else:
+        if path.is_file() and (is_not_read := explain_unreadable(path)):
+            raise MissingInputError(is_not_read)
         raise MissingInputError(
-            f"{path} is neither a run folder (it has no config.json), nor a checkpoint (it has no manifest.json), nor "
-            f"a dataset (there is no {path}.idx). Check the path."
+            f"{path} is neither a run folder (it has no metrics.jsonl), nor a checkpoint (it has no manifest.json), "
+            f"nor a dataset (there is no {path}.idx). Check the path."
         )
     shown_facts = {key: value for key, value in facts.items() if key != "losses"}
     return print_json(to_json_data(shown_facts), allow_nan=False) if as_json else print_facts(facts)
+
+
+def _describe_foreign_model(path: Path) -> str:
+    """Return two sentences on the folder of a model of another program, or on a file of one: the program, the model's
+    type, its size and number of tensors, and how to import it; "" for another path.
+    """
+    from lmtrain.exchange.detect_model_folder_format import identify_source
+    from lmtrain.exchange.huggingface.config_json import tensor_names
+
+    folder = path.parent if path.suffix == ".safetensors" else path
+    if not folder.is_dir() or is_run(folder) or not (folder == path or path.is_file()):
+        return ""
+    try:
+        source = identify_source(folder)
+        names = tensor_names(folder) - {"__metadata__"} if source.program == "hf" else None
+    except LmtrainError:
+        return ""
+    kind = read_json(folder / CONFIG).get("model_type") if names is not None else None
+    tensors = "" if names is None else f"{plural(len(names), 'tensor')}, "
+    model = f" with a model of the type {shorten(kind)}" if isinstance(kind, str) else ""
+    return (
+        f"{path} is {'a file of ' * (folder != path)}{source}{model} ({tensors}{format_bytes(_size(folder))}), which "
+        f"lmtrain imports first. Type `lmtrain import {shell_quoted(str(folder))} --output DIR`; then `lmtrain inspect "
+        "DIR --all` lists its tensors."
+    )
 
 
 def _is_inspected(path: Path) -> bool:

@@ -42,7 +42,7 @@ from lmtrain.cli.report.draw_curves import (
 )
 from lmtrain.cli.report.rank_timeline_and_memory_sections import kernel_parts, layout_parts, memory_parts, trace_parts
 from lmtrain.cli.screen.print_messages_and_json import echo
-from lmtrain.cli.shared_options import check_output_folder, parse_output_file
+from lmtrain.cli.shared_options import check_output_folder, parse_output_file, refuse_lists
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, UsageError, shorten, way
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
@@ -91,6 +91,7 @@ def report(
             f"--output {out} would be a page of HTML under another suffix, {out.suffix}. Use "
             f"{way('--output', str(out.with_suffix('.html')))}; `lmtrain.metrics(RUN)` gives the numbers in Python."
         )
+    refuse_lists(runs)
     found_runs = read_runs(expand_runs(runs))
     if svg is not None:
         with storage_errors(svg, "Making"):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lmtrain.cli.page.svg_line_charts import Form, log_ticks, tick_labels, ticks
+from lmtrain.cli.shared_options import refuse_lists
 from lmtrain.errors import DataError, UsageError, own, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Numbers, extreme_indices, read_record
 from lmtrain.runfolder.folder_reader import expand_runs, read_runs
@@ -48,6 +49,7 @@ def _read_curves(paths: Sequence[Path], key: str, axis: str, log: bool) -> list[
     out, and with `log` those up to 0. Raise UsageError if no run has recorded `key`, DataError if no value is left.
     """
     curves, known_keys = [], set()
+    refuse_lists(paths)
     for run in read_runs(expand_runs(paths)):
         record = read_record(run.metrics)
         steps, values = record.column(key)

@@ -13,7 +13,7 @@ import typer
 
 from lmtrain.cli.inspect.run_folder_view import ago, finite_or_none, format_loss
 from lmtrain.cli.screen.print_messages_and_json import print_json
-from lmtrain.cli.shared_options import Json
+from lmtrain.cli.shared_options import Json, refuse_lists
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
 from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint, way
@@ -138,6 +138,7 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
     for text, (key, sign, _) in zip(where, conditions, strict=True):
         if not (key and sign):
             raise UsageError(f"--where={text} has no value. Give KEY=VALUE.")
+    refuse_lists(folders)
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
     if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
         hint = "Name a folder in which `lmtrain pretrain` has written runs."

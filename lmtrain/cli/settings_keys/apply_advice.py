@@ -106,9 +106,12 @@ class Command:
         return replace(self, units=(*kept[:place], *groups, *kept[place:]))
 
     def with_value(self, way: Way) -> Command | None:
-        """Return the command after a way of one word in place of another that is the value of an option or a setting.
-        Return None if the way is another, or there is no such value.
+        """Return the command after a way of one word in place of another that is the value of an option or a setting,
+        or of several in place of a value of an option that can be repeated. Return None if the way is another, or there
+        is no such value.
         """
+        if len(way.new) > 1 and len(way.old) == 1:
+            return self._with_values(way)
         if len(way.new) != 1 or len(way.old) != 1:
             return None
         [new], [old] = way.new, way.old
@@ -121,6 +124,16 @@ class Command:
             for unit in self.units
         )  # fmt: skip
         return None if units == self.units else replace(self, units=units)
+
+    def _with_values(self, way: Way) -> Command | None:
+        """Return the command with an option for each new word of a way, in place of one with the old word."""
+        units = list[tuple[str, ...]]()
+        for unit in self.units:
+            option, sign, value = unit[0].partition("=")
+            is_replaced = option in self.repeatable and way.old == ((value,) if sign else unit[1:])
+            new = [(f"{option}={word}",) if sign else (option, word) for word in way.new]
+            units += new if is_replaced else [unit]
+        return None if len(units) == len(self.units) else replace(self, units=tuple(units))
 
     def without(self, names: Iterable[str]) -> Command:
         """Return the command without the units that these words, keys or options name."""

@@ -95,6 +95,11 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("generate, eval", "bf16 bfloat16", _switch("--precision bf16")),
     ("generate, eval", "fp16 half float16", _switch("--precision fp16")),
     ("generate, eval", "fp32 float32", _switch("--precision fp32")),
+    ("export", "export-dtype save-dtype save-torch-dtype outtype", {
+        **dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), "--dtype bf16"),
+        **dict.fromkeys(("float16", "fp16", "f16", "half", "torch.float16"), "--dtype fp16"),
+        **dict.fromkeys(("float32", "fp32", "f32", "float", "torch.float32"), "--dtype fp32"),
+    }),
     ("export", "bf16 bfloat16", _switch("--dtype bf16")),
     ("export", "fp16 half float16", _switch("--dtype fp16")),
     ("export", "fp32 float32", _switch("--dtype fp32")),
@@ -146,7 +151,8 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
         "The suffix of each file says its format.":
             f"{FORMATS} reader hf-format loader",
         "The suffix of each file says how it is compressed.": "compression decompress",
-        "Texts are read as UTF-8.": "encoding",
+        "Texts are read as UTF-8; `iconv -f CP1252 -t UTF-8 OLD > NEW` makes UTF-8 of a file in another encoding.":
+            "encoding file-encoding input-encoding charset",
         "Folders are read with all that is below them.": "recursive -r",
         "Texts are streamed, and nothing is cached.":
             "streaming cache-dir load-from-cache-file keep-in-memory batched map-batch-size writer-batch-size "
@@ -252,6 +258,8 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
         "It needs no other program.":
             "megatron-path loader-transformer-impl saver-transformer-impl max-queue-size no-checking use-temp-file",
     }),
+    ("export", {"Weights are always written alone, without the optimizer's state.":
+                "model-weights-only weights-only model-only save-weights-only no-optimizer strip-optimizer"}),
     ("export", {"It reads checkpoints of lmtrain.": "loader loader-type load-model-type"}),
     ("export, reshard", {
         "The checkpoint has its tokenizer with it.":
@@ -379,7 +387,8 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
         "There is no upload here. The folder of --output is what a hub takes.":
             "push-to-hub hub-model-id repo-id upload private",
         "It is shown elsewhere: `lmtrain inspect CHECKPOINT --all`.": "print-checkpoint-structure",
-        "There is no such format here. `--to hf` writes a folder from which other tools make it.":
+        "There is no such format here. `--to hf` writes a folder, of which llama.cpp's convert_hf_to_gguf.py makes "
+        "GGUF, and other tools make other formats.":
             "gguf onnx awq gptq quantize quantization int8 int4 load-in-8bit outfile vocab-only bigendian",
     }),
     ("import", {

@@ -33,6 +33,7 @@ from lmtrain.errors import DataError, MissingInputError, join_few, way
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
 from lmtrain.similar_path import similar_path
+from lmtrain.unreadable_files import explain_unreadable
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, length of the document index
@@ -398,7 +399,9 @@ def _file_size(path: Path, companion: Path) -> int:
         return path.stat().st_size
     except OSError as error:
         if companion.exists():
-            raise MissingInputError(f"{path} is missing beside {companion}. Make the dataset again.") from error
+            is_bare = companion.suffix == ".bin" and not companion.with_suffix(".json").is_file()
+            bare = explain_unreadable(companion) if is_bare else ""
+            raise MissingInputError(bare or f"{path} is missing beside {companion}. Make the dataset again.") from error
         raise MissingInputError(f"{path} does not exist. {_suggest_dataset(path.with_name(path.stem))}") from error
 
 
@@ -407,6 +410,8 @@ def _suggest_dataset(prefix: Path) -> str:
     dataset in its folder with a similar name, else what a prefix is.
     """
     if prefix.is_file():
+        if is_not_read := explain_unreadable(prefix):
+            return is_not_read
         output = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (
             "To make a dataset of this file, type "

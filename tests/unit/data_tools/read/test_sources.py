@@ -54,6 +54,18 @@ def test_what_is_refused(folder: Path, inputs: list[str], error: type[Exception]
         names(folder, *inputs)
 
 
+def test_files_that_are_no_text_and_lists_are_refused_with_what_to_do(folder: Path) -> None:
+    for name in ("table.csv", "train.bin"):
+        (folder / name).write_bytes(b"\xff\0")
+    with pytest.raises(UsageError, match=r"table\.csv is a table in CSV, which is not read"):
+        names(folder, "table.csv")
+    for format_ in (None, "txt"):
+        with pytest.raises(UsageError, match="may be bare tokens"):
+            find_sources([resolve_input(str(folder / "train.bin"), format_)])
+    with pytest.raises(UsageError, match=r"is several paths in one word\. Write .*a\.txt .*2\.txt"):
+        find_sources([f"{folder}/a.txt,{folder}/b/2.txt"])
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "codec"),
     [
