@@ -34,6 +34,7 @@ from lmtrain.errors import (
     LayoutError,
     MissingInputError,
     SettingsError,
+    fill_in,
     join_few,
     leave_out,
     own,
@@ -388,4 +389,6 @@ def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """
     if len(choices) > MAX_LISTED and closest_value(name, choices) is None:
         return f"`lmtrain config list {group}` lists its {len(choices)} choices."
+    if closest_value(name, choices) is None:
+        return f"Choose one with {fill_in(f'{group}=NAME')}. Known: {', '.join(sorted(choices))}."
     return suggest_value(name, choices, own)
