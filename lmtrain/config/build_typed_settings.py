@@ -332,6 +332,8 @@ def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
             yield float(number), number
     if isinstance(value, list) and len(value) == 1:
         yield value[0], override_text(value[0])
+    if any(get_origin(option) is tuple for option in options) and word in _OFF:
+        yield [], "[]"
     if any(get_origin(option) is tuple for option in options) and not isinstance(value, (list, dict)):
         entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
         yield entries, override_text(entries)

@@ -31,6 +31,7 @@ _VALUE_BY_FOREIGN_VALUE = {
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
     "transformers": "hf", "huggingface": "hf", "safetensors": "hf", "mcore": "megatron", "gpu:0": "cuda",
+    "false": "none", "no": "none", "off": "none", "true": "full", "yes": "full", "on": "full",
 }  # fmt: skip
 
 

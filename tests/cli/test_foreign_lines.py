@@ -115,6 +115,8 @@ def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], sa
         ("--rampup-batch-size '[2, 2, 40]' --global-batch-size 8 --micro-batch-size 2 --train-iters 40",
          "'train.rampup={start: 2, increment: 2, samples: 40}' train.global_batch=8 train.micro_batch=2 "
          "train.steps=40", ""),
+        ("--split '[98, 2, 0]' --window-size '(128, 0)'", "data.split=[98,2,0] model.window=129", ""),
+        ("--adam-betas '[0.9, 0.99]'", "optim.betas=[0.9,0.99]", ""),
         *((f"{name} {word}", "", f"{name} {word}: A run resumes from its own run.dir by itself.")
           for name, word in (("--resume_from_checkpoint", "True"), ("--resume_from_checkpoint", "auto"),
                              ("--load", "latest"), ("--resume", "last"))),
@@ -160,6 +162,8 @@ def test_datasets_are_blended_by_weight_or_size(typed: str, first: str, second: 
         ("learning_rate=1e-3,3e-4", "optim.lr=1e-3,3e-4 -m"),
         ("optimizer=sgd", "optim=NAME"), ("optim=sgd", "optim=NAME"), ("callbacks=x hooks=y", ""),
         ("checkpoint.resume=latest", ""), ("resume=latest NCCL_DEBUG=WARN CUDA_VISIBLE_DEVICES=0,1", ""),
+        ("recompute=true parallel.zero=false eval.tasks=none model.qk_norm=false",
+         "recompute=full parallel.zero=0 eval.tasks=[] model.qk_norm=none"),
         ("-m seed=1 data_seed=1,2,3", "-m train.seed=1,2,3"), ("MAX_STEPS=9", "train.steps=9"),
         ("checkpoint.keep_best=false train.valid_interval_steps=null", "checkpoint.keep_best=0 "
          "train.valid_interval_steps=0"), ("checkpoint.keep_best=true train.valid_interval_steps=500",

@@ -70,10 +70,10 @@ student teacher reward policy critic actor agent buffer replay rollout image pix
 num_sanity_val_steps fast_dev_run overfit_batches lr_monitor progress_bar swa_lrs neck state stats status first last
 gradient loss_weights class_weights pad truncation stride region zone trainer.hooks train.callbacks model.hooks
 optim.hooks checkpoint.callbacks data.collator observe.plugins
-""".split()
+"""
 
 
-@pytest.mark.parametrize("word", OTHER_WORDS)
+@pytest.mark.parametrize("word", OTHER_WORDS.split())
 def test_a_word_that_is_no_name_becomes_no_setting(word: str) -> None:
     assert NAMES.suggest_overrides(word, "1") == []
     assert "Did you mean" not in NAMES.way_out(word, "1", ["train", "model", "schedule", "checkpoint", "stages"])
@@ -101,5 +101,7 @@ def test_values() -> None:
     assert closest_value("fp16_mixed", ["bf16", "fp16", "fp32"]) == "fp16"
     assert closest_value("tpu", ["auto"]) is None
     assert closest_value("meta-llama/Llama-3.2-1B", ["qwen3_0.6b", "llama3.2_1b"]) == "llama3.2_1b"
+    assert closest_value("False", ["full", "none"]) == "none"
+    assert closest_value("true", ["full", "none"]) == "full"
     assert suggest_value("gpu", ["cpu", "cuda"]) == "Did you mean cuda?"
     assert suggest_value("x", ["b", "a"]) == "Known: a, b."

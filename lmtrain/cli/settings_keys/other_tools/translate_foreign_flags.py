@@ -163,9 +163,9 @@ def _take_reason(result: Translation, option: Option) -> bool:
 
 def _take_numbers(result: Translation, option: Option) -> bool:
     """Translate an option of Megatron-LM with several numbers, or one that counts otherwise."""
-    numbers = [int(word) for word in option.value.strip("()").replace(",", " ").split() if word.isdecimal()]
+    parts = re.sub(r"[\[\](),]", " ", option.value).split()
+    numbers = [int(word) for word in parts if word.isdecimal()]
     number = numbers[0] if numbers else 0
-    parts = option.value.strip("()[]").replace(",", " ").split()
     match option.name:
         case name if name in tables.BOTH_BETAS and len(parts) == 2 and all(map(_is_number, parts)):
             return result.set(option, f"optim.betas=[{','.join(parts)}]")
@@ -184,8 +184,8 @@ def _take_numbers(result: Translation, option: Option) -> bool:
         case name if name in tables.VALID_SHARES and _is_number(option.value) and 0 < float(option.value) < 100:
             percent = float(option.value) * (100 if float(option.value) < 1 else 1)
             return result.set(option, f"data.split=[{100 - percent:g},{percent:g},0]")
-        case "split" if option.values:
-            return result.set(option, f"data.split=[{','.join(option.values)}]", is_as_typed=True)
+        case "split" if parts:
+            return result.set(option, f"data.split=[{','.join(parts)}]", is_as_typed=True)
         case "eval_iters" | "eval_samples" | "max_eval_steps" if option.value == "0":
             return result.set(option, "train.valid_interval_steps=0")
     return False
