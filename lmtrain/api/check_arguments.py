@@ -5,9 +5,11 @@ Every function of the interface that takes more than ids is decorated with `chec
 
 from __future__ import annotations
 
+import json
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
 from types import NoneType
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.config.name_suggestions import union_members
+from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.errors import UsageError
 from lmtrain.units import plural
 
@@ -58,8 +61,20 @@ def _refuse_settings_as_keywords(call: str, parameters: Signature, kwargs: Mappi
     """Raise TypeError if a function that takes settings as texts is given them as keywords."""
     others = {name: value for name, value in kwargs.items() if name not in parameters.parameters}
     if others and "overrides" in parameters.parameters:
-        names, words = ", ".join(others), ", ".join(repr(f"{name}={value}") for name, value in others.items())
+        for name in others:
+            if why := sentence_about(name):
+                raise TypeError(f"{call}() has no {name}. {why}")
+        names = ", ".join(others)
+        words = ", ".join(repr(f"{name}={_as_text(value)}") for name, value in others.items())
         raise TypeError(f"{call}() takes settings as texts, and {names} was given as a keyword. Give {words}.")
+
+
+def _as_text(value: Any) -> str:
+    """Return the text of a setting's value; VALUE for an object that no text stands for."""
+    with suppress(TypeError, ValueError):
+        json.dumps(os.fspath(value) if isinstance(value, os.PathLike) else value)
+        return str(value)
+    return "VALUE"
 
 
 def _check_argument(call: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:

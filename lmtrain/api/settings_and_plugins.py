@@ -39,7 +39,7 @@ def settings(
         from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words
 
         explained = explain_foreign_words(error, Command.parse(["pretrain", *map(str, overrides)]))
-        raise explained from (None if explained is error else error)
+        raise explained from None
 
 
 @checked

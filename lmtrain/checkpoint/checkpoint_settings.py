@@ -13,6 +13,8 @@ from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 from lmtrain.errors import leave_out, own, way
 
+NEWEST_WORDS = ("auto", "latest", "last", "newest", "best", "true", "yes")  # for the checkpoint to resume from
+RESUMES_BY_ITSELF = "A run resumes from its own run.dir by itself."
 DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked
 _SAVE_AT_END = f"Use {way('.interval_steps=0')} to save at the end of the run, or {leave_out(shown='leave it out')}."
 
@@ -25,11 +27,13 @@ class CheckpointSettings(Settings):
         default=2, metadata={"example": "all"}
     )
     keep_every_steps: int | None = quantity("count", default=None)  # checkpoints at multiples of it are never removed
-    keep_best: int = 0  # so many checkpoints with the best `best_by` are kept as well
+    # so many checkpoints with the best `best_by` are kept as well
+    keep_best: int = field(default=0, metadata={"meant": {"true": "1", "yes": "1", "on": "1"}})
     best_by: str = DEFAULT_MEASURE  # a measure by its name in TensorBoard
     asynchronous: bool = True
     verify_after_save: bool = False  # read back from the disk before a checkpoint counts
-    resume: str = "auto"  # auto, none, or the path of a checkpoint or run
+    # auto, none, or the path of a checkpoint or run
+    resume: str = field(default="auto", metadata={"meant": {"true": "auto", "false": "none", "null": "auto"}})
     fallback: bool = False  # if the newest cannot be read, resume from the newest readable one before it
     init_from: str | None = None  # the path of a checkpoint whose weights a new run starts from
     init_weights: WeightSet = "model"  # ema: the average that the checkpoint holds, in place of its weights
@@ -105,6 +109,9 @@ class CheckpointSettings(Settings):
              _SAVE_AT_END),
             (not self.resume.strip(), "resume", "is empty",
              f"Use {own('auto')}, {own('none')} or the path of a checkpoint."),
+            (self.resume in NEWEST_WORDS and self.resume != "auto", "resume",
+             "is no checkpoint", f"{leave_out()}: {RESUMES_BY_ITSELF[0].lower()}{RESUMES_BY_ITSELF[1:]} A folder of "
+             f"this name is ./{self.resume}."),
             (start is not None and not start.strip(), "init_from",
              "is empty", f"Use {own('null')} or the path of a checkpoint."),
             (self.init_weights != "model" and start is None, "init_weights",

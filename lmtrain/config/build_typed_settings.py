@@ -40,6 +40,7 @@ _TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", 
 _PLURAL_WORDS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
 _EXAMPLES = {int: "1", float: "1.0"}
 _BOOLEANS = {"yes": True, "on": True, "1": True, "1.0": True, "no": False, "off": False, "0": False, "0.0": False}
+_OFF = ("false", "no", "off", "none", "null")  # words for the 0 of a number whose default is 0
 _NO_EXAMPLES = ("", "[]", "{}")
 _INVALID = object()  # placeholder for a value whose problem is already recorded
 # because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
@@ -176,6 +177,10 @@ class _Builder:
         first if the field's metadata names a unit. If it does not fit, append a message to `self.problems` and return
         _INVALID.
         """
+        is_off = field.default == 0 and type(field.default) is int and show(value).lower() in _OFF
+        meant = "0" if is_off else field.metadata.get("meant", {}).get(show(value).strip().lower())
+        if meant is not None and self.advises:
+            return self._record(f"{path}={show(value)} is not {_type_words(hint)}. Write {way(f'{path}={meant}')}.")
         if isinstance(value, str) and (unit := field.metadata.get("unit")):
             try:
                 value = _PARSERS[unit](value)
@@ -314,7 +319,7 @@ def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
     """Yield values that may say in the type `hint` what `value`, of another type, was to say; each with its text."""
     options = {option for option in union_members(hint) if option is not type(None)}
     word = str(value).strip().lower()
-    if type(None) in union_members(hint) and word in ("none", "off", ""):
+    if type(None) in union_members(hint) and word in (*_OFF, ""):
         yield None, "null"
     if value is None and any(get_origin(option) is Literal and "all" in get_args(option) for option in options):
         yield "all", "all"
@@ -327,6 +332,8 @@ def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
             yield float(number), number
     if isinstance(value, list) and len(value) == 1:
         yield value[0], override_text(value[0])
+    if any(get_origin(option) is tuple for option in options) and word in _OFF:
+        yield [], "[]"
     if any(get_origin(option) is tuple for option in options) and not isinstance(value, (list, dict)):
         entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
         yield entries, override_text(entries)

@@ -34,6 +34,7 @@ from lmtrain.errors import (
     LayoutError,
     MissingInputError,
     SettingsError,
+    fill_in,
     join_few,
     leave_out,
     own,
@@ -378,8 +379,9 @@ def _choice_problems(group: str, value: Any, choices: Sequence[str]) -> list[str
     `model=gpt2_small`: a name, None or a list of names. `choices` are the known names of the config group `group`.
     """
     chosen = value if isinstance(value, list) else [value]
-    wrong = [name for name in chosen if name is not None and str(name) not in choices]
-    return [f"{group}={name} is not in conf/{group}/. {_suggest_choice(group, str(name), choices)}" for name in wrong]
+    names = [show(name) for name in chosen if name is not None]
+    wrong = [name for name in names if name not in choices]
+    return [f"{group}={name} is not in conf/{group}/. {_suggest_choice(group, name, choices)}" for name in wrong]
 
 
 def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
@@ -388,4 +390,6 @@ def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """
     if len(choices) > MAX_LISTED and closest_value(name, choices) is None:
         return f"`lmtrain config list {group}` lists its {len(choices)} choices."
+    if closest_value(name, choices) is None:
+        return f"Choose one with {fill_in(f'{group}=NAME')}. Known: {', '.join(sorted(choices))}."
     return suggest_value(name, choices, own)

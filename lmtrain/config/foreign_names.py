@@ -160,13 +160,17 @@ UNSUPPORTED_SETTINGS = {
         "The device decides it.": "distributed_backend backend ddp_backend local_rank",
         "Gradient sums and messages overlap with the computation automatically.":
             "overlap_grad_reduce overlap_param_gather tp_comm_overlap no_gradient_accumulation_fusion ddp_impl",
+        "There are no callbacks here. lmtrain.metrics(RUN) reads in Python what a run has measured so far; a "
+        "file STOP in run.dir or run.time_limit ends a run.": "callbacks callback hooks hook",
+        "`--plugin PACKAGE` makes the models, optimizers, schedules and tasks of a package known.": "plugins plugin",
+        "observe.profile_steps=[FIRST,LAST] writes torch's profile of these steps.": "profiler",
         "There is no early stopping here; a file STOP in run.dir ends a run.":
             "early_stopping early_stopping_patience patience early_stop",
         "There is no offloading to the host here; parallel.zero and recompute save memory.":
             "cpu_offload activation_offload offload_optimizer offload_param optimizer_cpu_offload fsdp_cpu_offload "
             "offload cpu_offloading offload_activations",
         "What is measured is in metrics.jsonl of run.dir, and in TensorBoard.":
-            "log_params_norm log_num_zeros_in_grad log_timers_to_tensorboard log_memory_to_tensorboard "
+            "logger loggers log_params_norm log_num_zeros_in_grad log_timers_to_tensorboard log_memory_to_tensorboard "
             "log_validation_ppl_to_tensorboard log_world_size_to_tensorboard log_loss_scale_to_tensorboard "
             "log_learning_rate_to_tensorboard log_batch_size_to_tensorboard tensorboard_log_interval "
             "tensorboard_queue_size timing_log_level timing_log_option",
@@ -179,8 +183,8 @@ UNSUPPORTED_SETTINGS = {
         "There is no option for a part of a dataset here; `lmtrain data split` cuts one off.": "max_train_samples",
         "precision.initial_scale is the first scale of the loss, which then adapts.": "loss_scale",
         "model.ffn_width is the width itself, mlp_ratio x model.width.": "mlp_ratio mlp_expansion_ratio",
-        "checkpoint.keep_best=true keeps the best checkpoint, by checkpoint.best_by.":
-            "load_best_model_at_end metric_for_best_model greater_is_better",
+        "checkpoint.keep_best=1 keeps the best checkpoint, by checkpoint.best_by.":
+            "metric_for_best_model greater_is_better",
         "lmtrain has no such switch; leave it out.":
             "eval_accumulation_steps log_level logging_nan_inf_filter save_safetensors save_only_model jit_mode_eval "
             "use_ipex half_precision_backend dataloader_drop_last dataloader_pin_memory dataloader_prefetch_factor "

@@ -10,12 +10,17 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
 from lmtrain.config.foreign_names import FOREIGN_NAMES
-from lmtrain.config.names_without_counterpart import sentence_about
+from lmtrain.config.names_without_counterpart import (
+    is_environment_variable,
+    sentence_about,
+    sentence_about_variable,
+)
+from lmtrain.config.near_names import is_shortened, nearest_name
 from lmtrain.config.settings_base import Choice, Settings, kinds
 from lmtrain.errors import leave_out, spelling_hint, way
 
@@ -26,6 +31,7 @@ _VALUE_BY_FOREIGN_VALUE = {
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
     "transformers": "hf", "huggingface": "hf", "safetensors": "hf", "mcore": "megatron", "gpu:0": "cuda",
+    "false": "none", "no": "none", "off": "none", "true": "full", "yes": "full", "on": "full",
 }  # fmt: skip
 
 
@@ -66,16 +72,7 @@ class SettingNames:
         # because: a user who types `train.batch_size` does not mean the batch size of evaluations
         if word in _KEY_BY_FOREIGN_NAME and not (parent and any(key.startswith(f"{parent}.") for key in matches)):
             matches = [_KEY_BY_FOREIGN_NAME[word]]
-        if not matches:
-            siblings = [key for key in known_keys if key.rpartition(".")[0] == parent]
-            matches = [key for key in siblings if key.rpartition(".")[2] in _closest_names(name, siblings, 0.6)][:1]
-        if not matches:
-            matches = difflib.get_close_matches(path, known_keys, n=1, cutoff=0.8)
-        if not matches and (foreign := difflib.get_close_matches(word, _KEY_BY_FOREIGN_NAME, n=1, cutoff=0.85)):
-            matches = [_KEY_BY_FOREIGN_NAME[foreign[0]]]
-        if not matches:
-            last_parts = _closest_names(word, known_keys, 0.75)
-            matches = [key for key in known_keys if key.rpartition(".")[2] in last_parts][:3]
+        matches = matches or _near_keys(path, known_keys)
         return [self._suggested_override(key, value) for key in matches]
 
     def refusal(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
@@ -89,8 +86,8 @@ class SettingNames:
         if group not in names and (key in types_by_key(self.root) or key in self.groups):
             whole = way(f"{key}={value}", instead_of=path)
             return f"{path}={value} cannot differ between the stages of a run. Set {whole} for the whole run."
-        if "." not in key and (closest := _closest_names(key, names, 0.6)):
-            near = way(f"{prefix}.{closest[0]}={value}", instead_of=path)
+        if "." not in key and (closest := _near_sibling(key, names)):
+            near = way(f"{prefix}.{closest}={value}", instead_of=path)
             return f"{path}={value} is not a setting. Did you mean {near}?"
         words = [word for word in self.suggest_overrides(key, value) if word.partition(".")[0] in names]
         ways = [way(f"{prefix}.{word}", instead_of=path) for word in words]
@@ -110,6 +107,8 @@ class SettingNames:
         """Return a sentence, the end of an error message, that tells the user what to type in place of the unknown key
         `path`. `value` is the text typed for it, `known_keys` are the valid keys of its group.
         """
+        if is_environment_variable(path):
+            return sentence_about_variable(f"{path}={value}")
         if sentence := sentence_about(path.lower().replace("-", "_")):
             return sentence
         if path in types_by_key(self.root):  # the key belongs to another kind of its group
@@ -118,7 +117,10 @@ class SettingNames:
             return f"{leave_out(path)}, or choose another {group}; {others}"
         words = self.suggest_overrides(path, value)
         ways = [way(word, instead_of=path) for word in words]
-        return f"Did you mean {' or '.join(ways)}?" if ways else spelling_hint(path.rpartition(".")[2], known_keys)
+        if ways:
+            return f"Did you mean {' or '.join(ways)}?"
+        near = nearest_name(path.rpartition(".")[2], known_keys := sorted(known_keys))
+        return f"Did you mean {near}?" if near else spelling_hint("", known_keys)
 
     def _suggested_override(self, key: str, value: str) -> str:
         """Return the override `key=value` to suggest to the user. If the key accepts only certain values, an invalid
@@ -138,6 +140,32 @@ class SettingNames:
         """
         choices = self.groups.get(group, ())
         return f"{group}={value if value in choices else closest_value(value, choices) or 'NAME'}"
+
+
+def _near_keys(path: str, known_keys: Iterable[str]) -> list[str]:
+    """Return the keys that the unknown key `path` may be misspelled for, in its own group, as a whole, in the words of
+    another tool or without its group; [] if none is near, as for a name of something else.
+    """
+    parent, _, name = path.rpartition(".")
+    word = name.lower().replace("-", "_")
+    known_keys = list(known_keys)
+    siblings = {key.rpartition(".")[2]: key for key in known_keys if parent and key.rpartition(".")[0] == parent}
+    if near := _near_sibling(word, siblings):
+        return [siblings[near]]
+    groups = {key.rpartition(".")[0] for key in known_keys} - {""}
+    if parent and (group := nearest_name(parent, groups)) and group != parent:
+        return _near_keys(f"{group}.{name}", known_keys)
+    if near := nearest_name(word, _KEY_BY_FOREIGN_NAME):
+        return [_KEY_BY_FOREIGN_NAME[near]]
+    # because: the settings within a group's part, such as train.rampup.samples, are not meant by a name alone
+    near = nearest_name(word, {key.rpartition(".")[2] for key in known_keys if key.count(".") == 1})
+    return [key for key in known_keys if key.rpartition(".")[2] == near][:3]
+
+
+def _near_sibling(word: str, names: Iterable[str]) -> str | None:
+    """Return the one of a group's `names` that `word` is misspelled or cut short for; None if there is none."""
+    names = sorted(names)
+    return nearest_name(word, names) or next((name for name in names if is_shortened(word, name)), None)
 
 
 def number_meant(value: object) -> str | None:
@@ -185,13 +213,6 @@ def suggest_value(value: str, known_values: typing.Iterable[str], mark: Callable
     # because: a value that turns something off is close to more words than it is meant by
     known = f"Known: {', '.join(sorted(known_values))}."
     return f"Did you mean {mark(closest)}?" if closest else known if known_values else spelling_hint(value, ())
-
-
-def _closest_names(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
-    """Return, as a list of at most one, the last part of a dotted key in `keys` that is spelled most like `name`.
-    `cutoff` (0 to 1) is the least similarity.
-    """
-    return difflib.get_close_matches(name, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=cutoff)
 
 
 def types_by_key(root: type[Settings]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ foreign_names.py.
 
 from __future__ import annotations
 
+import re
+
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 
 NOTHING_LIKE_IT = "lmtrain has nothing like it."
@@ -166,7 +168,7 @@ weighted_sampler_alpha wgrad_deferral_limit window_attn_skip_freq work_dir world
 yarn_correction_range_round_to_int z_loss_enabled zero_allgather_bucket_size zero_contiguous_gradients
 zero_optimization zero_reduce_bucket_size zero_reduce_scatter
 """
-_SENTENCES = {
+SENTENCES = {
     beginning: sentence for sentence, beginnings in _BEGINNINGS.items() for beginning in beginnings.split()
 }
 _OF_OWN_SETTINGS = frozenset((
@@ -175,6 +177,19 @@ _OF_OWN_SETTINGS = frozenset((
 ))  # because: settings of lmtrain begin so as well, and other names of them may  # fmt: skip
 _WITH_COUNTERPART = {name for names in FOREIGN_NAMES.values() for name in names.split()}
 NAMES = frozenset(_NAMES.split())
+_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+
+
+def is_environment_variable(key: str) -> bool:
+    """Return whether a key is written as environment variables are, such as NCCL_DEBUG, and is no setting's name in
+    capitals.
+    """
+    return bool(_ENVIRONMENT.fullmatch(key)) and key.lower() not in _WITH_COUNTERPART
+
+
+def sentence_about_variable(word: str) -> str:
+    """Return what to do with the word NAME=VALUE of an environment variable."""
+    return f"It is an environment variable, which stands before the command: {word} lmtrain ..."
 
 
 def sentence_about(path: str) -> str | None:
@@ -188,7 +203,7 @@ def sentence_about(path: str) -> str | None:
         return None
     is_listed = name in NAMES or path in NAMES
     for text in dict.fromkeys((path, name)):
-        for beginning, sentence in _SENTENCES.items():
+        for beginning, sentence in SENTENCES.items():
             if text.startswith(beginning) and (is_listed or beginning not in _OF_OWN_SETTINGS):
                 return sentence
     return NOTHING_LIKE_IT if is_listed else None

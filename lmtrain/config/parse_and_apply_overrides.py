@@ -415,7 +415,7 @@ def _colon_problem(text: str, before: str, after: Sequence[str]) -> str | None:
     if (match := _COLON.fullmatch(text)) is None or os.path.lexists(text):
         return None
     words = [text] if match[2] else [text, *after[:1]]
-    new = f"{match[1]}={match[2] or ' '.join(words[1:])}"
+    new = f"{match[1]}={(match[2] or ' '.join(words[1:])).strip()}"
     return f"{' '.join(words)!r} has a colon before its value. Write {way(new, instead_of=words)}."
 
 

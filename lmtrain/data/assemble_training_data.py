@@ -307,7 +307,8 @@ def _hold_out_tail(builder: DatasetBuilder, opened: OpenDatasets) -> _HeldOutTai
         raise DataError(
             f"{indexed.prefix} has {last - first} tokens, too few for two samples of "
             f"{builder.requirements.seq_len}, one to train on and one to validate on. Give more text, a smaller "
-            "model.seq_len, data.valid_path=PREFIX, or no train.valid_interval_steps."
+            "model.seq_len, data.valid_path=PREFIX, or "
+            f"{way('train.valid_interval_steps=0')}."
         )
     return _HeldOutTail(range(first, cut_token), range(cut_token, last))
 
@@ -397,6 +398,7 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
     """Return the error for training data that has no document left to validate on. `alternative` is a setting that its
     message suggests, such as data.valid_path=PREFIX.
     """
+    without = way("train.valid_interval_steps=0")
     if all(indexed.num_documents == 1 for indexed in opened.train):
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
         way_out = "Preprocess text with a document in each line (.jsonl) or file, or set"
@@ -405,12 +407,12 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
             cut = f"Cut plain text into documents with {way(f'data.text_split={split}')}"
             way_out = f"{'Give a text of several documents' if split is None else cut}, or set"
         return SettingsError([
-            f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or no "
-            "train.valid_interval_steps."
+            f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or "
+            f"{without}."
         ])
     return SettingsError([
         f"data.split={list(builder.settings.split)} leaves no document to validate on. Give the second part a larger "
-        f"share, {alternative}, or no train.valid_interval_steps."
+        f"share, {alternative}, or {without}."
     ])
 
 

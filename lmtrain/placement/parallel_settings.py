@@ -34,7 +34,8 @@ class ParallelSettings(Settings):
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
-    zero: int = 1  # ZeRO level, what dp_shard shards: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights
+    # ZeRO level, what dp_shard shards: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights
+    zero: int = field(default=1, metadata={"meant": {"true": "1", "false": "0", "none": "0", "null": "0"}})
     sequence_parallel: bool = True
     schedule: str = field(default="1f1b", metadata={"kinds": PipelineSchedule})  # with pp: the pipeline schedule
     balance: Literal["layers", "cost"] = "layers"  # with pp: the quantity that is equal over stages

@@ -313,11 +313,14 @@ def _position_problems(config: RunConfig, given: StageSettings) -> Iterator[Prob
     """Yield a problem if a stage has longer sequences than the run's model has learned positions."""
     rows, seq_len = _num_position_rows(config), given.model.get("seq_len")
     if rows is not None and isinstance(seq_len, int):
+        has_weights = config.checkpoint.init_from is not None or config.checkpoint.resume not in ("auto", "none")
+        larger = way(f"model.num_positions={seq_len}")
+        new_run = f"model.num_positions={seq_len} or model.positions=rotary are for a new run, from its first step on"
+        way_out = f"{larger}, a larger table from the model's first step on, or {own(rows)} or less."
         yield from problem_if(
             seq_len > rows, "model.seq_len", seq_len,
             f"is longer than the model's table of {rows} learned positions, which cannot grow in a run",
-            f"Use {way(f'model.num_positions={seq_len}')}, a larger table from the model's first step on, or "
-            f"{own(rows)} or less.",
+            f"Use {rows} or less; {new_run}." if has_weights else f"Use {way_out}",
         )  # fmt: skip
 
 

@@ -110,13 +110,23 @@ def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], sa
         ("--train.max_tokens 1000000 --precision bf16-true --devices 2 --data TextFiles --eval.max_iters 4",
          "train.tokens=1000000 precision=bf16 parallel.dp_shard=2 train.valid_samples=32 --nproc 2",
          "--data TextFiles: The data are named by data.path=PREFIX"),
+        ("--load_best_model_at_end True --save_steps 5 --eval_steps 5",
+         "checkpoint.keep_best=1 checkpoint.interval_steps=5 train.valid_interval_steps=5", ""),
+        ("--rampup-batch-size '[2, 2, 40]' --global-batch-size 8 --micro-batch-size 2 --train-iters 40",
+         "'train.rampup={start: 2, increment: 2, samples: 40}' train.global_batch=8 train.micro_batch=2 "
+         "train.steps=40", ""),
+        ("--split '[98, 2, 0]' --window-size '(128, 0)'", "data.split=[98,2,0] model.window=129", ""),
+        ("--adam-betas '[0.9, 0.99]'", "optim.betas=[0.9,0.99]", ""),
+        *((f"{name} {word}", "", f"{name} {word}: A run resumes from its own run.dir by itself.")
+          for name, word in (("--resume_from_checkpoint", "True"), ("--resume_from_checkpoint", "auto"),
+                             ("--load", "latest"), ("--resume", "last"))),
         ("--eval-iters 0 --fp16 --bf16 True", "train.valid_interval_steps=0 precision=bf16",
          "--fp16: --bf16 True sets precision too."),
     ],
 )  # fmt: skip
 def test_an_option_whose_value_changes_is_translated_and_named(foreign: str, typed: str, said: str) -> None:
     text = lmtrain("pretrain", "data.path=x", *shlex.split(foreign), code=2)
-    assert final_words(text) == ["pretrain", "data.path=x", *typed.split()]
+    assert final_words(text) == ["pretrain", "data.path=x", *shlex.split(typed)]
     assert said in text
     lmtrain(*final_words(text), "--print-config")
 
@@ -150,7 +160,14 @@ def test_datasets_are_blended_by_weight_or_size(typed: str, first: str, second: 
         ("-m warmup_ratio=0.1,0.2 per_device_train_batch_size=2,4",
          "-m schedule.warmup_steps=100,200 train.micro_batch=2,4 train.global_batch=${train.micro_batch}"),
         ("learning_rate=1e-3,3e-4", "optim.lr=1e-3,3e-4 -m"),
-        ("optimizer=sgd", "optim=NAME"), ("mixed_precision=no", "precision=fp32"),
+        ("optimizer=sgd", "optim=NAME"), ("optim=sgd", "optim=NAME"), ("callbacks=x hooks=y", ""),
+        ("checkpoint.resume=latest", ""), ("resume=latest NCCL_DEBUG=WARN CUDA_VISIBLE_DEVICES=0,1", ""),
+        ("recompute=true parallel.zero=false eval.tasks=none model.qk_norm=false",
+         "recompute=full parallel.zero=0 eval.tasks=[] model.qk_norm=none"),
+        ("-m seed=1 data_seed=1,2,3", "-m train.seed=1,2,3"), ("MAX_STEPS=9", "train.steps=9"),
+        ("checkpoint.keep_best=false train.valid_interval_steps=null", "checkpoint.keep_best=0 "
+         "train.valid_interval_steps=0"), ("checkpoint.keep_best=true train.valid_interval_steps=500",
+         "checkpoint.keep_best=1 train.valid_interval_steps=500"), ("mixed_precision=no", "precision=fp32"),
         ("use_flash_atn=true warmup_rato=0.1 val_split_fraction=10",
          "schedule.warmup_steps=100 data.split=[90,10,0]"),
     ],
@@ -164,6 +181,20 @@ def test_each_option_of_a_sweep_keeps_its_runs_if_another_depends_on_it() -> Non
     text = lmtrain("pretrain", "data.path=x", "-m", "learning_rate=1e-3,3e-4", "min_lr=1e-5", code=2)
     assert "learning_rate=1e-3,3e-4: schedule.min_ratio would be 0.01, 0.0333333 with it" in text
     assert final_words(text) == ["pretrain", "data.path=x", "-m", "optim.lr=1e-3,3e-4"]
+
+
+def test_a_name_that_another_one_replaces_is_named() -> None:
+    text = lmtrain("pretrain", "data.path=x", "-m", "seed=1", "data_seed=1,2,3", code=2)
+    assert "seed=1: data_seed=1,2,3 sets train.seed too." in text
+    assert "data_seed=1,2,3: It is train.seed here: one seed decides the first weights" in text
+    text = lmtrain("pretrain", "data.path=x", "rampup_batch_size: [2, 2, 40]", code=2)
+    assert final_words(text) == ["pretrain", "data.path=x", "train.rampup={start: 2, increment: 2, samples: 40}"]
+
+
+def test_an_environment_variable_is_set_in_a_job() -> None:
+    text = lmtrain("slurm", "render", "data.path=x", "NCCL_DEBUG=WARN", code=2)
+    assert "--env NCCL_DEBUG=WARN sets it in the job." in text
+    assert final_words(text)[:5] == ["slurm", "render", "data.path=x", "--env", "NCCL_DEBUG=WARN"]
 
 
 TOML = """[training]

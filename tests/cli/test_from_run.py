@@ -14,7 +14,7 @@ from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError, UsageError
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.train.run_config import RunConfig
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Toy, lmtrain, outcome
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,18 @@ def settled(*words: object) -> dict[str, Any]:
 def plan(*words: object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(lmtrain("pretrain", *words, "--dry-run", "--json"))
     return found
+
+
+def test_learned_positions_cannot_grow_in_a_branch(trained: Path, tmp_path: Path) -> None:
+    words = ["pretrain", "--from-run", trained, "model.seq_len=64", "train.steps=9", f"run.dir={tmp_path}/longer"]
+    code, text = outcome(*words)
+    assert code == 2
+    assert "Use 32 or less; model.num_positions=64 or model.positions=rotary are for a new run" in text
+    code, grown = outcome(*words, "model.num_positions=64")
+    assert code == 65
+    assert "has 32 learned positions, and the run has 64. Such a table cannot grow in a run." in " ".join(grown.split())
+    assert "Type" not in text + grown
+    assert not (tmp_path / "longer").exists()
 
 
 def test_from_another_folder_its_paths_lead_to_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, Dat
 from lmtrain.data.store.joined_dataset import dataset_exists, open_dataset
 from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few, way
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.model_settings import POSITIONS, ModelSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.files.atomic_files import storage_errors
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -202,6 +202,13 @@ def check_same_run(
         raise CheckpointError(
             f"The checkpoint {path} was made with other settings: {'; '.join(text for _, text in differ)}. "
             f"Go on with its settings, {_advice_to_keep_changes(path, config, [name for name, _ in differ])}."
+        )
+    rows, saved_rows = (each.weights().get(POSITIONS, (None,))[0] for each in (model, saved_model))
+    if rows != saved_rows:
+        raise CheckpointError(
+            f"The checkpoint {path} has {saved_rows} learned positions, and the run has {rows}. Such a table cannot "
+            f"grow in a run. Leave model.num_positions out and use sequences of model.seq_len={saved_rows} or less; a "
+            "new run with model.positions=rotary has no table."
         )
 
 

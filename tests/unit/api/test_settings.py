@@ -35,6 +35,17 @@ def test_names_of_other_tools_are_answered_as_on_the_command_line() -> None:
         lmtrain.settings("data.path=x", "max_step=10")
     with pytest.raises(TypeError, match=r"num_layer was given as a keyword. Give 'num_layer=2'."):
         lmtrain.settings("data.path=x", num_layer=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"num_layer was given as a keyword. Give 'num_layer=VALUE'."):
+        lmtrain.settings("data.path=x", num_layer=object())  # type: ignore[call-arg]
+
+
+def test_callbacks_are_answered_with_what_there_is() -> None:
+    with pytest.raises(TypeError, match=r"settings\(\) has no callbacks. There are no callbacks here. lmtrain.metrics"):
+        lmtrain.settings("data.path=x", callbacks=[object()])  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match="a file STOP in") as caught:
+        lmtrain.settings("data.path=x", "callbacks=[StopAtLoss(10.2)]")
+    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
 
 
 def test_a_folder_of_configs_and_a_run_may_stand_for_the_defaults(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value, types_by_key
 from lmtrain.config.names_without_counterpart import sentence_about
+from lmtrain.config.near_names import is_near
 from lmtrain.errors import split_ways
 from lmtrain.train.run_config import RunConfig
 
@@ -59,10 +60,48 @@ def test_names_of_other_tools_lead_to_keys_and_groups_that_there_are() -> None:
     assert len(names) == len(set(names))
 
 
+# words of other programs, which no setting of lmtrain is called or misspelled like
+OTHER_WORDS = """
+callbacks callback hooks plugins logger trainer strategy devices_list engine backend_name profiler dataset_class
+checkpoint_callback sampler collate_fn tokenizer_class model_class loss_fn criterion metric names tags notes verbose
+experiment_tags workers pool queue cache memory retry host port world group machine cluster job script entry module
+package version license author banana kitchen letter color shape size type format style method level phase round loop
+student teacher reward policy critic actor agent buffer replay rollout image pixel scaler barebones grad_hook
+num_sanity_val_steps fast_dev_run overfit_batches lr_monitor progress_bar swa_lrs neck state stats status first last
+gradient loss_weights class_weights pad truncation stride region zone trainer.hooks train.callbacks model.hooks
+optim.hooks checkpoint.callbacks data.collator observe.plugins
+"""
+
+
+@pytest.mark.parametrize("word", OTHER_WORDS.split())
+def test_a_word_that_is_no_name_becomes_no_setting(word: str) -> None:
+    assert NAMES.suggest_overrides(word, "1") == []
+    assert "Did you mean" not in NAMES.way_out(word, "1", ["train", "model", "schedule", "checkpoint", "stages"])
+
+
+@pytest.mark.parametrize(("name", "known", "near"), [
+    ("stpes", "steps", True), ("step", "steps", True), ("mdoel", "model", True), ("layers_num", "num_layers", True),
+    ("interval_stpe", "interval_steps", True), ("state", "start", False), ("callbacks", "fallback", False),
+    ("author", "auto", False), ("p", "pp", False), ("dropuot", "dropout", True), ("weight_decya", "weight_decay", True),
+    ("", "pp", False), ("lr", "tp", False),
+])  # fmt: skip
+def test_a_name_is_near_by_an_edit_or_two(name: str, known: str, near: bool) -> None:
+    assert is_near(name, known) is near
+
+
+def test_an_environment_variable_is_said_to_be_one() -> None:
+    said = NAMES.refusal("NCCL_DEBUG", "WARN", [])
+    assert said.endswith("It is an environment variable, which stands before the command: NCCL_DEBUG=WARN lmtrain ...")
+    assert NAMES.suggest_overrides("MAX_STEPS", "10") == ["train.steps=10"]
+    assert "environment" not in NAMES.refusal("MAX_STEPS", "10", [])
+
+
 def test_values() -> None:
     assert closest_value("gpu", ["cpu", "cuda"]) == "cuda"
     assert closest_value("fp16_mixed", ["bf16", "fp16", "fp32"]) == "fp16"
     assert closest_value("tpu", ["auto"]) is None
     assert closest_value("meta-llama/Llama-3.2-1B", ["qwen3_0.6b", "llama3.2_1b"]) == "llama3.2_1b"
+    assert closest_value("False", ["full", "none"]) == "none"
+    assert closest_value("true", ["full", "none"]) == "full"
     assert suggest_value("gpu", ["cpu", "cuda"]) == "Did you mean cuda?"
     assert suggest_value("x", ["b", "a"]) == "Known: a, b."

@@ -176,7 +176,10 @@ def _translate(
     units = [*((word,) for word in of_files if word not in own.values()), *units]
     counts_as = "gpus" if command.verb == ("plan",) else ""
     is_sweep = any(unit[0] in ("-m", "--multirun", "--array") for unit in command.units)
-    result = translate_options(units, [*given.values()], counts_as, _typed_run(command), is_sweep=is_sweep)
+    result = translate_options(
+        units, [*given.values()], counts_as, _typed_run(command), is_sweep=is_sweep,
+        takes_variables="--env" in command.options,
+    )  # fmt: skip
     _take_out_renamed(result, command, given, problems)
     no_program = "lmtrain reads no settings from a program; give them as KEY=VALUE."
     result.left_out += [f"{script}: {no_program}" for script in scripts]

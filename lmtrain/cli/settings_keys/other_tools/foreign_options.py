@@ -6,6 +6,7 @@ settings that lmtrain lacks (UNSUPPORTED_SETTINGS). Names are in snake case; a d
 
 from __future__ import annotations
 
+from lmtrain.checkpoint.checkpoint_settings import NEWEST_WORDS, RESUMES_BY_ITSELF
 from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.settings_file import FILE_NAMES
 
@@ -35,6 +36,7 @@ SWITCHES = {
     "gpt_j_residual": "model.parallel_block=two_norms", "recompute": "recompute=full",
     "recompute_layer": "recompute=full", "activation_checkpointing": "recompute=full",
     "fp16.enabled": "precision=fp16", "bf16.enabled": "precision=bf16", "no_evals": "train.valid_interval_steps=0",
+    "load_best_model_at_end": "checkpoint.keep_best=1",
     "reset_position_ids": "data.document_mask=true", "eod_mask_loss": "data.document_mask=true",
     "dataloader_inter_document_masking": "data.document_mask=true",
 }  # fmt: skip
@@ -88,19 +90,18 @@ VALUES = {
                                    "selective": "recompute=attention"},
 }  # fmt: skip
 _SINKS = "Metrics are written to a file of run.dir, to TensorBoard and, with observe.wandb=online, to Weights & Biases."
+_RESUME_NOTES = {
+    **dict.fromkeys(NEWEST_WORDS, RESUMES_BY_ITSELF),
+    **dict.fromkeys(("false", "no", "0"), "A run whose run.dir is new begins from scratch."),
+}
 # option -> value -> why it is left out; "" is any other value
 VALUE_NOTES = {
     "init_from": {
-        "resume": "A run resumes from its own run.dir by itself.",
+        "resume": RESUMES_BY_ITSELF,
         "scratch": "A run whose run.dir is new begins from scratch.",
         "": "checkpoint.init_from=FOLDER begins with the weights of a downloaded model.",
     },
-    "resume": {
-        "auto": "A run resumes from its own run.dir by itself.",
-        "true": "A run resumes from its own run.dir by itself.",
-        "false": "A run whose run.dir is new begins from scratch.",
-    },
-    "resume_from_checkpoint": {"true": "A run resumes from its own run.dir by itself."},
+    **dict.fromkeys([*FOREIGN_NAMES["checkpoint.resume"].split(), "resume"], _RESUME_NOTES),
     "max_steps": {"-1": "-1 sets no number of steps. Give train.steps, or train.tokens."},
     "validation.steps": {"-1": "Validation reads train.valid_samples."},
     "global_batch_size": {"-1": "train.global_batch is the number of samples itself."},
@@ -192,6 +193,11 @@ OTHER_VERBS = dict.fromkeys(
     FILE_NAMES.split(),
     "Settings are read from a .yaml file that is one of the words. Write those of this file as KEY: VALUE in one.",
 )
+# what more a setting decides than another tool's option
+MEANS_MORE = {
+    "data_seed": "It is train.seed here: one seed decides the first weights, the order of the samples and dropout. "
+    "With checkpoint.init_from=FOLDER the weights are the same for all.",
+}
 # of these keys another tool's 0 is null here
 ZERO_IS_NULL = ("optim.clip_norm",)
 # options whose value may have commas by itself

@@ -47,7 +47,7 @@ class Option:
     @cached_property
     def values(self) -> tuple[str, ...]:
         sign, value = self.unit[0].partition("=")[1:]
-        return tuple(map(_without_quotes, (value, *self.unit[1:]) if sign else self.unit[1:]))
+        return tuple(_without_quotes(each.strip()) for each in ((value, *self.unit[1:]) if sign else self.unit[1:]))
 
     @property
     def value(self) -> str:
@@ -85,6 +85,7 @@ class Translation:
     typed_settings: Sequence[str] = ()
     counts_as: str = ""  # the verb's own key for the number of processes, such as "gpus" of a plan
     from_run: str | None = None  # the run typed for --from-run; "" if none is, None if the verb has no such option
+    takes_variables: bool = False  # True if the verb has an option --env
     options: list[str] = field(default_factory=list)  # options of lmtrain and their values
     settings: dict[str, str] = field(default_factory=dict)
     processes: str = ""
@@ -111,6 +112,8 @@ class Translation:
         if (earlier := self.origins.get(key)) and self.settings.get(key) not in (None, value):
             self.left_out.append(f"{earlier.typed}: {option.typed} sets {key} too.")
         self.settings[key], self.origins[key] = value, option
+        if more := tables.MEANS_MORE.get(option.name):
+            self.changed.append(f"{option.typed}: {more}")
         added = [word for word in others if word.partition("=")[0] not in self.settings]
         self.settings |= {word.partition("=")[0]: word.partition("=")[2] for word in added}
         if not is_as_typed:

@@ -15,6 +15,7 @@ def join_sweep(result: Translation, option: Option, first: str, others: Sequence
     `first`, and `others` are those with each of the values.
     """
     single = option.with_value(first)
+    _tell_replaced(result, option, others)
     keys = [key for key in result.settings if len({other.settings.get(key) for other in others}) > 1]
     varying = {key: [other.settings.get(key, "") for other in others] for key in keys}
     _name_whole(result, single, option)
@@ -32,6 +33,16 @@ def join_sweep(result: Translation, option: Option, first: str, others: Sequence
             result.omit(option, f"{key} would be {', '.join(varying[key])} with it; start these runs one by one.")
     if varying[leader] != option.value.split(","):
         result.changed.append(f"{option.typed} is {leader}={result.settings[leader]} here.")
+
+
+def _tell_replaced(result: Translation, option: Option, others: Sequence[Translation]) -> None:
+    """Say of another option that one of the values of `option` replaces its value, though the first may be the same."""
+    for other, value in zip(others, option.value.split(","), strict=False):
+        replaced = f": {option.with_value(value).typed} sets "
+        for text in other.left_out:
+            if replaced in text and not any(told.startswith(text.partition(":")[0]) for told in result.left_out):
+                result.left_out.append(text)
+        result.left_out = [text.replace(replaced, f": {option.typed} sets ") for text in result.left_out]
 
 
 def _name_whole(result: Translation, single: Option, option: Option) -> None:

@@ -20,7 +20,11 @@ from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_s
 from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.name_suggestions import types_by_key, union_members
-from lmtrain.config.names_without_counterpart import sentence_about
+from lmtrain.config.names_without_counterpart import (
+    is_environment_variable,
+    sentence_about,
+    sentence_about_variable,
+)
 from lmtrain.config.parse_and_apply_overrides import named_values
 from lmtrain.train.run_config import RunConfig
 
@@ -32,12 +36,13 @@ _YAML = {"": "true", "True": "true", "False": "false", "None": "null"}
 
 def translate_options(
     units: Sequence[tuple[str, ...]], typed_settings: Sequence[str] = (), counts_as: str = "",
-    from_run: str | None = None, *, is_sweep: bool = False,
+    from_run: str | None = None, *, is_sweep: bool = False, takes_variables: bool = False,
 ) -> Translation:  # fmt: skip
     """Translate another tool's options, each a tuple of the option and its values as typed, to settings of lmtrain.
     Options without a counterpart are in `left_out`, `unknown` or `refused` of the result. `counts_as` is the key that
     the verb has for a number of processes, if any. `from_run` is the run typed for its option --from-run, "" if none
-    is, and None if it has no such option. With `is_sweep`, a list of values is one of runs, even of datasets.
+    is, and None if it has no such option. With `is_sweep`, a list of values is one of runs, even of datasets. With
+    `takes_variables`, the verb has an option --env.
     """
     options = [Option(tuple(unit)) for unit in units]
     lists = {option: values for option in options if len(values := _values_of_sweep(option, is_sweep)) > 1}
@@ -45,7 +50,7 @@ def translate_options(
     def translate(chosen: Mapping[Option, str]) -> Translation:
         return _translate_each(
             [option.with_value(chosen[option]) if option in chosen else option for option in options],
-            Translation(typed_settings, counts_as, from_run),
+            Translation(typed_settings, counts_as, from_run, takes_variables),
         )
 
     firsts = {option: values[0] for option, values in lists.items()}
@@ -70,6 +75,7 @@ def _values_of_sweep(option: Option, is_sweep: bool) -> list[str]:
     a single value, which may be a list.
     """
     takes_list = not is_sweep and _KEY_OF.get(option.name, "") in _DATASET_KEYS
+    takes_list = takes_list or _is_variable(option)
     if takes_list or option.name in tables.LISTS or len(option.values) != 1 or re.search(r"[\[({'\"]", option.value):
         return []
     values = [value for value in option.value.split(",") if value]
@@ -80,6 +86,22 @@ def _take_processes(result: Translation, option: Option) -> bool:
     if option.name not in tables.PROCESS_COUNT_NAMES or not option.value.isdecimal():
         return False
     result.processes, result.counted_by = option.value, option
+    return True
+
+
+def _is_variable(option: Option) -> bool:
+    return option.is_word and is_environment_variable(option.unit[0].partition("=")[0])
+
+
+def _take_variable(result: Translation, option: Option) -> bool:
+    """Translate an environment variable that is typed like a setting, as in NCCL_DEBUG=WARN."""
+    if not _is_variable(option):
+        return False
+    (word,) = option.unit
+    if not result.takes_variables:
+        return result.omit(option, sentence_about_variable(option.typed))
+    result.options += ["--env", word]
+    result.changed.append(f"{option.typed} is an environment variable: --env {option.typed} sets it in the job.")
     return True
 
 
@@ -141,9 +163,9 @@ def _take_reason(result: Translation, option: Option) -> bool:
 
 def _take_numbers(result: Translation, option: Option) -> bool:
     """Translate an option of Megatron-LM with several numbers, or one that counts otherwise."""
-    numbers = [int(word) for word in option.value.strip("()").replace(",", " ").split() if word.isdecimal()]
+    parts = re.sub(r"[\[\](),]", " ", option.value).split()
+    numbers = [int(word) for word in parts if word.isdecimal()]
     number = numbers[0] if numbers else 0
-    parts = option.value.strip("()[]").replace(",", " ").split()
     match option.name:
         case name if name in tables.BOTH_BETAS and len(parts) == 2 and all(map(_is_number, parts)):
             return result.set(option, f"optim.betas=[{','.join(parts)}]")
@@ -162,8 +184,8 @@ def _take_numbers(result: Translation, option: Option) -> bool:
         case name if name in tables.VALID_SHARES and _is_number(option.value) and 0 < float(option.value) < 100:
             percent = float(option.value) * (100 if float(option.value) < 1 else 1)
             return result.set(option, f"data.split=[{100 - percent:g},{percent:g},0]")
-        case "split" if option.values:
-            return result.set(option, f"data.split=[{','.join(option.values)}]", is_as_typed=True)
+        case "split" if parts:
+            return result.set(option, f"data.split=[{','.join(parts)}]", is_as_typed=True)
         case "eval_iters" | "eval_samples" | "max_eval_steps" if option.value == "0":
             return result.set(option, "train.valid_interval_steps=0")
     return False
@@ -255,6 +277,6 @@ def _is_number(text: str) -> bool:
 
 
 _STEPS: tuple[Callable[[Translation, Option], bool], ...] = (
-    _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch, _leave_for_later, _take_reason,
-    _take_datasets, _take_respelt, _rename,
+    _take_variable, _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch, _leave_for_later,
+    _take_reason, _take_datasets, _take_respelt, _rename,
 )  # fmt: skip
