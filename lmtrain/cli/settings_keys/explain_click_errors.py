@@ -52,6 +52,7 @@ _NAMES_OF_SETTINGS = {  # with the last part of each key
     *(name for key, names in FOREIGN_NAMES.items() for name in (key.rpartition(".")[2], *names.split())),
 }
 _DEFAULT_WORDS = ("auto", "none", "null", "default")  # values of other tools for what is chosen without the option
+_GGUF = "GGUF is not written here: llama.cpp's convert_hf_to_gguf.py makes it of a Hugging Face folder."
 _KINDS = {"valid int": "a whole number", "valid number": "a number", "valid float": "a number"}
 
 
@@ -328,6 +329,9 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     if "--prompt" in command.options and not _units("--prompt", command):
         prompt = way("--prompt", " ".join(extra), instead_of=extra)
         return _Problem(f"{text} is not an argument of {name}, which {taken}. Did you mean {prompt}?", tuple(extra))
+    if text.endswith(".gguf"):
+        out = leave_out(*extra)
+        return _Problem(f"{text} is too much for {name}, which {taken}. {_GGUF} {out}, and give --to hf.", tuple(extra))
     is_are, them = ("is", "it") if len(extra) == 1 else ("are", "them")
     # because: a word that is typed twice is too much only once
     hint = way(*(word for word in taken_words if word in extra), instead_of=extra, shown=f"Leave {them} out")
@@ -394,6 +398,8 @@ def _explain_value(param: Any, hint: Any, message: str, command: Command) -> _Pr
         choices = re.findall(r"['\"](\S+?)['\"]", match[1])
         closest = closest_value(value, choices)
         way_out = f"Did you mean {mark(closest)}?" if closest else "Give one of these."
+        if value.lower() == "gguf" and "hf" in choices:
+            way_out = f"{_GGUF} Use {mark('hf')} first."
         return _Problem(f"{given} is not one of {', '.join(choices)}. {way_out}", (typed,), filler)
     if match := re.search(r"(greater|less) than or equal to (\S+)", message):
         bound = f"{mark(match[2])} or {'more' if match[1] == 'greater' else 'less'}"

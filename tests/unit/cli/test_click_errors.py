@@ -119,11 +119,11 @@ def test_options_that_share_a_word_are_named() -> None:
 
 
 def test_everything_wrong_is_told_once() -> None:
-    assert str(refused("export x --to gguf --layuot a --devcie b")).splitlines() == [
+    assert str(refused("export x --to onnx --layuot a --devcie b")).splitlines() == [
         "4 things are wrong:",
         "  1. --layuot is not an option of lmtrain export. Did you mean --layout?",
         "  2. --devcie is not an option of lmtrain export. `lmtrain export --help` lists its options.",
-        "  3. --to gguf is not one of hf, megatron. Give one of these.",
+        "  3. --to onnx is not one of hf, megatron. Give one of these.",
         "  4. --output is not given, and lmtrain export needs it. Give --output DIR.",
     ]
 
