@@ -127,7 +127,7 @@ def test_wrong_sources_are_named_and_nothing_is_written(models: Path, tmp_path: 
         (("--to", "megatron", "--layout", "dp=2"), "Give tp=NUMBER, pp=NUMBER or both"),
         (("--to", "megatron", "--layout", "tp=0"), "Give tp=NUMBER, pp=NUMBER or both"),
         (("--to", "megatron", "--layout", "tp=2,tp=2"), "each only once"),
-        (("--to", "gguf"), "error: --to gguf is not one of hf, megatron. Give one of these."),
+        (("--to", "gguf"), "error: --to gguf is not one of hf, megatron. GGUF is not written here"),
         (("--to", "transformers"), "error: --to transformers is not one of hf, megatron. Did you mean hf?"),
     ],
 )
