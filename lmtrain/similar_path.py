@@ -37,10 +37,17 @@ def paths_in_one_word(path: Path | str, is_meant: Callable[[Path], bool] = os.pa
     """Return the error message for a path that does not exist if it is a list of paths of which `is_meant` returns True
     for each, such as "a.txt,b.txt", with these as a way out; "" for another path.
     """
+    parts = paths_within(path, is_meant)
+    return f"{path} is several paths in one word. Write {way(*parts, instead_of=str(path))}." if parts else ""
+
+
+def paths_within(path: Path | str, is_meant: Callable[[Path], bool] = os.path.exists) -> list[str]:
+    """Return the paths of which a word is a list, such as "a.txt,b.txt", if it is no path and `is_meant` returns True
+    for each; else [].
+    """
     parts = [part for part in _LIST_SIGNS.split(str(path)) if part]
-    if len(parts) < 2 or os.path.lexists(path) or not all(is_meant(Path(part)) for part in parts):
-        return ""
-    return f"{path} is several paths in one word. Write {way(*parts, instead_of=str(path))}."
+    is_list = len(parts) > 1 and not os.path.lexists(path) and all(is_meant(Path(part)) for part in parts)
+    return parts if is_list else []
 
 
 def similar_path(path: Path, is_meant: Callable[[Path], bool] = os.path.exists) -> Path | None:

@@ -40,7 +40,16 @@ from data_tools.read.parse_chunks_and_bad_lines import (
 )
 from lmtrain.data.store.dataset_writer import working_folder
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, StorageError, UsageError, join_few
+from lmtrain.errors import (
+    DataError,
+    LmtrainError,
+    MissingInputError,
+    SettingsError,
+    StorageError,
+    UsageError,
+    join_few,
+    way,
+)
 from lmtrain.runtime.files.atomic_files import (
     folder_lock,
     read_errors,
@@ -50,7 +59,7 @@ from lmtrain.runtime.files.atomic_files import (
     write_json,
 )
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.similar_path import missing_path
+from lmtrain.similar_path import missing_path, paths_within
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
 from lmtrain.unreadable_files import explain_unreadable
@@ -89,6 +98,9 @@ class TextRequest:
         there is no file, UsageError if `max_vocab` is too small for a tokenizer.
         """
         for text in self.texts:
+            if parts := paths_within(text):
+                new = way(f"data.text=[{','.join(parts)}]", instead_of="data.text")
+                raise SettingsError([f"data.text={text} is several paths in one word. Write {new}."])
             if not os.path.exists(text) and not is_glob(text):
                 raise MissingInputError(missing_path(text, "Give the path of a text, or of a folder of texts."))
             if self._is_unknown_file(text) and (is_not_read := explain_unreadable(Path(text))):

@@ -256,10 +256,14 @@ def _refuse_texts(config: RunConfig) -> None:
 
 def _check_job(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.slurm.slurm_command import SlurmOptions
+    from lmtrain.cli.slurm.tasks_of_array import check_array_tasks
 
     options = SlurmOptions(**{field.name: params[field.name] for field in fields(SlurmOptions)})
     if not params["unknown"]:
         options.check()
+    if options.array_tasks is not None:
+        runs = expand_sweep(params["overrides"] or [], config_dir=params["config_dir"]) if params["array"] else [()]
+        check_array_tasks(options.array_tasks, len(runs))
     for config in _iter_runs(params):
         if (options.gpus_per_node or options.tasks_per_node) and not config.parallel.auto:
             options.shape(config.parallel)

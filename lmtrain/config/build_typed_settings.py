@@ -330,6 +330,9 @@ def _values_meant(hint: Any, value: Any) -> Iterator[tuple[Any, str]]:
             yield (count := units.parse_count(value.rstrip(",;"))), str(count)
         if float in options and (number := number_meant(value)):
             yield float(number), number
+    if isinstance(value, dict) and len(value) == 1:
+        [only] = value.values()
+        yield only, override_text(only)
     if isinstance(value, list) and len(value) == 1:
         yield value[0], override_text(value[0])
     if any(get_origin(option) is tuple for option in options) and word in _OFF:

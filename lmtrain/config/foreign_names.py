@@ -152,6 +152,7 @@ UNSUPPORTED_SETTINGS = {
         "model.dropout is the same in all parts of a block.": "attention_dropout attn_pdrop embd_pdrop",
         "Validation takes the batches of train.micro_batch.": "per_device_eval_batch_size eval_batch_size",
         "model.num_kv_heads says it.": "group_query_attention",
+        "eval.tasks takes a list of tasks with their data: lmtrain eval --list shows them.": "eval_tasks",
         "Validation takes the batches of training.": "eval_global_batch_size eval_micro_batch_size",
         "recompute=full computes every block again.": "recompute_method recompute_num_layers",
         "A run's folder always holds a checkpoint to go on from.": "enable_checkpoint checkpoint.enable",

@@ -164,7 +164,7 @@ def sweep_refusal(override: Any, *, kind: str = "") -> str:
     if "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
         as_list = f" A list is {way(f'{key}=[{value}]')}"
         if kind == "list":
-            return f"{text} names several values.{as_list}.{each}"
+            return f"{text} names several values.{as_list}."
         if _THOUSANDS.fullmatch(value):
             number = way(f"{key}={value.replace(',', '')}")
             is_sweep = not any(part.startswith("0") for part in value.split(","))
@@ -179,7 +179,7 @@ def blend_hint(key: str, value: str, instead_of: Sequence[str] = ()) -> str:
     Return "" in all other cases.
     """
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
-    if len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
+    if len(names) == 1 or not all(names) or set(_SPECIAL_CHARACTERS) & set("".join(names)):
         return ""
     if key in ("data.valid_path", "data.valid_paths"):
         words = way(f"data.valid_paths={named_values(names)}", instead_of=instead_of or key)
@@ -353,7 +353,7 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
     if not sign and _is_text_path(text):
-        return _bare_texts_problem(text, [word for word in words if "=" not in word and _is_text_path(word)])
+        return _bare_texts_problem(text, [word for word in words if "=" not in word and _is_text_path(word)], words)
     if not sign and _is_dataset(text):
         return _bare_datasets_problem(text, [word for word in words if "=" not in word and _is_dataset(word)])
     if match := re.match(r"([\w.]+)\[", bare):
@@ -425,12 +425,17 @@ def _takes_next_word(text: str, word: str, groups: Mapping[str, Sequence[str]]) 
     return "=" not in text + word and bool(_KEY.fullmatch(text)) and is_key
 
 
-def _bare_texts_problem(text: str, texts: Sequence[str]) -> str:
+def _bare_texts_problem(text: str, texts: Sequence[str], words: Sequence[str]) -> str:
     """Return the error message for `text`, one of the words `texts` that are the paths of texts; "" if the message for
-    the first of them covers it.
+    the first of them covers it. A text that data.text names in another of the `words` is kept.
     """
+    given = next((word for word in words if word.startswith("data.text=")), "")
+    before = given.removeprefix("data.text=").removeprefix("[").removesuffix("]")
     names = ",".join(path if _PLAIN_TEXT.fullmatch(path) else hydra_quoted(path) for path in texts)
-    word = way(f"data.text={names}" if len(texts) == 1 else f"data.text=[{names}]", instead_of=texts)
+    names = f"{before},{names}" if before else names
+    is_one = len(texts) == 1 and not before
+    replaced = (given, *texts) if given else texts
+    word = way(f"data.text={names}" if is_one else f"data.text=[{names}]", instead_of=replaced)
     if len(texts) == 1:
         return f"{text!r} is no setting. To train on the text in it, write {word}."
     shown = join_few(map(repr, texts))

@@ -188,7 +188,8 @@ def _lost(line: Line, trial: Trial, outcome: Outcome) -> Iterator[str]:
     """Yield each value of the line that the accepted command has not got, and that no answer says was left out. What
     there is a right line for need not be left out.
     """
-    got = {form for value in outcome.values for form in _forms(value)}
+    parts = (part for value in outcome.values for part in (value, *re.split(r"[\[\]{}=, ]+", value)))
+    got = {form for part in parts for form in _forms(part)}
     text = " ".join((*outcome.values, *trial.dropped)).lower()
     said = "" if line.has_right_words else "\n".join(
         part for _, answer in trial.steps for part in re.findall(r"Left out:.*?(?=\nType|\Z)", answer, re.DOTALL)

@@ -107,7 +107,7 @@ def refuse_other_programs(
         return
     commands, between = [], source
     if imports:
-        between = output if to is None else output.with_name(f"{output.name}_imported")
+        between = output if to is None else output.parent / f"{output.name}_imported"
         words = ["import", source, "--output", between, *(["--tokenizer", tokenizer] if tokenizer else [])]
         commands.append([*words, *(word for setting in settings for word in ("--set", setting))])
     if exports:

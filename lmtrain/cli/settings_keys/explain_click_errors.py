@@ -352,13 +352,17 @@ def _explain_switch(option: str, command: Command) -> _Problem:
 
 def _explain_repeated(option: str, command: Command) -> _Problem:
     """Return the problem that an option that has one value is typed with several."""
-    values = [*dict.fromkeys(value for unit in _units(option, command) for value in _values_of(unit))]
-    ways = " or ".join(way(option, value, instead_of=option) for value in values)
+    params = command_of(command.words)[0].params
+    names = next(param.opts for param in params if option in param.opts)
+    values = [*dict.fromkeys(value for name in names for unit in _units(name, command) for value in _values_of(unit))]
+    ways = " or ".join(way(option, value, instead_of=names) for value in values)
     return _Problem(f"{option} is given more than once, and has one value. Use {ways}.", (option,))
 
 
 def _explain_no_value(option: str, param: Any, hint: Any) -> _Problem:
     """Return the problem that an option is given without its value."""
+    if getattr(param, "hidden", False):  # because: it is there only to be refused
+        return _Problem(f"{option} is given without its value, and is no option here. {leave_out(option)}.", (option,))
     place, filler = value_placeholder(param, hint), filler_words(param, hint) if param.required else ()
     words = fill_in(option, place) if place.isalpha() and place.isupper() else f"{option} {place}"
     return _Problem(f"{option} is given without its value. Give {words}.", (option,), filler)

@@ -19,7 +19,7 @@ RENDER = "slurm render data.path=x --gpus-per-node 1"
         ("pretrain data.path=x dry_run=false", "pretrain data.path=x"),
         ("slurm render data.path=x gpus_per_node=1", RENDER),
         ("plan gpus=8 hardware=h100 layout=tp=2", "plan gpus=8 hardware=h100 --layout tp=2"),
-        (f"{RENDER} --array 0-3%2 optim.lr=1,2", f"{RENDER} --array --array-tasks 0-3%2 optim.lr=1,2"),
+        (f"{RENDER} --array 0-1%2 optim.lr=1,2", f"{RENDER} --array --array-tasks 0-1%2 optim.lr=1,2"),
     ],
 )
 def test_an_option_without_its_dashes(line: str, typed: str) -> None:
