@@ -39,7 +39,14 @@ from lmtrain.runfolder.read_and_record_run_end import (
 )
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.processes.fault_injection import arm_from_env, fault_point
-from lmtrain.runtime.processes.process_environment import START_TIME_VARIABLE, ProcessEnv, end_now, set_env_default
+from lmtrain.runtime.processes.process_environment import (
+    COMMAND_VARIABLE,
+    START_TIME_VARIABLE,
+    ProcessEnv,
+    end_now,
+    process_identity,
+    set_env_default,
+)
 from lmtrain.runtime.processes.stop_signals import Stopped, StopRequest, ignore_stops, stop_requests
 from lmtrain.train.run_config import RunConfig
 
@@ -119,6 +126,7 @@ class Attempt:
         if self.env.rank == 0:
             LostStarts.for_run(self.config, inputs, inputs.resume_from).check_limit(self.config)
         set_env_default(START_TIME_VARIABLE, repr(self.stop.began_s))
+        set_env_default(COMMAND_VARIABLE, str(process_identity(os.getpid())))
 
     @contextmanager
     def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:

@@ -33,6 +33,7 @@ COMPANION_VARIABLE = "LMTRAIN_COMPANION"
 _RUN_ID_VARIABLE = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
 DRY_RUN_LAUNCHER = "elsewhere"  # the launcher of ranks that a dry run only computes with
 START_TIME_VARIABLE = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
+COMMAND_VARIABLE = "LMTRAIN_COMMAND"  # set by our own launcher: the identity of its process, which may restart ranks
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
 _MAX_SPANS = 6  # how many ranges of ranks a message names
 RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
@@ -380,6 +381,17 @@ def set_variables(variables: Mapping[str, str]) -> None:
 def drop_variable(name: str) -> bool:
     """Remove an environment variable; return whether it was set."""
     return os.environ.pop(name, None) is not None
+
+
+def process_identity(pid: int) -> str | None:
+    """Return the number and the start time of a running process of this machine as "PID.TICKS", which no later process
+    has; None if it has ended.
+    """
+    try:
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] == b"Z" else f"{pid}.{int(words[19])}"
 
 
 def set_env_default(name: str, value: str) -> None:
