@@ -19,6 +19,7 @@ import typer
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.cli.ranks.launch_ranks import report_refusal
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error, warn_if_any
+from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import (
     LayoutError,
     LmtrainError,
@@ -28,7 +29,7 @@ from lmtrain.errors import (
     StoppedForGood,
     way,
 )
-from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE
+from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE, TEXT_RECORD
 from lmtrain.runfolder.read_and_record_run_end import (
     is_stop_written_since,
     request_file_cause,
@@ -279,10 +280,13 @@ def _way_to_less_memory(config: RunConfig) -> str:
 
 
 def _saved_state(config: RunConfig) -> str:
-    """Return a sentence for the message of a stopped run: the path of its newest checkpoint, or that nothing is saved,
-    and how to continue.
+    """Return a sentence for the message of a stopped run: the path of its newest checkpoint, or that nothing is saved
+    but what was made of data.text, and how to continue.
     """
     newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
+    is_of_text = isinstance(config.data, DataSettings) and config.data.text is not None
+    if newest is None and is_of_text and (record := Path(config.data.path).with_name(TEXT_RECORD)).is_file():
+        return f"no step is saved, and {record.parent} keeps what was made of data.text. The same command goes on."
     if newest is None:
         return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
     return f"a checkpoint is saved, {newest}. Run the same command again to go on."
