@@ -18,11 +18,16 @@ from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEa
 from lmtrain.runfolder.file_names import (
     CHECKPOINTS,
     CONFIG,
+    DATA,
     ENVIRONMENT,
     FAILED_STARTS,
+    HANGS,
+    IMPORTED,
     LOG,
     METRICS,
     STOP,
+    TENSORBOARD,
+    TRACES,
     WORKING_DIRECTORY,
 )
 from lmtrain.runfolder.read_and_record_run_end import read_object_or_empty, read_stop, stop_stamp
@@ -32,6 +37,7 @@ from lmtrain.runtime.processes.process_environment import process_identity
 from lmtrain.similar_path import missing_path
 
 _RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
+_FOLDERS_OF_RUN = (CHECKPOINTS, DATA, HANGS, IMPORTED, TENSORBOARD, TRACES)
 _START_S = 600  # because: a start takes minutes at most until it locks the folder
 _MAX_DEPTH = 4  # levels of folders that are searched for runs
 
@@ -141,26 +147,31 @@ def not_a_run(path: Path, reason: str, hint: str = "Give the run.dir of a run.")
 
 
 def find_runs(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
-    """Yield `folder` if it is a run folder, else all run folders in it, sorted by path, down to `max_depth` levels
-    below. Hidden folders, links and folders inside a run are not searched.
+    """Yield `folder` if it is a run folder, and all run folders in it, sorted by path, down to `max_depth` levels
+    below. Hidden folders, links and the folders that a run itself writes are not searched.
     """
+    own_folders: tuple[str, ...] = ()
     if is_run(folder):
         yield folder
-        return
+        own_folders = _FOLDERS_OF_RUN
     subfolders: list[Path] = []
     with suppress(OSError):
         subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     for subfolder in subfolders if max_depth else ():
-        if not subfolder.name.startswith("."):
+        if not subfolder.name.startswith(".") and subfolder.name not in own_folders:
             yield from find_runs(subfolder, max_depth - 1)
 
 
 def expand_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return each run once, with a folder of runs (such as a sweep's) replaced by its runs.
+    """Return each run once, with a folder of runs (such as a sweep's) that is no run itself replaced by its runs.
 
     A path without runs is kept, so that the caller can refuse it.
     """
-    return [*{run.resolve(): run for path in paths for run in ([*find_runs(path)] or [path])}.values()]
+    return [*{run.resolve(): run for path in paths for run in _runs_named_by(path)}.values()]
+
+
+def _runs_named_by(path: Path) -> list[Path]:
+    return [path] if is_run(path) else [*find_runs(path)] or [path]
 
 
 @dataclass

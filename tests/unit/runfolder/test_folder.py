@@ -76,12 +76,13 @@ def test_a_run_that_starts_again_is_not_over(tmp_path: Path, monkeypatch: pytest
     assert state(stopped, **other | {"stop_before": None}) == "stopped"
 
 
-def test_runs_are_found_below_a_folder_and_not_inside_of_one(tmp_path: Path) -> None:
-    for name in ("b", "a/c", "a/c/inner", "x/x/x/x/deep", ".hidden"):
+def test_runs_are_found_below_a_folder_and_below_a_run(tmp_path: Path) -> None:
+    for name in ("b", "a/c", "a/c/inner", "a/c/checkpoints/step_00000001", "x/x/x/x/deep", ".hidden"):
         a_run(tmp_path / name)
-    assert list(find_runs(tmp_path)) == [tmp_path / "a/c", tmp_path / "b"]
+    assert list(find_runs(tmp_path)) == [tmp_path / "a/c", tmp_path / "a/c/inner", tmp_path / "b"]
+    assert expand_runs([tmp_path / "a/c"]) == [tmp_path / "a/c"]  # the run that was named, and none below it
     assert expand_runs([tmp_path / "b", tmp_path, tmp_path / "none"]) == [
-        tmp_path / "b", tmp_path / "a/c", tmp_path / "none",
+        tmp_path / "b", tmp_path / "a/c", tmp_path / "a/c/inner", tmp_path / "none",
     ]  # fmt: skip
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / CONFIG).write_text("{}")
