@@ -284,9 +284,11 @@ def _saved_state(config: RunConfig) -> str:
     but what was made of data.text, and how to continue.
     """
     newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
-    is_of_text = isinstance(config.data, DataSettings) and config.data.text is not None
-    if newest is None and is_of_text and (record := Path(config.data.path).with_name(TEXT_RECORD)).is_file():
-        return f"no step is saved, and {record.parent} keeps what was made of data.text. The same command goes on."
+    data = config.data
+    if newest is None and isinstance(data, DataSettings) and data.text is not None:
+        record = Path(data.path).with_name(TEXT_RECORD)
+        if record.is_file():
+            return f"no step is saved, and {record.parent} keeps what was made of data.text. The same command goes on."
     if newest is None:
         return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
     return f"a checkpoint is saved, {newest}. Run the same command again to go on."
