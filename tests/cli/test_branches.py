@@ -141,6 +141,11 @@ def test_the_same_command_goes_on_when_the_trunk_has_removed_the_checkpoint(trun
     assert f"continuing from {checkpoint(branch, 9)}" in lmtrain("pretrain", *words)
     other = ["--from-run", checkpoint(trunk, 6), f"run.dir={tmp_path / 'another'}"]
     assert "does not exist" in lmtrain("pretrain", *other, code=66)
+    for step in (3, 9, 12):
+        shutil.rmtree(checkpoint(trunk, step))
+    for source in (trunk, checkpoint(trunk, 6)):  # by the trunk's folder, which holds no checkpoint any more
+        said = lmtrain("pretrain", "--from-run", source, *words[2:], "train.steps=13")
+        assert f"continuing from {checkpoint(branch, 12)}" in said or "done: 13 steps" in said
     shutil.rmtree(trunk)
     assert f"goes on with: lmtrain pretrain --from-run {branch}" in lmtrain("pretrain", *words, code=66)
 

@@ -325,7 +325,8 @@ def compose_run(
             f"but run.dir={config.run.dir} is that of its newest parent. Give run.dir=DIR."
         )
     begins_from = config.checkpoint.init_from or config.checkpoint.resume
-    if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
+    has_none = all(latest_checkpoint(run / CHECKPOINTS) is None for run in (source.run, Path(config.run.dir)))
+    if is_branch and begins_from == str(source.run) and has_none:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
             f"Add {way('--from-beginning')} to begin it again there."
