@@ -76,6 +76,13 @@ class ProcessEnv:
     num_ranks: int = 1  # ranks that this process represents, from `rank` on: all of its node if it is their launcher
 
     @property
+    def command(self) -> str | None:
+        """The identity of the command's process: of our own launcher if it has started this process, else of this one.
+        """
+        launcher = os.environ.get(COMMAND_VARIABLE) if self.is_child else None
+        return launcher or process_identity(os.getpid())
+
+    @property
     def takes_nproc(self) -> bool:
         """True if the option --nproc says how many processes there are, and not a launcher such as torchrun."""
         return self.launcher in ("single", "lmtrain", DRY_RUN_LAUNCHER)

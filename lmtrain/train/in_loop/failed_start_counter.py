@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from lmtrain.runfolder.file_names import FAILED_STARTS, step_from_name
 from lmtrain.runfolder.read_and_record_run_end import read_object_or_empty, read_stop_or_empty, stop_stamp, write_stop
 from lmtrain.runtime.files.atomic_files import lock_holder, write_json
 from lmtrain.runtime.processes.local_rank_launcher import CRASH_CODE, RESTARTABLE_CODES
-from lmtrain.runtime.processes.process_environment import COMMAND_VARIABLE, ProcessEnv, process_identity
+from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.terminal_safe_text import warn
 from lmtrain.train.ranks.facts_equal_on_all_ranks import program_facts
 from lmtrain.train.run_config import RunConfig
@@ -101,11 +100,10 @@ class LostStarts:
         """Add an entry for the start that this process begins (time, host, job, number of processes, the process of
         the command and whether it can restart the run) and write starts.json.
         """
-        launcher = os.environ.get(COMMAND_VARIABLE) if env.is_child else None
         self.lost.append({
             "began": datetime.now(UTC).isoformat(timespec="seconds"), "host": env.host, "job": env.job_id,
             "processes": env.world_size, "restart": env.num_restarts, "stop_before": stop_stamp(self.folder),
-            "command": launcher or process_identity(os.getpid()), "is_launched": launcher is not None,
+            "command": env.command, "is_launched": env.is_child,
         })  # fmt: skip
         self.write()
 
