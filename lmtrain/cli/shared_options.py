@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import OutputError, UsageError, leave_out, split_ways, way
+from lmtrain.errors import OutputError, UsageError, leave_out, own, split_ways, way
 from lmtrain.similar_path import paths_in_one_word
 from lmtrain.units import parse_bytes, parse_count
 
@@ -133,6 +133,16 @@ def parse_output_prefix(text: str) -> Path:
             f"prefix {path.with_suffix('')}."
         )
     return path
+
+
+def check_seed(seed: int | None) -> int | None:
+    """Return a seed that was typed. Raise typer.BadParameter if it has more than 64 bits: it would be the same as
+    another seed.
+    """
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        rule = f"is not a whole number from {-(2**63)} to {2**63 - 1}"
+        raise typer.BadParameter(f"{seed} {rule}. Use {own(seed % 2**32)}.")
+    return seed
 
 
 def parse_count_option(text: str) -> int:

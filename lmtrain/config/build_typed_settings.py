@@ -248,7 +248,8 @@ class _Builder:
         if isinstance(scalar, float) and not math.isfinite(scalar):
             return self._record(f"{path}={show(value)} is not a finite number. {number}")
         if isinstance(scalar, int) and abs(scalar) > _MAX_INT:
-            return self._record(f"{path}={show(value)} must be at most 1e18. {number}")
+            limit = "at most 1e18" if scalar > 0 else "at least -1e18"
+            return self._record(f"{path}={show(value)} must be {limit}. {number}")
         return scalar
 
     def _build_tuple(self, hint: Any, value: Any, path: str, example: str) -> Any:

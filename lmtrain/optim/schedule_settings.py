@@ -32,6 +32,13 @@ class ScheduleSettings(Choice):
             return (step + 1) / self.warmup_steps
         return self.after_warmup(step, total_steps)
 
+    @property
+    def start_step(self) -> int:
+        """The step from which `after_warmup` measures; a run whose steps differ in tokens gives it in tokens, as
+        `warmup_steps`.
+        """
+        return self.warmup_steps
+
     @abstractmethod
     def after_warmup(self, step: int, total_steps: int) -> float:
         """Return the learning rate at a step from `warmup_steps` on, as a share of the peak; it is 1 at step
@@ -96,8 +103,12 @@ class InverseSqrtSettings(ScheduleSettings):
     kind: ClassVar[str] = "inverse_sqrt"
     min_ratio: float = 0.0
 
+    @property
+    def start_step(self) -> int:
+        return max(1, self.warmup_steps)
+
     def after_warmup(self, step: int, total_steps: int) -> float:
-        start = max(1, self.warmup_steps)
+        start = self.start_step
         return max(self.min_ratio, math.sqrt(start / max(start, step)))
 
 

@@ -136,7 +136,9 @@ def _fewer_stages(num_layers: int, parallel: ParallelSettings) -> str:
     """Return the sentence with the settings of a pipeline that has no more stages than the model has layers."""
     most = num_layers // parallel.vp
     if most > 1:
-        return f"Use {way(f'parallel.pp={most}')}{' or less' if parallel.vp == 1 else ''}."
+        # because: "or less" includes pp=1, which has no stages, no schedule and no balance
+        any_less = parallel.vp == 1 and (parallel.schedule, parallel.balance) == ("1f1b", "layers")
+        return f"Use {way(f'parallel.pp={most}')}{' or less' * any_less}."
     words = [f"parallel.pp={min(parallel.pp, num_layers)}", *["parallel.vp=1"] * (parallel.vp > 1)]
     is_pipeline = num_layers > 1
     words += ["parallel.schedule=1f1b"] * (parallel.schedule != "1f1b" and not (

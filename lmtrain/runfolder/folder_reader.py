@@ -10,17 +10,35 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, shorten, way
-from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP, WORKING_DIRECTORY
-from lmtrain.runfolder.read_and_record_run_end import read_stop
+from lmtrain.runfolder.file_names import (
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    ENVIRONMENT,
+    FAILED_STARTS,
+    HANGS,
+    IMPORTED,
+    LOG,
+    METRICS,
+    STOP,
+    TENSORBOARD,
+    TRACES,
+    WORKING_DIRECTORY,
+)
+from lmtrain.runfolder.read_and_record_run_end import read_object_or_empty, read_stop, stop_stamp
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import lock_holder, read_json
+from lmtrain.runtime.processes.process_environment import process_identity
 from lmtrain.similar_path import missing_path
 
 _RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
+_FOLDERS_OF_RUN = (CHECKPOINTS, DATA, HANGS, IMPORTED, TENSORBOARD, TRACES)
+_START_S = 600  # because: a start takes minutes at most until it locks the folder
 _MAX_DEPTH = 4  # levels of folders that are searched for runs
 
 
@@ -57,15 +75,46 @@ def run_state(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
     `process`, the process that holds the folder's lock, or None. `stop` is the content of stop.json, None without the
     file. "out of sight" means that the process is on another machine and may or may not be alive.
     """
+    is_done = stop is not None and stop.get("cause") == DONE
+    if not is_done and (start := _start_under_way(run)) is not None:
+        return start
     if stop is not None:
         on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
-        state = "finished" if stop.get("cause") == DONE else "stopped" if on_request else "failed"
+        state = "finished" if is_done else "stopped" if on_request else "failed"
         return {"state": state, "process": None}
     holder, is_held = lock_holder(run) or (None, False)
     if holder is None:
         return {"state": "killed", "process": None}
     is_here = holder.endswith(f" on {socket.gethostname()}")
     return {"state": "running" if is_held else "killed" if is_here else "out of sight", "process": holder}
+
+
+def _start_under_way(run: Path) -> dict[str, Any] | None:
+    """Return the state of a run that a command is about to start or restart, and whose folder it has not locked; None
+    if there is no such command: of this machine, a command whose process lives; of another one, a command that began a
+    few minutes ago after the run's end.
+    """
+    lost = read_object_or_empty(run / FAILED_STARTS).get("lost")
+    newest = lost[-1] if isinstance(lost, list) and lost and isinstance(lost[-1], dict) else {}
+    # because: a launcher may restart the run after a loss; any other process has ended, or lives on in a notebook
+    if "how" in newest and not newest.get("is_launched"):
+        return None
+    holder = lock_holder(run)
+    identity, host = str(newest.get("command")), newest.get("host")
+    pid = identity.partition(".")[0]
+    process = f"process {pid} on {host}, which starts the run"
+    if host == socket.gethostname():
+        is_alive = pid.isdecimal() and process_identity(int(pid)) == identity and not (holder and holder[1])
+        return {"state": "running", "process": process} if is_alive else None
+    is_new = newest.get("stop_before") == stop_stamp(run) is not None and _is_recent(newest.get("began"))
+    return {"state": "out of sight", "process": process} if is_new else None
+
+
+def _is_recent(time: Any) -> bool:
+    """Return whether `time`, an ISO time with its zone, is less than _START_S ago."""
+    with suppress(TypeError, ValueError):
+        return (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds() < _START_S
+    return False
 
 
 def read_run_state(run: Path) -> dict[str, Any]:
@@ -98,26 +147,31 @@ def not_a_run(path: Path, reason: str, hint: str = "Give the run.dir of a run.")
 
 
 def find_runs(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
-    """Yield `folder` if it is a run folder, else all run folders in it, sorted by path, down to `max_depth` levels
-    below. Hidden folders, links and folders inside a run are not searched.
+    """Yield `folder` if it is a run folder, and all run folders in it, sorted by path, down to `max_depth` levels
+    below. Hidden folders, links and the folders that a run itself writes are not searched.
     """
+    own_folders: tuple[str, ...] = ()
     if is_run(folder):
         yield folder
-        return
+        own_folders = _FOLDERS_OF_RUN
     subfolders: list[Path] = []
     with suppress(OSError):
         subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     for subfolder in subfolders if max_depth else ():
-        if not subfolder.name.startswith("."):
+        if not subfolder.name.startswith(".") and subfolder.name not in own_folders:
             yield from find_runs(subfolder, max_depth - 1)
 
 
 def expand_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return each run once, with a folder of runs (such as a sweep's) replaced by its runs.
+    """Return each run once, with a folder of runs (such as a sweep's) that is no run itself replaced by its runs.
 
     A path without runs is kept, so that the caller can refuse it.
     """
-    return [*{run.resolve(): run for path in paths for run in ([*find_runs(path)] or [path])}.values()]
+    return [*{run.resolve(): run for path in paths for run in _runs_named_by(path)}.values()]
+
+
+def _runs_named_by(path: Path) -> list[Path]:
+    return [path] if is_run(path) else [*find_runs(path)] or [path]
 
 
 @dataclass

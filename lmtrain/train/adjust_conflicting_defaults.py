@@ -17,6 +17,7 @@ from lmtrain.layout import divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.train.rules_between_settings import rampup_problems
 from lmtrain.train.train_settings import TrainSettings, count_steps
 
 
@@ -94,7 +95,10 @@ def _adjust_warm_up(tree: dict[str, Any], typed_values: Mapping[str, str]) -> It
     if settings is None or model is None:
         return
     if settings.rampup is not None and settings.steps is None:
-        return  # because: the ramp-up is not checked yet and may never reach the full batch
+        # because: a wrong ramp-up, which is reported later, may never reach the full batch
+        parallel: ParallelSettings | None = _build_section(ParallelSettings, tree, "parallel")
+        if parallel is None or any(rampup_problems(settings, parallel.layout)):
+            return
     steps = count_steps(settings, model.shape.seq_len)
     cause = f"train.steps={steps}" if settings.steps else f"train.tokens={settings.tokens}, {steps} steps"
     yield from shorten_warm_up(tree, typed_values, steps, cause)

@@ -162,6 +162,15 @@ def label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
     )  # fmt: skip
 
 
+def seed_problems(train: TrainSettings, data: DataChoice) -> Iterator[Problem]:
+    """Yield a problem if data.order=megatron, and train.seed is none of the seeds that Megatron-LM's generator has."""
+    yield from problem_if(
+        data.order == "megatron" and train.seed >= 2**32, "train.seed", train.seed,
+        f"must be at most {2**32 - 1} with data.order=megatron",
+        f"Use {own(train.seed % 2**32)}, or {way('data.order=own', instead_of='data.megatron_samples')}.",
+    )  # fmt: skip
+
+
 def rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
     """Yield a problem if the batch-size ramp-up starts above train.global_batch, does not reach it in whole increments,
     takes more than MAX_INCREMENTS, or does not fit the layout. Yield nothing without a ramp-up.
@@ -294,6 +303,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
     (("data", "run"), text_problems),
     (("model", "eval"), task_problems),
     (("train", "data"), validation_problems),
+    (("train", "data"), seed_problems),
     (("recompute", "model"), recompute_problems),
     (("recompute", "parallel"), recompute_layout_problems),
     (("observe", "parallel"), profile_problems),

@@ -400,7 +400,7 @@ class ScheduleSpan:
         steps = steps_before + step - stage.first_step
         if len({(each.seq_len, each.batch_start) for each in self.stages}) == 1:
             return self.schedule.factor(steps, self.num_steps)
-        warmup_tokens = self._tokens_before(self.schedule.warmup_steps)
+        warmup_tokens = self._tokens_before(self.schedule.start_step)
         if steps < self.schedule.warmup_steps:
             return self._tokens_before(steps + 1) / warmup_tokens
         in_tokens = replace(self.schedule, warmup_steps=warmup_tokens)

@@ -22,7 +22,7 @@ from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.data.data_settings import REST
 from lmtrain.data.loader import Loader
 from lmtrain.data.training_data_by_source import TrainingPart, shown_sources, tokens_of_order
-from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StoppedEarly, StorageError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure.process_and_gpu_memory import Memory
 from lmtrain.observe.measure.throughput import Throughput
@@ -32,7 +32,7 @@ from lmtrain.observe.sinks.queued_sink import QueuedSink
 from lmtrain.optim.optimizer_state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.parallel_model import ParallelModel
-from lmtrain.runfolder.file_names import CHECKPOINTS
+from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
 from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.succeed_on_all_ranks_or_none import Peers, collective_phase
@@ -222,6 +222,19 @@ def resume(
                     set_aside_damaged(path, folder / CHECKPOINTS, error)
             skip_messages.append(f"The checkpoint {path} is set aside: {error}")
             inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
+            _check_same_stage(config, path, inputs.resume_from)
+
+
+def _check_same_stage(config: RunConfig, damaged: Path, intact: Path | None) -> None:
+    """Raise StoppedEarly if the checkpoint `intact`, from which the run resumes in place of `damaged`, is of a stage
+    before that of `config`, because data and settings were prepared for this one. The next start prepares that stage's.
+    """
+    step = step_from_name(intact.name) if intact is not None else None
+    if step is not None and step < config.first_step:
+        raise StoppedEarly(
+            f"The checkpoint {damaged} is damaged and set aside, and {intact}, the newest before it, belongs to a "
+            f"stage before {config.stage_name}. Run the same command again to go on from there."
+        )
 
 
 def load_first_weights(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
+from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError
 from lmtrain.train.run_config import RunConfig
@@ -131,6 +132,19 @@ def test_ramp_up_and_restart_of_a_stage_belong_to_its_first_step() -> None:
     assert tree["stages"]["b"]["train"]["rampup"]["start"] == 4
     assert tree["stages"]["b"]["data"]["datasets"][0]["restart"] is True
     assert [*branch({}, of=of)[0]["stages"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("of", [(), ("stages.one.steps=30", "stages.two.steps=70", "stages.two.optim.lr=1e-4")])
+def test_the_past_keeps_what_a_later_start_has_changed(of: tuple[str, ...]) -> None:
+    base, earlier = recorded(*of), ("optim.lr=5e-4", "optim.clip_norm=2")
+    tree, saved = deepcopy(base), build_settings(RunConfig, recorded(*of, *earlier))
+    tree["data"]["datasets"] = OTHER
+    BranchPoint(base, 40, saved).rewrite(tree, {"data.datasets": "[{path: b, weight: 1}]"})
+    (*past, branch) = tree["stages"].values()
+    assert [stage["optim"] for stage in past] == [
+        {"lr": 5e-4, "clip_norm": 2.0}, {"lr": 1e-4, "clip_norm": 2.0}
+    ][: len(past)]  # fmt: skip
+    assert branch.get("optim", {}) == ({"lr": 1e-4} if of else {})  # what is ahead is as the last start has it
 
 
 def test_a_second_branch_has_a_name_of_its_own() -> None:

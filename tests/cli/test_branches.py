@@ -141,6 +141,11 @@ def test_the_same_command_goes_on_when_the_trunk_has_removed_the_checkpoint(trun
     assert f"continuing from {checkpoint(branch, 9)}" in lmtrain("pretrain", *words)
     other = ["--from-run", checkpoint(trunk, 6), f"run.dir={tmp_path / 'another'}"]
     assert "does not exist" in lmtrain("pretrain", *other, code=66)
+    for step in (3, 9, 12):
+        shutil.rmtree(checkpoint(trunk, step))
+    for source in (trunk, checkpoint(trunk, 6)):  # by the trunk's folder, which holds no checkpoint any more
+        said = lmtrain("pretrain", "--from-run", source, *words[2:], "train.steps=13")
+        assert f"continuing from {checkpoint(branch, 12)}" in said or "done: 13 steps" in said
     shutil.rmtree(trunk)
     assert f"goes on with: lmtrain pretrain --from-run {branch}" in lmtrain("pretrain", *words, code=66)
 
@@ -184,6 +189,21 @@ def test_decays_at_several_steps(trunk: Path, tmp_path: Path) -> None:
         branch = tmp_path / f"trunk-decay-{step}"
         rates = {number: row[2] for number, row in steps(branch).items()}
         assert rates == {step + 1 + n: pytest.approx(3e-3 * (1 - (n / num) ** 0.5)) for n in range(num)}
+
+
+def test_a_branch_from_before_a_later_start_changed_the_rate(other: Path, trunk: Path, tmp_path: Path) -> None:
+    later = ["train.steps=15", "schedule=linear", "schedule.warmup_steps=0", "optim.lr=1e-3", "optim.clip_norm=2"]
+    lmtrain("pretrain", "--from-run", trunk, *later)
+    words = shlex.split(lmtrain("branch", trunk, "--at", 6, "--decay-steps", 2))
+    assert {"stages.decay.optim.lr=0.003", "stages.decay.optim.clip_norm=1.0"} <= {*words}
+    lmtrain(*words[1:])
+    rates = {number: row[2] for number, row in steps(tmp_path / "trunk-decay-6").items()}
+    assert rates == {7: pytest.approx(3e-3), 8: pytest.approx(1.5e-3)}
+    branch = ["--from-run", checkpoint(trunk, 6), f"run.dir={tmp_path / 'branch'}", f"data.path={other}"]
+    lmtrain("pretrain", *branch, "train.steps=9")
+    shutil.rmtree(checkpoint(trunk, 6))
+    lmtrain("pretrain", *branch, "train.steps=10")
+    assert [*steps(tmp_path / "branch")] == [7, 8, 9, 10]
 
 
 def test_refusals_of_branch(trunk: Path) -> None:

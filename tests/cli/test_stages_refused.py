@@ -200,6 +200,23 @@ def test_an_edited_history_is_noticed_by_the_manifests_digest(words: Words, runs
     assert "checkpoint.fallback=true" in output
 
 
+def test_a_damaged_checkpoint_at_a_border_leads_back_into_the_stage_before(
+    words: Words, runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "border", tmp_path / "run")
+    (file, *_) = (tmp_path / "run/checkpoints/step_00000004").glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    again = words(tmp_path / "run", "checkpoint.fallback=true")
+    said = " ".join(lmtrain("pretrain", *again, code=75).split())
+    assert "step_00000004 is damaged and set aside" in said
+    assert "step_00000002, the newest before it, belongs to a stage before two. Run the same command again" in said
+    stop = json.loads((tmp_path / "run/stop.json").read_text())
+    assert (stop["requeue"], stop["step"]) == (True, 2)
+    assert "done: 10 steps" in lmtrain("pretrain", *again)
+
+
 def test_a_checkpoint_from_before_stages_goes_on(words: Words, runs: Path, tmp_path: Path) -> None:
     """A checkpoint without a history is completed from the stages behind, which need their data."""
 

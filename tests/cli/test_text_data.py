@@ -263,6 +263,12 @@ def test_killed_while_the_data_is_made_it_goes_on(toy: Toy, notes: Path, tmp_pat
     assert (tmp_path / "run/data/text.bin").read_bytes() == (tmp_path / "whole.bin").read_bytes()
 
 
+def test_stopped_while_the_data_is_made_it_says_what_is_kept(toy: Toy, notes: Path, tmp_path: Path) -> None:
+    words = ["pretrain", f"data.text={notes}", *tiny(toy, tmp_path / "run", train__steps=3)]
+    said = lmtrain(*words, code=75, env=ALLOW | {"LMTRAIN_FAULT": "int:point=text.dataset"})
+    assert f"SIGINT: no step is saved, and {tmp_path}/run/data keeps what was made of data.text. The same com" in said
+
+
 @pytest.mark.wide
 def test_two_processes_of_one_launcher_share_what_it_made(toy: Toy, notes: Path, tmp_path: Path) -> None:
     settings = tiny(toy, tmp_path / "run", train__steps=3, parallel__dp_shard=2)

@@ -182,7 +182,7 @@ def _build_branches(
     from it, and the checked settings of that run. `length` is the result of `_parse_length`. Raise MissingInputError if
     a step has no checkpoint.
     """
-    from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_run
+    from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_run, recorded_config
     from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.train.run_config import RunConfig
     from lmtrain.train.run_stage_settings import unused_stage_name
@@ -196,7 +196,8 @@ def _build_branches(
             kind, number = "steps", max(1, round(step * number / (100 - number)))
         folder = output / f"{run.name}-{_STAGE}-{_short(step)}"
         words = [f"run.dir={_literal(str(folder))}", f"stages.{name}.{kind}={number:.0f}"]
-        words += [f"stages.{name}.schedule={_SHAPES[shape]}", *_settings_there(parent, step, name)]
+        there = recorded_config(checkpoint) or parent
+        words += [f"stages.{name}.schedule={_SHAPES[shape]}", *_settings_there(there, parent, step, name)]
         typed = {override_key(word) for word in overrides}
         words = [word for word in words if override_key(word) not in typed] + [*overrides]
         yield Branch(checkpoint, words, compose_run(words, from_run=checkpoint, config_dir=None, name="pretrain"))
@@ -222,24 +223,26 @@ def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:
     return [known[step] for step in steps]
 
 
-def _settings_there(parent: RunConfig, step: int, name: str) -> Iterator[str]:
+def _settings_there(there: RunConfig, parent: RunConfig, step: int, name: str) -> Iterator[str]:
     """Yield overrides `stages.NAME.KEY=VALUE` that give a new stage `name` the settings of the stage in which the run
-    `parent` is after `step` steps. They include that step's learning rate if it differs from `parent.optim.lr`.
+    is after `step` steps, by the settings `there` of that checkpoint. They include that step's learning rate, and
+    settings of the optimizer, that differ from those of the run's last start, `parent`.
     """
-    from lmtrain.cli.pretrain.training_stages_of_branch import inherited_settings
+    from lmtrain.cli.pretrain.training_stages_of_branch import CHANGEABLE_OPTIM, inherited_settings
 
-    stage = parent.stage_at(step - 1)
-    given = parent.stages[stage.stage_name].overrides() if parent.stages else {}
+    stage = there.stage_at(step - 1)
+    given = there.stages[stage.stage_name].overrides() if there.stages else {}
     for group, values in inherited_settings(given).items():
         if group == "recompute":
             yield f"stages.{name}.{group}={_literal(values)}"
             continue
         for key, value in values.items():
-            if (group, key) != ("optim", "lr"):
+            if group != "optim" or key not in CHANGEABLE_OPTIM:
                 yield f"stages.{name}.{group}.{key}={_literal(value)}"
-    lr = stage.learning_rate(step - 1)
-    if lr != parent.optim.lr:
-        yield f"stages.{name}.optim.lr={lr:.6g}"
+    reached = stage.optim.to_dict() | {"lr": stage.learning_rate(step - 1)}
+    for key in CHANGEABLE_OPTIM:
+        if reached[key] != parent.optim.to_dict()[key]:
+            yield f"stages.{name}.optim.{key}={f'{reached[key]:.6g}' if key == 'lr' else _literal(reached[key])}"
 
 
 def _literal(value: Any) -> str:

@@ -18,6 +18,7 @@ from lmtrain.cli.shared_options import (
     RereadInputs,
     Suffixes,
     TextInputs,
+    check_seed,
     parse_numbers,
     parse_output_file,
     parse_size,
@@ -44,7 +45,7 @@ Workers = Annotated[int | None, typer.Option(help="Number of processes. [default
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Process only part I (from 0) of N.")]
 Key = Annotated[str, typer.Option(help="Key of the text in JSON lines, or its column.")]
 OnError = Annotated[Literal["stop", "skip"], typer.Option(help="At a bad line: stop, or skip and count it.")]
-Seed = Annotated[int, typer.Option(help="Seed of the random choice.")]
+Seed = Annotated[int, typer.Option(callback=check_seed, help="Seed of the random choice.")]
 Keep = Annotated[
     Literal["first", "longest"], typer.Option(help="Which document of a group of near copies to keep.")
 ]

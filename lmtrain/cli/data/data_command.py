@@ -23,7 +23,15 @@ from lmtrain.cli.inspect.dataset_view import (
 from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
 from lmtrain.cli.settings_keys.shell_completion import complete_override
-from lmtrain.cli.shared_options import ConfigDir, Json, Plugins, parse_numbers, parse_output_prefix, refuse_lists
+from lmtrain.cli.shared_options import (
+    ConfigDir,
+    Json,
+    Plugins,
+    check_seed,
+    parse_numbers,
+    parse_output_prefix,
+    refuse_lists,
+)
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, joined, leave_out, own, spelling_hint, way
 from lmtrain.units import format_count, plural
@@ -110,7 +118,10 @@ def split(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
+        int | None,
+        typer.Option(
+            callback=check_seed, help="Draw the documents at random by this seed. [default: consecutive documents]"
+        ),
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -141,7 +152,7 @@ def show(
         typer.Option("--document", metavar="NUMBER", help="A document, from 0, or several, as in 0-19. Repeatable."),
     ] = None,
     random: Annotated[int | None, typer.Option(min=1, help="Draw this many documents at random. [default: 3]")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --random: seed of the draw.")] = None,
+    seed: Annotated[int | None, typer.Option(callback=check_seed, help="With --random: seed of the draw.")] = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="With --sample: a run's folder, for its data and settings.")
     ] = None,
@@ -205,7 +216,7 @@ def check_shown(*, prefix: str | None, overrides: list[str] | None, **options: A
 def sample(
     prefix: Prefix,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many documents.")] = 3,
-    seed: Annotated[int, typer.Option(help="Another seed, other documents.")] = 0,
+    seed: Annotated[int, typer.Option(callback=check_seed, help="Another seed, other documents.")] = 0,
     most: Annotated[int, typer.Option(min=1, help="Show so many tokens of a document.")] = 200,
     ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
     tokenizer: TokenizerPath = None,

@@ -19,6 +19,7 @@ import typer
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.cli.ranks.launch_ranks import report_refusal
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error, warn_if_any
+from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import (
     LayoutError,
     LmtrainError,
@@ -28,7 +29,7 @@ from lmtrain.errors import (
     StoppedForGood,
     way,
 )
-from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE
+from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE, TEXT_RECORD
 from lmtrain.runfolder.read_and_record_run_end import (
     is_stop_written_since,
     request_file_cause,
@@ -39,7 +40,14 @@ from lmtrain.runfolder.read_and_record_run_end import (
 )
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.processes.fault_injection import arm_from_env, fault_point
-from lmtrain.runtime.processes.process_environment import START_TIME_VARIABLE, ProcessEnv, end_now, set_env_default
+from lmtrain.runtime.processes.process_environment import (
+    COMMAND_VARIABLE,
+    START_TIME_VARIABLE,
+    ProcessEnv,
+    end_now,
+    process_identity,
+    set_env_default,
+)
 from lmtrain.runtime.processes.stop_signals import Stopped, StopRequest, ignore_stops, stop_requests
 from lmtrain.train.run_config import RunConfig
 
@@ -119,6 +127,7 @@ class Attempt:
         if self.env.rank == 0:
             LostStarts.for_run(self.config, inputs, inputs.resume_from).check_limit(self.config)
         set_env_default(START_TIME_VARIABLE, repr(self.stop.began_s))
+        set_env_default(COMMAND_VARIABLE, str(process_identity(os.getpid())))
 
     @contextmanager
     def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
@@ -271,10 +280,15 @@ def _way_to_less_memory(config: RunConfig) -> str:
 
 
 def _saved_state(config: RunConfig) -> str:
-    """Return a sentence for the message of a stopped run: the path of its newest checkpoint, or that nothing is saved,
-    and how to continue.
+    """Return a sentence for the message of a stopped run: the path of its newest checkpoint, or that nothing is saved
+    but what was made of data.text, and how to continue.
     """
     newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
+    data = config.data
+    if newest is None and isinstance(data, DataSettings) and data.text is not None:
+        record = Path(data.path).with_name(TEXT_RECORD)
+        if record.is_file():
+            return f"no step is saved, and {record.parent} keeps what was made of data.text. The same command goes on."
     if newest is None:
         return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
     return f"a checkpoint is saved, {newest}. Run the same command again to go on."

@@ -119,8 +119,8 @@ class SourceRun:
         data = self._data_settings(self.settings, drops_text=is_branch or _names(overrides, "data.path"))
         return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint, "data": data}
 
-    def branch_step(self, settings: Mapping[str, Any]) -> int | None:
-        """Return the step of the checkpoint from which a branch with these `settings` (nested dicts) starts, or has
+    def branch_checkpoint(self, settings: Mapping[str, Any]) -> tuple[int, Path] | None:
+        """Return (step, path) of the checkpoint from which a branch with these `settings` (nested dicts) starts, or has
         started already. Return None if it resumes from no checkpoint of this run, as when it takes only the weights.
         """
         run_dir, checkpoint = (settings.get(group) for group in ("run", "checkpoint"))
@@ -132,9 +132,10 @@ class SourceRun:
         for parent in read_lineage(folder)[-1:]:
             # because: this run may have saved newer checkpoints since the branch began
             if parent.kind == RESUMED and parent.folder in places:
-                return parent.step
+                return parent.step, latest_checkpoint(folder / CHECKPOINTS) or Path(parent.checkpoint)
         try:
-            return load_manifest(resolve_checkpoint(Path(chosen))).step
+            checkpoint = resolve_checkpoint(Path(chosen))
+            return load_manifest(checkpoint).step, checkpoint
         except LmtrainError:  # because: the check of the checkpoint says better what is missing
             return None
 
@@ -172,6 +173,15 @@ class SourceRun:
         if not drops_text:
             return data | {"path": prefix}
         return {key: value for key, value in data.items() if not key.startswith("text")} | {"path": prefix}
+
+
+def recorded_config(checkpoint: Path) -> RunConfig | None:
+    """Return the settings with which the checkpoint was saved; None if it is not there, or records none that this
+    version of lmtrain accepts.
+    """
+    with suppress(LmtrainError):
+        return build_settings(RunConfig, load_manifest(checkpoint).state.get("settings"))
+    return None
 
 
 def _began_from(branch: Path, checkpoint: Path) -> bool:
@@ -325,7 +335,8 @@ def compose_run(
             f"but run.dir={config.run.dir} is that of its newest parent. Give run.dir=DIR."
         )
     begins_from = config.checkpoint.init_from or config.checkpoint.resume
-    if is_branch and begins_from == str(source.run) and latest_checkpoint(source.run / CHECKPOINTS) is None:
+    has_none = all(latest_checkpoint(run / CHECKPOINTS) is None for run in (source.run, Path(config.run.dir)))
+    if is_branch and begins_from == str(source.run) and has_none:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint from which run.dir={config.run.dir} could start. "
             f"Add {way('--from-beginning')} to begin it again there."
@@ -352,8 +363,11 @@ def _compose_over(
         if not is_branch:
             put_before_stages(settings, tree)
             return dict(typed)
-        step = source.branch_step(tree)
-        return dict(typed) if step is None else BranchPoint(settings, step).rewrite(tree, typed)
+        place = source.branch_checkpoint(tree)
+        if place is None:
+            return dict(typed)
+        step, checkpoint = place
+        return BranchPoint(settings, step, recorded_config(checkpoint)).rewrite(tree, typed)
 
     return _compose_over_settings(settings, overrides, config_dir, report, rewrite)
 

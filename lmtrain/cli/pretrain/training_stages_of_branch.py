@@ -20,17 +20,21 @@ TRUNK, BRANCH = "trunk", "branch"
 _MAKE_STAGES = {
     "data": (), "model": STAGE_KEYS["model"], "train": ("global_batch", "rampup"),
 }  # fmt: skip
-_MAKE_A_STAGE = _MAKE_STAGES | {"optim": ("lr", "weight_decay", "clip_norm")}  # the same, of a run that has stages
+CHANGEABLE_OPTIM = ("lr", "weight_decay", "clip_norm")
+_MAKE_A_STAGE = _MAKE_STAGES | {"optim": CHANGEABLE_OPTIM}  # the same, of a run that has stages
 _NO_DATA_STAGE = ("prefetch_steps", "verify", "index_dir", "train_on_held_out")  # keys that change no sample
 Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class BranchPoint:
-    """The place at which a run is left: the run's recorded settings as nested dicts, and the checkpoint's step."""
+    """The place at which a run is left: the settings of the run's last start as nested dicts, the checkpoint's step,
+    and the settings with which it was saved, if they are known. The steps up to it were made with those.
+    """
 
     base: Mapping[str, Any]
     step: int
+    saved: RunConfig | None = None
 
     def rewrite(self, tree: Tree, typed: Mapping[str, str]) -> dict[str, str]:
         """Change `tree`, the composed settings of the branch as nested dicts, in place: if stages were typed, put the
@@ -90,15 +94,27 @@ class BranchPoint:
         that last stage). If the run has no stages, return one stage with all steps so far, and {}.
         """
         if not parent.stages:
-            return {TRUNK: {"steps": self.step}}, {}
+            return {TRUNK: self._optim_saved(0, {}) | {"steps": self.step}}, {}
         past: Tree = {}
         current: Mapping[str, Any] = {}
         for stage in parent.stage_configs:
             if stage.first_step >= self.step:
                 break
             current = parent.stages[stage.stage_name].overrides()
-            past[stage.stage_name] = current | {"steps": min(stage.end_step, self.step) - stage.first_step}
+            length = {"steps": min(stage.end_step, self.step) - stage.first_step}
+            past[stage.stage_name] = current | self._optim_saved(stage.first_step, current) | length
         return past, current
+
+    def _optim_saved(self, first_step: int, stage: Mapping[str, Any]) -> Tree:
+        """Return, as {"optim": ...}, the optimizer's settings of a stage that began at `first_step`: those that `stage`
+        gives, and those that the checkpoint was saved with where a later start has changed them. Return {} for none.
+        """
+        if self.saved is None:
+            return {}
+        given, run = stage.get("optim", {}), self._group("optim")
+        there = self.saved.stage_at(first_step).optim.to_dict()
+        changed = {key: there[key] for key in CHANGEABLE_OPTIM if there[key] != given.get(key, run.get(key))}
+        return {"optim": given | changed} if changed else {}
 
     def _changed_stage(self, tree: Tree, typed: Mapping[str, str], current: Mapping[str, Any]) -> Tree:
         """Return the settings of a new stage: those of the stage `current`, changed by the values in `tree` that were

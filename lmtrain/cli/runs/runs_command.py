@@ -17,7 +17,7 @@ from lmtrain.cli.shared_options import Json, refuse_lists
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
 from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint, way
-from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, find_runs, read_runs
+from lmtrain.runfolder.folder_reader import RunFolder, find_runs, read_runs
 from lmtrain.runfolder.lineage import MERGED, WEIGHTS
 from lmtrain.runfolder.metrics_rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
 from lmtrain.runfolder.settings_differences import flatten
@@ -145,7 +145,7 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
         if not empty.exists():
             raise MissingInputError(missing_path(empty, hint, lambda path: next(find_runs(path), None) is not None))
         raise MissingInputError(f"{empty} is not a folder that holds runs. {hint}")
-    runs = read_runs(expand_runs(folders))
+    runs = read_runs([*{run.resolve(): run for folder in folders for run in find_runs(folder)}.values()])
     for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
         run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name
     known_keys = {key for run in runs for key, _ in flatten(run.settings)}

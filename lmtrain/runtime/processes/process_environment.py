@@ -33,6 +33,7 @@ COMPANION_VARIABLE = "LMTRAIN_COMPANION"
 _RUN_ID_VARIABLE = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
 DRY_RUN_LAUNCHER = "elsewhere"  # the launcher of ranks that a dry run only computes with
 START_TIME_VARIABLE = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
+COMMAND_VARIABLE = "LMTRAIN_COMMAND"  # set by our own launcher: the identity of its process, which may restart ranks
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
 _MAX_SPANS = 6  # how many ranges of ranks a message names
 RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
@@ -73,6 +74,13 @@ class ProcessEnv:
     num_own_gpus: int = 0  # GPUs that the launcher shows to this process only; 0 if it sees those of its node
     is_child: bool = False  # whether our own launcher started it
     num_ranks: int = 1  # ranks that this process represents, from `rank` on: all of its node if it is their launcher
+
+    @property
+    def command(self) -> str | None:
+        """The identity of the command's process: of our own launcher if it has started this process, else of this one.
+        """
+        launcher = os.environ.get(COMMAND_VARIABLE) if self.is_child else None
+        return launcher or process_identity(os.getpid())
 
     @property
     def takes_nproc(self) -> bool:
@@ -380,6 +388,17 @@ def set_variables(variables: Mapping[str, str]) -> None:
 def drop_variable(name: str) -> bool:
     """Remove an environment variable; return whether it was set."""
     return os.environ.pop(name, None) is not None
+
+
+def process_identity(pid: int) -> str | None:
+    """Return the number and the start time of a running process of this machine as "PID.TICKS", which no later process
+    has; None if it has ended.
+    """
+    try:
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] == b"Z" else f"{pid}.{int(words[19])}"
 
 
 def set_env_default(name: str, value: str) -> None:

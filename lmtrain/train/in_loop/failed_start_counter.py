@@ -97,12 +97,13 @@ class LostStarts:
             warn(f"This start cannot be counted in {FAILED_STARTS}: {error}")
 
     def add_start(self, env: ProcessEnv) -> None:
-        """Add an entry for the start that this process begins (time, host, job, number of processes) and write
-        starts.json.
+        """Add an entry for the start that this process begins (time, host, job, number of processes, the process of
+        the command and whether it can restart the run) and write starts.json.
         """
         self.lost.append({
             "began": datetime.now(UTC).isoformat(timespec="seconds"), "host": env.host, "job": env.job_id,
             "processes": env.world_size, "restart": env.num_restarts, "stop_before": stop_stamp(self.folder),
+            "command": env.command, "is_launched": env.is_child,
         })  # fmt: skip
         self.write()
 

@@ -403,9 +403,9 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
                 f"Choose another run.dir, such as {another_run_dir(config)}, or give no checkpoint.resume to go on."
             )
         return None
-    if parent is not None and newest is not None and not Path(settings.resume).exists():
+    if parent is not None and newest is not None:
         return newest  # because: a run that has saved itself no longer needs the run that it began from
-    chosen = resolve_checkpoint(parent if parent is not None and newest is None else Path(settings.resume))
+    chosen = resolve_checkpoint(parent if parent is not None else Path(settings.resume))
     if settings.fallback:
         chosen = newest_readable(chosen) or chosen
     is_own = chosen.parent.resolve() == own_folder.resolve()
@@ -414,7 +414,7 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
             f"checkpoint.resume={chosen} is not the newest checkpoint of run.dir={config.run.dir}, which is "
             f"{newest.name}. Choose another run.dir to go on from the older one, such as {another_run_dir(config)}."
         )
-    began_there = is_own or parent is not None or _recorded_settings(config).get("checkpoint.resume") == settings.resume
+    began_there = is_own or _recorded_settings(config).get("checkpoint.resume") == settings.resume
     if newest is not None and not began_there:
         raise OutputError(
             f"checkpoint.resume={settings.resume} begins a run, but run.dir={config.run.dir} already holds checkpoints "

@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant(
         name="branch_moves_on_with_its_trunk",
         file="lmtrain/cli/pretrain/settings_from_earlier_run.py",
-        function="SourceRun.branch_step",
+        function="SourceRun.branch_checkpoint",
         old="for parent in read_lineage(folder)[-1:]:",
         new="for parent in read_lineage(folder)[:0]:",
         breaks="A branch that was stopped before its first checkpoint plans its stages from a later step of the trunk.",

@@ -47,6 +47,10 @@ def advice(line: str) -> str:
         ("--debgu env", "--debug env"),
         ("generate x --device gpu", "generate x --device cuda"),
         ("generate x --seed 3x", "generate x --seed 3"),
+        (f"data show x --random 2 --seed {2**63}", "data show x --random 2 --seed=0"),
+        (f"data split x --shares 1,1 --seed {-2**63 - 1}", "data split x --shares 1,1 --seed=4294967295"),
+        *((f"corpus {verb} x --output y --seed {2**64 + 5}", f"corpus {verb} x --output y --seed=5")
+          for verb in ("split", "sample", "shuffle")),
         ("preprocess x --tokenizer t --max-bad -1", "preprocess x --tokenizer t --max-bad 0"),
         ("verify a b", "verify a"),
         ("verify a a", "verify a"),

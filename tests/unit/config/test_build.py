@@ -107,6 +107,7 @@ def test_numbers_survive(cups: int, wait: float) -> None:
         ({"prices": {"tea": "3/4"}}, "prices.tea=3/4 is not a number. Write prices.tea=0.75."),
         ({"times": 3}, "times=3 is not a list of numbers. Write \"times=[3]\"."),
         ({"times": [1, "x"]}, "times=[1,x] is not a list of numbers. Give a list of numbers."),
+        ({"cups": -1e30}, "cups=-1e+30 must be at least -1e18. Give a number, such as 1."),
         ({"cups": 1e30}, "cups=1e+30 must be at most 1e18. Give a number, such as 1."),
         ({"wait": float("nan")}, "wait=nan is not a finite number. Give a number, such as 0.0."),
         ({"name": "a\0b"}, "name holds a zero byte, which a text cannot contain. Remove it."),

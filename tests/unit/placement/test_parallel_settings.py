@@ -79,7 +79,8 @@ def test_sequence_parallel_cuts_the_sequence_evenly() -> None:
     [
         (3, {"pp": 2, "vp": 2, "schedule": "interleaved"}), (5, {"pp": 4, "vp": 2, "schedule": "zb_v"}),
         (1, {"pp": 4, "vp": 2, "schedule": "zb_v", "balance": "cost"}), (1, {"pp": 2, "schedule": "zb_h1"}),
-        (2, {"pp": 3}), (7, {"pp": 4, "vp": 3, "schedule": "interleaved"}),
+        (2, {"pp": 3}), (2, {"pp": 3, "schedule": "zb_h1"}), (3, {"pp": 4, "balance": "cost"}),
+        (7, {"pp": 4, "vp": 3, "schedule": "interleaved"}),
     ],
 )  # fmt: skip
 def test_the_advice_on_too_many_stages_is_accepted(num_layers: int, parallel: dict[str, Any]) -> None:
@@ -89,6 +90,8 @@ def test_the_advice_on_too_many_stages_is_accepted(num_layers: int, parallel: di
     advice = dict(re.findall(r"parallel\.(\w+)=(\w+)", problem.partition("Use ")[2]))
     changed = parallel | {key: int(value) if value.isdecimal() else value for key, value in advice.items()}
     assert problems(shape, **changed) == []
+    if "or less" in problem:
+        assert problems(shape, **changed | {"pp": 1}) == []
 
 
 def test_dropout_that_a_compiler_cannot_trace() -> None:

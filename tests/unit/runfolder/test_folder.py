@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runfolder import folder_reader as module
-from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, STOP
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, FAILED_STARTS, METRICS, STOP
 from lmtrain.runfolder.folder_reader import (
     expand_runs,
     find_runs,
@@ -20,7 +24,9 @@ from lmtrain.runfolder.folder_reader import (
     run_around,
     run_state,
 )
+from lmtrain.runfolder.read_and_record_run_end import stop_stamp
 from lmtrain.runtime.files.atomic_files import folder_lock
+from lmtrain.runtime.processes.process_environment import process_identity
 
 
 def a_run(path: Path) -> Path:
@@ -48,12 +54,35 @@ def test_the_state_of_a_run_that_said_nothing(tmp_path: Path, monkeypatch: pytes
     assert run_state(tmp_path, None) == {"state": "out of sight", "process": other}
 
 
-def test_runs_are_found_below_a_folder_and_not_inside_of_one(tmp_path: Path) -> None:
-    for name in ("b", "a/c", "a/c/inner", "x/x/x/x/deep", ".hidden"):
+def test_a_run_that_starts_again_is_not_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state(stop: dict[str, Any] | None = None, **newest: Any) -> str:
+        entry = {"host": socket.gethostname(), "command": process_identity(os.getpid())} | newest
+        (tmp_path / FAILED_STARTS).write_text(json.dumps({"lost": [entry]}))
+        return str(run_state(tmp_path, stop)["state"])
+
+    assert state() == state({"cause": "SIGTERM", "exit_code": 75}) == "running"
+    assert state({"cause": "done", "exit_code": 0}) == "finished"
+    assert state(command=f"{os.getpid()}.1") == "killed"  # another process had the number
+    # a launcher restarts the run after a loss; a process without one has ended with it
+    lost = {"cause": "rank 1 was killed", "exit_code": 76}
+    assert state(lost, how="rank 1 was killed", is_launched=True) == "running"
+    assert state(lost, how="rank 1 was killed", is_launched=False) == "failed"
+    # a job that was requeued, on another machine
+    (tmp_path / STOP).write_text("{}")
+    now, stopped = datetime.now(UTC), {"cause": "SIGTERM", "exit_code": 75}
+    other = {"host": "other", "began": now.isoformat(), "stop_before": stop_stamp(tmp_path)}
+    assert state(stopped, **other) == "out of sight"
+    assert state(stopped, **other | {"began": (now - timedelta(hours=1)).isoformat()}) == "stopped"
+    assert state(stopped, **other | {"stop_before": None}) == "stopped"
+
+
+def test_runs_are_found_below_a_folder_and_below_a_run(tmp_path: Path) -> None:
+    for name in ("b", "a/c", "a/c/inner", "a/c/checkpoints/step_00000001", "x/x/x/x/deep", ".hidden"):
         a_run(tmp_path / name)
-    assert list(find_runs(tmp_path)) == [tmp_path / "a/c", tmp_path / "b"]
+    assert list(find_runs(tmp_path)) == [tmp_path / "a/c", tmp_path / "a/c/inner", tmp_path / "b"]
+    assert expand_runs([tmp_path / "a/c"]) == [tmp_path / "a/c"]  # the run that was named, and none below it
     assert expand_runs([tmp_path / "b", tmp_path, tmp_path / "none"]) == [
-        tmp_path / "b", tmp_path / "a/c", tmp_path / "none",
+        tmp_path / "b", tmp_path / "a/c", tmp_path / "a/c/inner", tmp_path / "none",
     ]  # fmt: skip
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / CONFIG).write_text("{}")

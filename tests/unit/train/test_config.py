@@ -112,6 +112,9 @@ def test_settings_survive_their_own_dictionary() -> None:
         (["schedule=wsd", "train.steps=110"], ["schedule.warmup_steps=11 instead of 100, to fit train.steps=110."],
          "schedule", {"warmup_steps": 11}),
         (["train.steps=101"], [], "schedule", {"warmup_steps": 100}),
+        (["train.steps=null", "train.tokens=100k", "train.rampup={start: 8, increment: 8, samples: 48}"],
+         ["schedule.warmup_steps=2 instead of 100, to fit train.tokens=100000, 27 steps."], "schedule",
+         {"warmup_steps": 2}),
     ],
 )  # fmt: skip
 def test_what_is_not_typed_gives_way_to_what_is(
@@ -123,7 +126,17 @@ def test_what_is_not_typed_gives_way_to_what_is(
     assert config.to_dict()[section].items() >= values.items()
 
 
+def test_a_seed_that_megatrons_generator_lacks_is_refused() -> None:
+    words = ("data.order=megatron", "data.megatron_samples=9")
+    assert problems(*words, "train.seed=4294967301") == (
+        "train.seed=4294967301 must be at most 4294967295 with data.order=megatron. Use 5, or data.order=own.",
+    )
+    assert compose(RunConfig, ["data.path=x", *words, "train.seed=4294967295"]).train.seed == 2**32 - 1
+
+
 def test_what_is_typed_gives_way_to_nothing() -> None:
+    unreachable = "train.rampup={start: 8, increment: 7, samples: 48}"
+    assert "does not reach" in problems("train.steps=null", "train.tokens=100k", unreachable, "data.path=x")[-1]
     assert "must be less than the run's 20 steps" in problems("train.steps=20", "schedule.warmup_steps=100")[0]
     assert "exactly one of them must be set" in problems("train.steps=20", "train.tokens=1k")[0]
 

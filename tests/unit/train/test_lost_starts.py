@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
 from lmtrain.runfolder.file_names import FAILED_STARTS
 from lmtrain.runtime.files.atomic_files import write_json
-from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.processes.process_environment import ProcessEnv, process_identity
 from lmtrain.train.in_loop.failed_start_counter import LostStarts, counting_start
 
 HERE = ProcessEnv(host="here", job_id="7", num_restarts=1)
@@ -31,6 +33,15 @@ def begun(folder: Path, num: int = 1) -> LostStarts:
 
 def ends(folder: Path, exit_code: int, cause: str = "why") -> None:
     write_json(folder / "stop.json", {"cause": cause, "exit_code": exit_code})
+
+
+def test_a_start_names_the_process_that_may_restart_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMTRAIN_COMMAND", "7.8")
+    for env in (HERE, replace(HERE, is_child=True)):
+        starts(tmp_path).add_start(env)
+    own, launched = starts(tmp_path).lost
+    assert (own["command"], own["is_launched"]) == (process_identity(os.getpid()), False)
+    assert (launched["command"], launched["is_launched"]) == ("7.8", True)
 
 
 def test_a_start_that_says_nothing_was_killed(tmp_path: Path) -> None:

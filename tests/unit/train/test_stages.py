@@ -82,6 +82,15 @@ def test_where_tokens_differ_the_shared_schedule_is_measured_in_them(larger: Seq
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 1])
+def test_inverse_sqrt_without_a_warm_up_counts_steps_where_tokens_differ(warmup_steps: int) -> None:
+    words = ("schedule=inverse_sqrt", f"schedule.warmup_steps={warmup_steps}", "stages.a.steps=4", "stages.b.steps=2")
+    # a step of b has four times the tokens of one of a: b's second step comes after what would be 8 steps of a
+    assert rates(*words, "stages.b.train.global_batch=32") == pytest.approx(
+        [n**-0.5 for n in (1, 1, 2, 3, 4, 8)], rel=1e-12
+    )
+
+
 def test_a_stage_of_its_own_rate_and_schedule() -> None:
     words = (TRUNK, "stages.b.steps=4", "stages.b.optim.lr=1e-3", "stages.b.schedule=linear")
     assert [composed(*words).stage_at(50).learning_rate(50 + s) for s in range(4)] == pytest.approx(
