@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -192,7 +192,7 @@ def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
     """Yield a clause for a message for each sign that the download of the Hugging Face folder `path` has not finished,
     such as a missing shard or a pointer of git-lfs. `names` are the folder's entries.
     """
-    if WEIGHTS_INDEX in names:
+    if has_shards(names):
         shards = sorted({name for name in read_weight_map(path / WEIGHTS_INDEX).values() if is_safe_name(name)})
         if missing := [name for name in shards if not os.path.lexists(path / name)]:
             yield f"{WEIGHTS_INDEX} names {len(shards)} files and {len(missing)} of them are missing ({missing[0]})"
@@ -204,6 +204,14 @@ def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
     for name in names:
         if name.endswith(".safetensors") and _is_pointer(path / name):
             yield f"{name} is a pointer of git-lfs and not the file (`git lfs pull` gets it)"
+
+
+def has_shards(names: Iterable[str]) -> bool:
+    """Return whether the weights of a Hugging Face folder with the entries `names` are in the files that its index
+    names. A model.safetensors beside an index is the whole model, for transformers too: a save in one file leaves the
+    index of an earlier save in place.
+    """
+    return WEIGHTS_INDEX in names and WEIGHTS not in names
 
 
 def read_weight_map(index: Path) -> dict[str, Any]:

@@ -8,13 +8,14 @@ that stands in the way.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, join_few, shorten
-from lmtrain.exchange.detect_model_folder_format import WEIGHTS, WEIGHTS_INDEX, read_weight_map
+from lmtrain.exchange.detect_model_folder_format import WEIGHTS, WEIGHTS_INDEX, has_shards, read_weight_map
 from lmtrain.exchange.huggingface.ignored_and_refused_config_keys import (
     ignored_reason,
     is_known_key,
@@ -217,10 +218,10 @@ def read_hf_model(folder: Path, dropout: object = None) -> tuple[str, ModelSetti
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """Return the names of the tensors in a Hugging Face folder without reading them: from its index or, without one,
-    from the header of its model.safetensors, whose key __metadata__ may be among them.
+    """Return the names of the tensors in a Hugging Face folder without reading them: from its index if it has shards,
+    or else from the header of its model.safetensors, whose key __metadata__ may be among them.
     """
-    if (folder / WEIGHTS_INDEX).is_file():
+    if has_shards(os.listdir(folder)):
         return set(read_weight_map(folder / WEIGHTS_INDEX))
     path = folder / WEIGHTS
     with open_fd(path) as (fd, _):

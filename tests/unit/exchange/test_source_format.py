@@ -37,6 +37,9 @@ def folder(path: Path, *empty: str, **contents: Any) -> Path:
         (["a.safetensors", "tokenizer.json"], {
             "config__json": LLAMA, "model__safetensors__index__json": {"weight_map": {"x": "a.safetensors"}}
         }, "safetensors", "a Hugging Face folder"),
+        (["model.safetensors"], {
+            "config__json": LLAMA, "model__safetensors__index__json": {"weight_map": {"x": "absent.safetensors"}}
+        }, "safetensors", "a Hugging Face folder"),
         (["mp_rank_00/model_optim_rng.pt"], {}, "torch", "a Megatron-LM checkpoint in the format torch"),
         (["mp_rank_01_003/model_optim_rng.pt"], {}, "torch", "a Megatron-LM checkpoint in the format torch"),
         ([".metadata", "common.pt", "__0_0.distcp", "metadata.json"], {}, "torch_dist",
