@@ -102,7 +102,7 @@ def _of_config(config: Config, family: str) -> Iterator[tuple[str, str, Damage]]
             ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
         ):  # fmt: skip
             if family == "olmo3":  # because: it compares the group with those of rope_parameters first
-                word += "|rope_scaling would have to have all keys"
+                word += "|rope_scaling would have to have all numbers"
             yield f"rope_scaling is {scaling}", word, _set("rope_scaling", scaling)
 
 
