@@ -156,8 +156,7 @@ def _check_huggingface(path: Path, names: list[str]) -> None:
         raise CheckpointError(f"{path / 'config.json'} holds no settings of a model. Get the folder again.")
     if problem := next(_download_problems(path, names), None):
         raise CheckpointError(f"{path} is half a download: {problem}. Run the download again, which gets the rest.")
-    code = "auto_map in config.json" if "auto_map" in config else next(filter(_CODE.fullmatch, names), "")
-    if code:
+    if code := _code_of_its_own(config, names):
         raise CheckpointError(
             f"{path} needs code of its own ({shorten(code)}), which lmtrain never runs. "
             "Choose a model whose architecture is part of transformers."
@@ -176,6 +175,20 @@ def _check_huggingface(path: Path, names: list[str]) -> None:
     if unreadable_weights := _other_weights(names):
         raise CheckpointError(f"{path} has {unreadable_weights}")
     raise MissingInputError(f"{path} has no {WEIGHTS}. Give the folder of a whole model.")
+
+
+def _code_of_its_own(config: dict[str, Any], names: list[str]) -> str:
+    """Return what shows that the model of a Hugging Face folder needs code that transformers lacks: the key auto_map of
+    its config.json, `config`, or a file among the folder's entries `names`. Return an empty text if it needs none: also
+    if auto_map names a class as transformers would, by the model_type, as in Phi-3. Whoever knows the model_type's
+    class has to check that the two are the same.
+    """
+    auto_map, architectures = config.get("auto_map"), config.get("architectures")
+    if isinstance(auto_map, dict) and isinstance(architectures, list):
+        usual = {f"modeling_{config.get('model_type')}.{name}" for name in architectures}
+        if auto_map.get("AutoModelForCausalLM") in usual:
+            return ""
+    return "auto_map in config.json" if "auto_map" in config else next(filter(_CODE.fullmatch, names), "")
 
 
 def _other_weights(names: list[str]) -> str:

@@ -117,7 +117,7 @@ def restored_config(settings: ModelSettings, original: Config, special: Mapping[
     always = {key: now[key] for key in ("architectures", "torch_dtype", "dtype")}
     always |= {key: now[key] for key in family.rewritten if key in original}
     version = {"transformers_version": now["transformers_version"]}
-    gone = then.keys() - now.keys()
+    gone = {"auto_map"} | (then.keys() - now.keys())  # because: the code that auto_map names is not exported
     kept = {key: value for key, value in original.items() if key not in gone}
     return version | kept | changed | always | _both_rotary_forms(kept, now, changed, family)
 
@@ -193,6 +193,9 @@ def settings_from_config(
         for key, value in config.items()
         if value is not None and not is_known_key(key, family)
     ]
+    code = config.get("auto_map")
+    if isinstance(code, dict) and not any(str(name).endswith(f".{family.architecture}") for name in code.values()):
+        problems.append(f"auto_map would have to name {family.architecture}, the class that transformers has")
     require_values(completed, problems, family.required)
     values = family.settings(completed, problems)
     if values["kind"] == "bert":
