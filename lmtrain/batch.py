@@ -21,7 +21,7 @@ class Batch:
     positions_BT: Any = None  # int64, only if positions restart within a row
     documents_BT: Any = None  # int32, each token's document number; only if attention must not cross documents
     segments_BT: Any = None  # int64, only if samples are pairs: 0 for the first segment, 1 for the second
-    not_padding_BT: Any = None  # bool, only if rows can be padded: True at tokens, False at padding
+    not_padding_BT: Any = None  # bool, only if rows of one text each are padded: True at tokens, False at padding
     is_query_BT: Any = None  # bool, only in evaluation: True where a hidden state is read; others may be 0
     pair_labels_B: Any = None  # int64, only if samples are pairs: 1 if the second segment does not follow the first
     scored_positions_K: Any = None  # int64, only if few positions have labels: their flat indices on this rank

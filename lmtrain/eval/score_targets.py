@@ -290,7 +290,9 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
             documents_BT[row, start:stop] = number
     batch = Batch(tokens_BT=tokens_BT, labels_BT=labels_BT, is_query_BT=labels_BT != IGNORED)
     if len(rows) == len(requests):
-        return batch
+        # because: the angles of longrope depend on the length of a text, which is not that of a padded row
+        is_padded = documents_BT < 0
+        return replace(batch, not_padding_BT=~is_padded) if is_padded.any() else batch
     return replace(batch, positions_BT=positions_BT, documents_BT=documents_BT)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -165,8 +165,7 @@ def _check_huggingface(path: Path, names: list[str]) -> None:
         raise CheckpointError(f"{path / 'config.json'} holds no settings of a model. Get the folder again.")
     if problem := next(_download_problems(path, names), None):
         raise CheckpointError(f"{path} is half a download: {problem}. Run the download again, which gets the rest.")
-    code = "auto_map in config.json" if "auto_map" in config else next(filter(_CODE.fullmatch, names), "")
-    if code:
+    if code := _code_of_its_own(config, names):
         raise CheckpointError(
             f"{path} needs code of its own ({shorten(code)}), which lmtrain never runs. "
             "Choose a model whose architecture is part of transformers."
@@ -187,6 +186,20 @@ def _check_huggingface(path: Path, names: list[str]) -> None:
     raise MissingInputError(f"{path} has no {WEIGHTS}. Give the folder of a whole model.")
 
 
+def _code_of_its_own(config: dict[str, Any], names: list[str]) -> str:
+    """Return what shows that the model of a Hugging Face folder needs code that transformers lacks: the key auto_map of
+    its config.json, `config`, or a file among the folder's entries `names`. Return an empty text if it needs none: also
+    if auto_map names a class as transformers would, by the model_type, as in Phi-3. Whoever knows the model_type's
+    class has to check that the two are the same.
+    """
+    auto_map, architectures = config.get("auto_map"), config.get("architectures")
+    if isinstance(auto_map, dict) and isinstance(architectures, list):
+        usual = {f"modeling_{config.get('model_type')}.{name}" for name in architectures}
+        if auto_map.get("AutoModelForCausalLM") in usual:
+            return ""
+    return "auto_map in config.json" if "auto_map" in config else next(filter(_CODE.fullmatch, names), "")
+
+
 def _other_weights(names: list[str]) -> str:
     """Return the part of a message that says which weights in another format than safetensors are among the file names
     `names`, and what the user can do instead. Return an empty text if there are none.
@@ -201,7 +214,7 @@ def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
     """Yield a clause for a message for each sign that the download of the Hugging Face folder `path` has not finished,
     such as a missing shard or a pointer of git-lfs. `names` are the folder's entries.
     """
-    if WEIGHTS_INDEX in names:
+    if has_shards(names):
         shards = sorted({name for name in read_weight_map(path / WEIGHTS_INDEX).values() if is_safe_name(name)})
         if missing := [name for name in shards if not os.path.lexists(path / name)]:
             yield f"{WEIGHTS_INDEX} names {len(shards)} files and {len(missing)} of them are missing ({missing[0]})"
@@ -213,6 +226,14 @@ def _download_problems(path: Path, names: list[str]) -> Iterator[str]:
     for name in names:
         if name.endswith(".safetensors") and _is_pointer(path / name):
             yield f"{name} is a pointer of git-lfs and not the file (`git lfs pull` gets it)"
+
+
+def has_shards(names: Iterable[str]) -> bool:
+    """Return whether the weights of a Hugging Face folder with the entries `names` are in the files that its index
+    names. A model.safetensors beside an index is the whole model, for transformers too: a save in one file leaves the
+    index of an earlier save in place.
+    """
+    return WEIGHTS_INDEX in names and WEIGHTS not in names
 
 
 def read_weight_map(index: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from lmtrain.batch import Batch
 from lmtrain.models.layers.attention import BuildMask, build_mask, scatter_to_sequence, select_query_positions
 from lmtrain.models.layers.block import Block, BlockContext
 from lmtrain.models.layers.rotary import Rotation, build_rotation
-from lmtrain.models.layers.token_and_position_embedding import positions_of
+from lmtrain.models.layers.token_and_position_embedding import positions_of, text_lengths_of
 from lmtrain.models.model_settings import TransformerSettings
 from lmtrain.models.rotary_settings import RotarySettings
 from lmtrain.spec import Cuts, ModelShape, Start, Tie
@@ -145,7 +145,9 @@ class Stack(nn.Module):
         """
         settings = self.settings
         assert isinstance(settings, RotarySettings), "only a model with settings of rotary positions has such layers"
-        length, head_width = batch.tokens_BT.shape[1], self.shape.head_width
+        width, head_width = batch.tokens_BT.shape[1], self.shape.head_width
+        may_be_long = settings.rotary_scaling == "longrope" and width > (settings.rotary_original_len or 0)
+        length = text_lengths_of(batch) if may_be_long else width
         return build_rotation(positions_of(batch), head_width, settings, length=length, is_local=is_local)
 
 

@@ -123,6 +123,7 @@ def test_a_hugging_face_folder_is_compared_before_a_model_is_made(words: Path, t
     weights.unlink()
     os.mkfifo(weights)
     assert "is not a plain file" in refused(folder, words, of="hf")
+    weights.unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": ["x" * 70_000]}}))
     assert "Use plain names that end in" in refused(folder, words, of="hf")
 

@@ -8,13 +8,14 @@ that stands in the way.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lmtrain.config.settings_base import show
 from lmtrain.errors import CheckpointError, join_few, shorten
-from lmtrain.exchange.detect_model_folder_format import WEIGHTS, WEIGHTS_INDEX, read_weight_map
+from lmtrain.exchange.detect_model_folder_format import WEIGHTS, WEIGHTS_INDEX, has_shards, read_weight_map
 from lmtrain.exchange.huggingface.ignored_and_refused_config_keys import (
     ignored_reason,
     is_known_key,
@@ -116,7 +117,7 @@ def restored_config(settings: ModelSettings, original: Config, special: Mapping[
     always = {key: now[key] for key in ("architectures", "torch_dtype", "dtype")}
     always |= {key: now[key] for key in family.rewritten if key in original}
     version = {"transformers_version": now["transformers_version"]}
-    gone = then.keys() - now.keys()
+    gone = {"auto_map"} | (then.keys() - now.keys())  # because: the code that auto_map names is not exported
     kept = {key: value for key, value in original.items() if key not in gone}
     return version | kept | changed | always | _both_rotary_forms(kept, now, changed, family)
 
@@ -192,6 +193,9 @@ def settings_from_config(
         for key, value in config.items()
         if value is not None and not is_known_key(key, family)
     ]
+    code = config.get("auto_map")
+    if isinstance(code, dict) and not any(str(name).endswith(f".{family.architecture}") for name in code.values()):
+        problems.append(f"auto_map would have to name {family.architecture}, the class that transformers has")
     require_values(completed, problems, family.required)
     values = family.settings(completed, problems)
     if values["kind"] == "bert":
@@ -217,10 +221,10 @@ def read_hf_model(folder: Path, dropout: object = None) -> tuple[str, ModelSetti
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """Return the names of the tensors in a Hugging Face folder without reading them: from its index or, without one,
-    from the header of its model.safetensors, whose key __metadata__ may be among them.
+    """Return the names of the tensors in a Hugging Face folder without reading them: from its index if it has shards,
+    or else from the header of its model.safetensors, whose key __metadata__ may be among them.
     """
-    if (folder / WEIGHTS_INDEX).is_file():
+    if has_shards(os.listdir(folder)):
         return set(read_weight_map(folder / WEIGHTS_INDEX))
     path = folder / WEIGHTS
     with open_fd(path) as (fd, _):

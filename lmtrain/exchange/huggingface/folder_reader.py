@@ -7,6 +7,7 @@ opened. Names of files are plain names in this folder; links are followed only a
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, MissingInputError, join_few, shorten
-from lmtrain.exchange.detect_model_folder_format import WEIGHTS, WEIGHTS_INDEX, identify_source, read_weight_map
+from lmtrain.exchange.detect_model_folder_format import (
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    has_shards,
+    identify_source,
+    read_weight_map,
+)
 from lmtrain.exchange.huggingface.config_json import check_header_size, settings_from_config
 from lmtrain.exchange.huggingface.model_family_base import families, weight_mappings
 from lmtrain.exchange.huggingface.preserved_source_files import path_in_folder
@@ -192,7 +199,7 @@ class HFFolder:
         return result if decoder is None else {"cls.predictions.bias": decoder} | result
 
     def _weight_files(self) -> list[str]:
-        if not (self.path / WEIGHTS_INDEX).exists():
+        if not has_shards(os.listdir(self.path)):
             return [WEIGHTS]
         weight_map = read_weight_map(path_in_folder(self.path, WEIGHTS_INDEX))
         files = sorted({name if isinstance(name, str) else "" for name in weight_map.values()})

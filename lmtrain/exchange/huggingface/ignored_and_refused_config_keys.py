@@ -30,7 +30,7 @@ IGNORED = {
     **dict.fromkeys(("chunk_size_feed_forward", "torchscript", "attn_implementation", "use_flash_attn",
                      "use_bfloat16", "tf_legacy_loss"), _SAME_RESULT),
     **dict.fromkeys(("tokenizer_class", "prefix", "max_sequence_length", "name_or_path", "transformers.js_config",
-                     "unsloth_fixed", "unsloth_version"), _KEPT),
+                     "unsloth_fixed", "unsloth_version", "is_llama_config"), _KEPT),
     **dict.fromkeys(("cross_attention_hidden_size", "tie_encoder_decoder", "is_decoder", "add_cross_attention",
                      "layer_types", "use_sliding_window", "max_window_layers", "pretraining_tp"), NOT_READ),
     **dict.fromkeys(

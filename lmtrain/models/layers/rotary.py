@@ -25,11 +25,11 @@ class Rotation(NamedTuple):
 
 
 def build_rotation(
-    positions: Tensor, head_width: int, settings: RotarySettings, *, length: int, is_local: bool = False
+    positions: Tensor, head_width: int, settings: RotarySettings, *, length: int | Tensor, is_local: bool = False
 ) -> Rotation:
     """Return the cosines and sines for rotary position embedding at `positions`, [T] or [B, T]. `length` is that of the
-    sequences in tokens, on which longrope's frequencies depend. `is_local` asks for the angles of a layer with a
-    window, which may have a base of its own.
+    texts in tokens, on which longrope's frequencies depend: the same for all, or [B, T] or [B, 1] with that of each
+    token's text. `is_local` asks for the angles of a layer with a window, which may have a base of its own.
     """
     frequencies, factor = _frequencies(head_width, settings, length, is_local=is_local, device=positions.device)
     angles = positions.float()[..., None, None] * frequencies
@@ -50,11 +50,11 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _frequencies(
-    head_width: int, s: RotarySettings, length: int, *, is_local: bool, device: torch.device
+    head_width: int, s: RotarySettings, length: int | Tensor, *, is_local: bool, device: torch.device
 ) -> tuple[Tensor, float]:
     """Return (angle from one position to the next of each pair of numbers, [R/2] in fp32; factor of cosines and sines),
-    those of layers with a window if `is_local`. R is the number of a head's numbers that are rotated; `length` is that
-    of the sequence, which longrope depends on.
+    those of layers with a window if `is_local`. R is the number of a head's numbers that are rotated. longrope's angles
+    depend on `length`, the length of the texts: they are [B, T, 1, R/2] or [B, 1, 1, R/2] if that is a tensor.
     """
     is_own = is_local and s.local_rotary_base is not None
     base = s.local_rotary_base if is_local and s.local_rotary_base is not None else s.rotary_base
@@ -71,8 +71,15 @@ def _frequencies(
             return _yarn(powers, s, width), factor
         case "longrope":
             is_long = length > (s.rotary_original_len or 0)
-            divisors = (s.rotary_long_factors if is_long else s.rotary_short_factors) or ()
-            return 1.0 / (torch.tensor(divisors, dtype=torch.float32, device=device) * powers), factor
+            short, long = (
+                torch.tensor(divisors or (), dtype=torch.float32, device=device)
+                for divisors in (s.rotary_short_factors, s.rotary_long_factors)
+            )
+            if isinstance(is_long, Tensor):
+                divisors = torch.where(is_long[..., None, None], long, short)
+            else:
+                divisors = long if is_long else short
+            return 1.0 / (divisors * powers), factor
     return 1.0 / powers, factor
 
 

@@ -60,6 +60,22 @@ def positions_of(batch: Batch) -> Tensor:
     return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device) if positions is None else positions
 
 
+def text_lengths_of(batch: Batch) -> int | Tensor:
+    """Return how many tokens the text of each token has, whatever else is in its row: [B, T], or [B, 1] if each row has
+    one text, or a number if all rows are full. Each run of consecutive positions is a text, and padding is none.
+    """
+    width = int(batch.tokens_BT.shape[1])
+    if batch.positions_BT is None:
+        return width if batch.not_padding_BT is None else batch.not_padding_BT.sum(1, keepdim=True)
+    is_first_BT = torch.ones_like(batch.positions_BT, dtype=torch.bool)
+    is_first_BT[:, 1:] = batch.positions_BT[:, 1:] != batch.positions_BT[:, :-1] + 1
+    places_T = torch.arange(width, device=batch.positions_BT.device)
+    first_BT = torch.where(is_first_BT, places_T, 0).cummax(1).values
+    stop_BT = torch.full_like(first_BT, width)
+    stop_BT[:, :-1] = torch.where(is_first_BT, places_T, width)[:, 1:].flip(1).cummin(1).values.flip(1)
+    return stop_BT - first_BT
+
+
 def segments_of(batch: Batch) -> Tensor:
     """Return segment ids [B, T]; all 0 for samples that are not pairs."""
     segments: Tensor | None = batch.segments_BT

@@ -155,6 +155,15 @@ MUTANTS = [
         only_for="model.rotary_scaling=longrope at the original length",
     ),
     Mutant(
+        name="longrope_takes_a_row_for_a_text",
+        file="lmtrain/models/block_stack.py",
+        function="Stack._rotation",
+        old="text_lengths_of(batch) if may_be_long else width",
+        new="width",
+        breaks="The score of a text, and what is learned of a document, depends on what shares its row or batch.",
+        only_for="model.rotary_scaling=longrope with texts of several lengths in a batch",
+    ),
+    Mutant(
         name="queries_and_keys_are_normalized_after_they_are_turned",
         file="lmtrain/models/layers/attention.py",
         function="Attention.forward",

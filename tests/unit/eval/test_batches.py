@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ from hypothesis import strategies as st
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.eval.score_targets import MAX_PADDING, Scorer, batch_indices, collate
 from lmtrain.eval.windows import Request
+from lmtrain.models.gpt import build
+from tests.layouts.family_models import FAMILY_MODELS
 from tests.marks import wide
+from tests.unit.eval.conftest import PlainModel
+from tests.unit.models.first_weights import start
 
 
 def requests_of(lengths: list[int], scored: list[int] | None = None) -> list[Request]:
@@ -95,3 +100,20 @@ def test_requests_together_score_as_each_alone(build_gpt: Callable[..., Any], ba
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.nll, other.nll, rtol=1e-6, atol=2e-6)
         assert np.array_equal(one.greedy, other.greedy)
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+@pytest.mark.parametrize("packs", [False, True])
+def test_no_words_of_a_model_let_a_text_see_its_neighbours(name: str, packs: bool) -> None:
+    """Texts are shorter and longer than every original length and window, and as long."""
+    model, random = build(replace(FAMILY_MODELS[name], init_std=0.4)), np.random.default_rng(0)
+    start(model, 1)
+    plain = PlainModel(model)
+    plain.separates_documents = packs
+    lengths = [*range(1, 24), *range(1, 13)]
+    requests = [Request(random.integers(0, 67, n + 1), n, 0) for n in lengths]
+    alone = [next(Scorer(plain, batch_size=1).score([request])) for request in requests]
+    for batch_size in (2, 5, 40):
+        together = list(Scorer(plain, batch_size=batch_size).score(requests))
+        for one, other in zip(together, alone, strict=True):
+            np.testing.assert_allclose(one.nll, other.nll, rtol=1e-5, atol=2e-5)

@@ -37,6 +37,9 @@ def folder(path: Path, *empty: str, **contents: Any) -> Path:
         (["a.safetensors", "tokenizer.json"], {
             "config__json": LLAMA, "model__safetensors__index__json": {"weight_map": {"x": "a.safetensors"}}
         }, "safetensors", "a Hugging Face folder"),
+        (["model.safetensors"], {
+            "config__json": LLAMA, "model__safetensors__index__json": {"weight_map": {"x": "absent.safetensors"}}
+        }, "safetensors", "a Hugging Face folder"),
         (["mp_rank_00/model_optim_rng.pt"], {}, "torch", "a Megatron-LM checkpoint in the format torch"),
         (["mp_rank_01_003/model_optim_rng.pt"], {}, "torch", "a Megatron-LM checkpoint in the format torch"),
         ([".metadata", "common.pt", "__0_0.distcp", "metadata.json"], {}, "torch_dist",
@@ -83,6 +86,10 @@ WRONG: dict[str, tuple[list[str], dict[str, Any], type[LmtrainError], str]] = {
     "adapter beside a config": (["adapter_config.json"], {"config__json": LLAMA}, CheckpointError, "Merge it"),
     "auto_map": (["model.safetensors"], {"config__json": LLAMA | {"auto_map": {"AutoModel": "m.M"}}}, CheckpointError,
                  "needs code of its own (auto_map in config.json), which lmtrain never runs"),
+    "auto_map of another class": (["model.safetensors", "modeling_phi3.py"], {"config__json": {
+        "model_type": "phi3", "architectures": ["Phi3ForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3SparseForCausalLM"},
+    }}, CheckpointError, "needs code of its own (auto_map in config.json)"),
     "code": (["model.safetensors", "modeling_new.py"], {"config__json": LLAMA}, CheckpointError, "(modeling_new.py)"),
     "quantized": (["model.safetensors"], {"config__json": LLAMA | {"quantization_config": {"quant_method": "awq"}}},
                   CheckpointError, "holds quantized weights (awq)"),

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lmtrain.batch import Batch
+from lmtrain.data.samples.causal_language_samples import document_positions
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.layers.token_and_position_embedding import text_lengths_of
+from lmtrain.parallel.inference_scores_and_logits import _pad_to_multiple
 from tests.layouts.family_models import FAMILY_MODELS
 from tests.unit.models.first_weights import start
 from tests.unit.models.plain_decoder import Weights, plain_logits
@@ -69,6 +74,35 @@ def test_a_model_computes_what_its_words_say(name: str, length: int) -> None:
     found = model.logits(model(Batch(tokens_BT, tokens_BT)))[..., : settings.shape.vocab_size]
     # because: rotary angles are in fp32 whatever the model is in
     assert apart(found, plain_logits(settings, hot(settings), tokens_BT)) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_documents_that_share_a_row_are_computed_as_each_alone(name: str) -> None:
+    """Of 40 tokens in rows of 20: documents shorter and longer than every original length, and as long."""
+    settings, tokens_BT = MODELS[name], tokens(20)
+    model = hot_model(settings)
+    starts = {0: (0, 3, 16), 1: (0, 12)}
+    rows, columns = (np.array(list(at)) for at in zip(*((0, 3), (0, 16), (1, 12)), strict=True))
+    positions, documents = map(torch.from_numpy, document_positions(2, 20, rows, columns))
+    together = model(Batch(tokens_BT, tokens_BT, positions, documents))
+    for row, (begins, ends) in ((row, pair) for row, at in starts.items() for pair in pairwise((*at, 20))):
+        own = tokens_BT[row : row + 1, begins:ends]
+        assert apart(together[row : row + 1, begins:ends], model(Batch(own, own))) < 1e-5
+
+
+@pytest.mark.parametrize("multiple", [1, 5, 7])
+def test_the_length_of_a_text_does_not_depend_on_padding(multiple: int) -> None:
+    def lengths(batch: Batch) -> list[list[int]]:
+        found = text_lengths_of(_pad_to_multiple(batch, multiple))
+        return found.expand(2, -1).tolist() if isinstance(found, Tensor) else [[found]] * 2
+
+    rows = torch.zeros(2, 6, dtype=torch.int64)
+    real = torch.arange(6) < torch.tensor([[6], [4]])
+    assert [row[0] for row in lengths(Batch(rows, rows))] == [6, 6]
+    assert [row[0] for row in lengths(Batch(rows, rows, not_padding_BT=real))] == [6, 4]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1], [0, 0, 1, 2, 0, 0]])
+    assert [row[:6] for row in lengths(Batch(rows, rows, positions))] == [[4, 4, 4, 4, 2, 2], [1, 3, 3, 3, 1, 1]]
 
 
 @torch.no_grad()

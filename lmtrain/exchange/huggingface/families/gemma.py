@@ -150,7 +150,10 @@ class Gemma2(_AnyGemma):
         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
         "layer_types": None, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
     }  # fmt: skip
-    inert = _INERT | {"hidden_act": "transformers reads hidden_activation in its place"}
+    inert = _INERT | {
+        "hidden_act": "transformers reads hidden_activation in its place",
+        "sliding_window_size": "transformers reads sliding_window",
+    }
     load_options = {"attn_implementation": "eager"}  # because: the attention that 4.57 takes leaves the cap out
     words = {**_AnyGemma.words, "norm_order": "sandwich"}
     free = (*_AnyGemma.free, "activation", "attention_scale", "attention_cap", "logit_cap")

@@ -30,7 +30,8 @@ class GPT2(Family[GPTSettings]):
         "n_ctx": "n_positions has its value", "intermediate_size": "transformers reads n_inner",
         "reorder_and_upcast_attn": "it is how transformers rounds, not what it computes",
         **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-                         "summary_first_dropout"), "it is for other heads"),
+                         "summary_first_dropout", "predict_special_tokens"), "it is for other heads"),
+        "n_special": "vocab_size counts all tokens",
     }  # fmt: skip
     aliases = {
         "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",

@@ -36,6 +36,7 @@ from lmtrain.exchange.huggingface.shared_by_decoder_families import (
     size_entries,
 )
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.rotary_settings import RotarySettings
 
 _OLMO1_EPS = 1e-5  # which no key of config.json changes
 _PERIOD = 4  # layers, of which the last has no window if the file does not list them
@@ -187,8 +188,9 @@ def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Con
         )
         return {}
     full, local = {**(groups.get(FULL_LAYER) or {}), **old}, groups.get(WINDOW_LAYER) or {}
-    if old and full.keys() - old.keys() - _KEYS_OF_ALL:
-        problems.append(f"rope_scaling would have to have all keys that {FULL_LAYER} has in rope_parameters")
+    # because: transformers 5 adds the group's numbers to those of rope_scaling, which 4 reads alone
+    if old and _complete_scaling(full, c) != _complete_scaling(old, c):
+        problems.append(f"rope_scaling would have to have all numbers that {FULL_LAYER} has in rope_parameters")
     if any(share not in (None, 1.0) for share in (x.get("partial_rotary_factor") for x in (c, full, local))):
         problems.append("partial_rotary_factor would have to be 1, over the whole head")
     has_full, has_local = not all(windows), any(windows)
@@ -209,3 +211,11 @@ def _angles_by_layer(c: Config, windows: list[bool], problems: list[str]) -> Con
     is_scaled = scaling.get("rotary_scaling", "none") != "none"
     own_base = {"local_rotary_base": bases[0]} if is_scaled and has_local else {}
     return {"rotary_base": bases[0]} | scaling | own_base
+
+
+def _complete_scaling(group: Config, c: Config) -> tuple[Config, list[str]]:
+    """Return (all of lmtrain's settings of rotary angles for a group of the config.json `c`, with the defaults of those
+    that the group leaves out; the group's problems).
+    """
+    problems: list[str] = []
+    return {**vars(RotarySettings()), **scaling_settings(group, "rope_scaling", c, problems)}, problems

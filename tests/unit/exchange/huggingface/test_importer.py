@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, OutputError, UsageError
-from lmtrain.exchange.huggingface.config_json import settings_from_config
+from lmtrain.exchange.huggingface.config_json import settings_from_config, tensor_names
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
 from lmtrain.exchange.import_foreign_model import import_folder
 from tests.unit.exchange.models import gpt2, same_weights, save
@@ -25,13 +25,27 @@ def exported(tmp_path: Path) -> Path:
 def test_names_of_files_are_never_paths(exported: Path, tmp_path: Path) -> None:
     index = {"weight_map": {"transformer.wte.weight": "../outside.safetensors"}}
     (exported / "model.safetensors.index.json").write_text(json.dumps(index))
+    (exported / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     with pytest.raises(CheckpointError, match="Use plain names"):
         import_hf(exported, tmp_path / "back")
     (exported / "model.safetensors.index.json").unlink()
-    (exported / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (exported / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
     with pytest.raises(DataError, match="is a symbolic link out of its folder"):
         import_hf(exported, tmp_path / "back")
+
+
+@pytest.mark.parametrize("has_stale_shard", [True, False])
+def test_one_file_is_read_in_place_of_the_shards_of_an_earlier_save(
+    exported: Path, tmp_path: Path, has_stale_shard: bool
+) -> None:
+    expected = import_hf(exported, tmp_path / "alone")["checkpoint"]
+    weights = load_file(exported / "model.safetensors")
+    if has_stale_shard:
+        save_file({name: value + 1 for name, value in weights.items()}, exported / "shard.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "shard.safetensors") | {"cls.seq_relationship.weight": "shard"}}
+    (exported / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert same_weights(Path(import_hf(exported, tmp_path / "beside")["checkpoint"]), Path(expected))
+    assert tensor_names(exported) - {"__metadata__"} == weights.keys()
 
 
 def test_the_hubs_own_links_are_followed(exported: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.unit.exchange.huggingface.families.keys import SETTINGS
 Damage = Callable[[Path], None]
 Tensors = dict[str, Tensor]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = "model-00001-of-00001.safetensors"
 
 
 def damages(folder: Path, family: str) -> Iterator[tuple[str, str, Damage]]:
@@ -59,14 +60,14 @@ def _of_files(tensors: Tensors) -> Iterator[tuple[str, str, Damage]]:
     yield "the header is longer than any", WEIGHTS, _long_header
     yield "the weights are missing", "safetensors", lambda folder: (folder / WEIGHTS).unlink()
     names = list(tensors)
-    there = dict.fromkeys(names, WEIGHTS)
+    there = dict.fromkeys(names, SHARD)
     for word, places in (
         ("absent.safetensors", there | {names[0]: "absent.safetensors"}),
         ("../", there | {names[0]: "../x.safetensors"}), ("model.bin", there | {names[0]: "model.bin"}),
         (INDEX, {}), (INDEX, 3),
     ):  # fmt: skip
-        yield f"the index is {str(places)[:40]}", word, _write(INDEX, json.dumps({"weight_map": places}))
-    yield "the index is no JSON", INDEX, _write(INDEX, "{")
+        yield f"the index is {str(places)[:40]}", word, _index(json.dumps({"weight_map": places}))
+    yield "the index is no JSON", INDEX, _index("{")
     yield "a tensor is in two files", names[0], _twice(names[0], tensors[names[0]])
     yield "config.json is no JSON", "config.json", _write("config.json", "{")
     yield "config.json is a list", "config.json", _write("config.json", "[]")
@@ -101,7 +102,7 @@ def _of_config(config: Config, family: str) -> Iterator[tuple[str, str, Damage]]
             ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
         ):  # fmt: skip
             if family == "olmo3":  # because: it compares the group with those of rope_parameters first
-                word += "|rope_scaling would have to have all keys"
+                word += "|rope_scaling would have to have all numbers"
             yield f"rope_scaling is {scaling}", word, _set("rope_scaling", scaling)
 
 
@@ -143,6 +144,15 @@ def _write(name: str, text: str) -> Damage:
     return damage
 
 
+def _index(text: str) -> Damage:
+    """Put the weights into a shard, with `text` as the index."""
+    def damage(folder: Path) -> None:
+        (folder / WEIGHTS).rename(folder / SHARD)
+        (folder / INDEX).write_text(text)
+
+    return damage
+
+
 def _set(key: str, value: Any) -> Damage:
     def damage(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text()) | {key: value}
@@ -172,7 +182,7 @@ def _twice(name: str, value: Tensor) -> Damage:
     def damage(folder: Path) -> None:
         held = load_file(folder / WEIGHTS)
         save_file({name: value.clone()}, folder / "more.safetensors")
-        places = dict.fromkeys(held, WEIGHTS) | {"another": "more.safetensors"}
-        (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+        places = dict.fromkeys(held, SHARD) | {"another": "more.safetensors"}
+        _index(json.dumps({"weight_map": places}))(folder)
 
     return damage

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.config_json import hf_family, settings_from_config
+from lmtrain.exchange.huggingface.config_json import hf_family, restored_config, settings_from_config
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.exchange.models import gpt2, llama
 
@@ -52,12 +52,23 @@ def test_an_olmo_3_has_the_angles_that_both_versions_give_it(
         ({"rope_theta": 5e5, "sliding_window": None}, "sliding_window would have to be set"),
         ({"rope_theta": 7e4, "rope_scaling": YARN,
           "rope_parameters": BOTH | {"full_attention": YARN | {"rope_theta": 7e4, "beta_fast": 9.0}}},
-         "rope_scaling would have to have all keys that full_attention has"),
+         "rope_scaling would have to have all numbers that full_attention has"),
     ],
 )  # fmt: skip
 def test_an_olmo_3_that_the_versions_read_differently_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         read("olmo3", config)
+
+
+@pytest.mark.parametrize("more", [{}, {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.2079441541679836}])
+def test_an_exported_olmo_3_keeps_the_scaling_it_was_published_with(more: dict[str, Any]) -> None:
+    published = {"model_type": "olmo3", "num_hidden_layers": 8, "max_position_embeddings": 65536, "rope_theta": 5e5,
+                 "rope_scaling": YARN | more}  # fmt: skip
+    settings = read("olmo3", published)
+    exported = restored_config(settings, published, {}, "bfloat16")
+    assert exported["rope_scaling"] == published["rope_scaling"]
+    assert exported["rope_parameters"]["full_attention"]["rope_type"] == "yarn"
+    assert read("olmo3", exported) == settings
 
 
 def test_an_olmo_2_has_only_angles_that_transformers_4_opens() -> None:
