@@ -165,7 +165,10 @@ def _near_keys(path: str, known_keys: Iterable[str]) -> list[str]:
 def _near_sibling(word: str, names: Iterable[str]) -> str | None:
     """Return the one of a group's `names` that `word` is misspelled or cut short for; None if there is none."""
     names = sorted(names)
-    return nearest_name(word, names) or next((name for name in names if is_shortened(word, name)), None)
+    if near := nearest_name(word, names) or next((name for name in names if is_shortened(word, name)), None):
+        return near
+    longer = [name for name in names if word and name.startswith(word)]
+    return longer[0] if len(longer) == 1 else None
 
 
 def number_meant(value: object) -> str | None:

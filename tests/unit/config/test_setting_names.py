@@ -27,7 +27,7 @@ NAMES = SettingNames(RunConfig, group_choices())
         ("train.batch_size", "8", "train.global_batch=8"), ("dropout", "10%", "model.dropout=0.1"),
         ("ema.decay", "0.9", "checkpoint.ema.decay=0.9"), ("ema_decay", "0.9", "checkpoint.ema.decay=0.9"),
         ("ema.update_every_n_steps", "5", "checkpoint.ema.every_steps=5"),
-        ("max_step", "10", "train.steps=10"), ("num_layer", "2", "model.num_layers=2"),
+        ("optim.l", "1", "optim.lr=1"), ("max_step", "10", "train.steps=10"), ("num_layer", "2", "model.num_layers=2"),
         ("model_name_or_path", "gpt2", "model=gpt2"), ("model_name_or_path", "bert", "model=bert_base"),
     ],
 )  # fmt: skip
