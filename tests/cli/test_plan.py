@@ -242,7 +242,8 @@ def test_a_model_too_large_says_what_misses_by_least() -> None:
 
 @pytest.mark.wide
 def test_more_gpus_bring_a_gain() -> None:
-    facts = json.loads(lmtrain(*FEW[:-1], "parallel.vp=1", "--doublings", "2", "--grow-batch", "--json"))
+    words = (*SMALL[:5], "recompute=none", "parallel.balance=layers", "parallel.vp=1")
+    facts = json.loads(lmtrain(*words, "--doublings", "2", "--grow-batch", "--json"))
     assert [point["gpus"] for point in facts["curve"]] == [8, 16, 32]
     assert all(1 < point["gain"] <= 2.01 for point in facts["curve"][1:])
     assert [point["best"]["gpus"] for point in facts["curve"]] == [8, 16, 32]

@@ -35,7 +35,7 @@ def test_sizes_are_refused_before_anything_is_counted(toy: Toy) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        ("optim=null", 2, "optim.kind=null is not a kind of optim"),
+        ("optim=null", 2, "optim is not set. Choose one with optim=NAME"),
         (f"optim.lr={NINES}", 2, "which has 5000 digits"), (f"train.seed=1{'_0' * 2000}", 2, "digits"),
         ("train.steps=1e5000", 2, "train.steps=inf is not a whole number"),
         ("train.steps=1e308T", 2, "train.steps=1e308T is too large for a number"),

@@ -228,7 +228,7 @@ MODELS = [
     Row("plan", "--nodes-per-switch", ("1",), swap=("gpus=8", "gpus=64")),
     Row("plan", "--price", ("2",)),
     Row("plan", "--html", ("page.html",)),
-    Row("plan", "--every", plus="--top 99", alone="the two best are the same"),
+    Row("plan", "--every", swap=("--top 2", "--top 99"), alone="the two best are the same"),
     Row("plan", "--calibrate", base="runs/long runs/longer hardware=cpu", without=_ERROR),
     Row("plan", "--output", ("some/hardware/mine.yaml",), base="runs/long runs/longer hardware=cpu --calibrate"),
     Row("demo", "--output", ("notes.txt",), base="train.steps=some --output eval.jsonl", without=_ERROR, ends=_ERROR),
