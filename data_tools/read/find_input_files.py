@@ -37,6 +37,7 @@ SUFFIXES = {  # suffix -> (kind, codec); the first match is used
 }
 TextSplit = Literal["file", "blank-line", "line"]  # what is a document of a text file
 _TEXT_KINDS: dict[TextSplit, str] = {"file": "text", "blank-line": "paragraphs", "line": "lines"}
+_MAX_NAMED = 20  # files in a message
 _SEARCHED_FILES = 1000  # of a folder, to find out whether it holds text
 READABLE = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
 
@@ -164,6 +165,10 @@ class TextSuffixes:
         if text:
             option = self._words([*(self.suffixes if self.types_all else ()), *text])
             way_out = f"Add {option} to read {'it' if len(files) == 1 else 'them'} as text."
+        elif len(files) <= _MAX_NAMED and kinds == [_name_kind(Path("x"))] and all(map(_may_be_text_file, files)):
+            format_ = "jsonl" if files[0].read_bytes()[:1] == b"{" else "txt"
+            named = way(*map(str, files), "--format", format_, instead_of=[str(path) for path in inputs])
+            way_out = f"Name such files one by one, with their format: {named}."
         return f"{plural(len(files), 'file')} left out ({join_few(kinds, max_shown=5)}). {way_out}"
 
     def _skipped_files(self, inputs: Inputs) -> list[Path]:

@@ -352,6 +352,13 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
         return f"{text!r} is not an override, since @ has no meaning here. Write {choice}."
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
+    if not sign and _is_run(text):
+        go_on, begin = (way(words, instead_of=text) for words in (f"run.dir={text}", f"checkpoint.init_from={text}"))
+        source = way("--from-run", text, instead_of=text)
+        return (
+            f"{text!r} is the folder of a run. Write {go_on} to go on with it, {source} for another run from its last "
+            f"step, or {begin} to begin with its weights."
+        )
     if not sign and _is_text_path(text):
         return _bare_texts_problem(text, [word for word in words if "=" not in word and _is_text_path(word)], words)
     if not sign and _is_dataset(text):
@@ -456,6 +463,11 @@ def _bare_datasets_problem(text: str, datasets: Sequence[str]) -> str:
 def _is_dataset(text: str) -> bool:
     """Return True if `text` is the prefix of a dataset, without .bin and .idx."""
     return os.path.isfile(f"{text}.idx") or os.path.isfile(f"{text}-00000.idx")
+
+
+def _is_run(text: str) -> bool:
+    """Return True if `text` is the folder of a run."""
+    return os.path.isfile(f"{text}/config.json") and os.path.isfile(f"{text}/metrics.jsonl")
 
 
 def _is_text_path(text: str) -> bool:

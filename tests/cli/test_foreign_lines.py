@@ -107,7 +107,7 @@ def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], sa
          "schedule.warmup_steps=50", ""),
         ("--model.flavor 8B --optimizer.name AdamW --metrics.enable_wandb",
          "optim=adamw observe.wandb=online model=llama3_8b", ""),
-        ("--train.max_tokens 1000000 --precision bf16-true --devices 2 --data TextFiles --eval.max_iters 4",
+        ("--train.max_tokens 1000000 --precision bf16-mixed --devices 2 --data TextFiles --eval.max_iters 4",
          "train.tokens=1000000 precision=bf16 parallel.dp_shard=2 train.valid_samples=32 --nproc 2",
          "--data TextFiles: The data are named by data.path=PREFIX"),
         ("--load_best_model_at_end True --save_steps 5 --eval_steps 5",
@@ -253,6 +253,8 @@ def test_the_epochs_of_a_text_are_counted(tmp_path: Path) -> None:
         "pretrain", *settings, "num_train_epochs=1", code=2
     )) if word.startswith("train.steps=")).partition("=")[2])  # fmt: skip
     assert 0 <= 2 * epoch - steps <= 1 < steps
+    words = final_words(lmtrain("pretrain", *settings, "num_train_epochs=2", "save_strategy=epoch", code=2))
+    assert f"checkpoint.interval_steps={epoch}" in words
     assert not (tmp_path / "run").exists()
 
 

@@ -135,12 +135,27 @@ def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
     assert final_words(outcome(*shlex.split(line))[1]) == shlex.split(typed)
 
 
+def test_files_without_a_suffix_are_named_one_by_one(here: Path) -> None:
+    (here / "wiki").mkdir()
+    (here / "wiki" / "wiki_00").write_text('{"text": "One."}\n')
+    typed = ["preprocess", "wiki/wiki_00", "--format", "jsonl", "--tokenizer", "t", "--output", "o"]
+    assert final_words(outcome("preprocess", "wiki", "--tokenizer", "t", "--output", "o")[1]) == typed
+
+
+def test_the_folder_of_a_run_is_no_text(here: Path) -> None:
+    for name in ("config.json", "metrics.jsonl"):
+        (here / "r" / name).write_text("{}\n")
+    assert "'r' is the folder of a run. Write run.dir=r to go on with it" in outcome("pretrain", "r")[1]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("tokenizer train x --output o --vocab-size 9 --special-tokens a",
          "There are no special tokens of your own here."),
         ("report r --csv loss.csv", "There is no CSV export here."),
+        ("runs prune r", "lmtrain runs prune is not a command. Runs and checkpoints are removed by"),
+        ("preprocess docs.jsonl --tokenizer t cutoff_len=9", "cutoff_len=9 is not a file, and --cutoff-len is not"),
         ("eval r --num_fewshot 5", "There are no examples in prompts here"),
         ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
         ("generate r --mirostat 2", "There is no such rule of sampling here."),

@@ -13,6 +13,7 @@ import typer
 
 from lmtrain.cli.inspect.run_folder_view import ago, finite_or_none, format_loss
 from lmtrain.cli.screen.print_messages_and_json import print_json
+from lmtrain.cli.settings_keys.verb_synonyms import explain_absent
 from lmtrain.cli.shared_options import Json, refuse_lists
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
@@ -142,6 +143,8 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
     if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
         hint = "Name a folder in which `lmtrain pretrain` has written runs."
+        if not empty.exists() and (said := explain_absent(str(empty))):
+            raise UsageError(f"lmtrain runs {empty} is not a command. {said}")
         if not empty.exists():
             raise MissingInputError(missing_path(empty, hint, lambda path: next(find_runs(path), None) is not None))
         raise MissingInputError(f"{empty} is not a folder that holds runs. {hint}")

@@ -83,7 +83,7 @@ def error_of_stray_word(
     """
     command = Command.parse(argv)
     word = stray_word(command)
-    if word is None or _explain_stray(word, command).text.endswith(_NO_ADVICE):
+    if word is None:
         return None
     return joined(_problems(list(argv), None, find_settings_problems))
 

@@ -162,7 +162,8 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
         "The same command, started again, goes on where it was.": "skip-completed",
     }),
     ("preprocess", {
-        "A run draws its samples in a random order; a dataset keeps the order of the texts.":
+        "A run draws its samples in a random order; a dataset keeps the order of the texts, which `lmtrain corpus "
+        "shuffle` writes in another.":
             "shuffle shuffle-documents shuffle-files shuffle-chunk-size seed random-seed",
         "The texts are shared among the --workers automatically.":
             "workers-to-check files-per-process paths-per-worker ring-size sample-ring-prop local-rank-offset "

@@ -50,7 +50,8 @@ _ABSENT = {
     "earlier checkpoint, and `lmtrain data show --run RUN --sample FIRST-LAST` shows what it read.":
         "rewind rollback revert undo replay",
     "A run stops by Ctrl-C, by `touch RUN/STOP`, or by scancel under Slurm.": "stop kill cancel pause end abort",
-    "Files are removed by `rm -r FOLDER`.": "delete rm remove clean prune",
+    "Runs and checkpoints are removed by `rm -r FOLDER`; `lmtrain inspect RUN --all` lists the checkpoints with their "
+    "sizes.": "delete rm remove clean prune",
 }  # fmt: skip
 
 
@@ -60,4 +61,9 @@ def explain_verb(word: str) -> str | None:
     for verb, names in _NAMES.items():
         if name in names.split():
             return f"Did you mean {way(*verb.split(), instead_of=word)}?"
-    return next((said for said, names in _ABSENT.items() if name in names.split()), None)
+    return explain_absent(name)
+
+
+def explain_absent(word: str) -> str | None:
+    """Return the sentence on a command that lmtrain lacks; None if the word is not known as one."""
+    return next((said for said, names in _ABSENT.items() if word in names.split()), None)

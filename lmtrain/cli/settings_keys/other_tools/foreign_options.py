@@ -83,7 +83,7 @@ VALUES = {
     },
     "optim": dict.fromkeys(("adam", "adamw_hf", "adamw_torch_fused", "adamw_apex_fused"), "optim=adamw"),
     "precision": {
-        "bf16-true": "precision=bf16", "bf16-mixed": "precision=bf16", "16-true": "precision=fp16",
+        "bf16-mixed": "precision=bf16",
         "32-true": "precision=fp32", "fp16-mixed": "precision=fp16",
     },
     "activation_checkpoint.mode": {"none": "recompute=none", "full": "recompute=full",
@@ -114,6 +114,10 @@ VALUE_NOTES = {
     "fsdp": {
         "": "parallel.dp_shard=N shares the work among N processes, and parallel.zero says what else they share.",
     },
+    "precision": dict.fromkeys(
+        ("bf16-true", "16-true"),
+        "Weights are never kept in 16 bits alone; precision=bf16 computes in bf16 beside weights in fp32.",
+    ),
     "report_to": {"none": "Weights & Biases is off here as well.", "": _SINKS},
     "logger_name": {"": _SINKS},
     "data": {"": "The data are named by data.path=PREFIX of a dataset, or data.text=FILE to make one of a text."},
@@ -154,6 +158,10 @@ BETAS = {"adam_beta1": 0, "adam_beta2": 1, "beta1": 0, "beta2": 1}
 BOTH_BETAS = ("adam_betas", "betas", "adamw_betas", "optimizer_betas")
 LOAD_STEPS = ("ckpt_step", "load_step", "load_iteration", "checkpoint_step", "resume_step")  # with a run to load
 EPOCHS = ("num_train_epochs", "epochs", "num_epochs", "max_epochs", "n_epochs", "train_epochs")
+STRATEGIES = {  # what is done at the end of each epoch, if its value is "epoch"
+    "save_strategy": "checkpoint.interval_steps", "eval_strategy": "train.valid_interval_steps",
+    "evaluation_strategy": "train.valid_interval_steps", "logging_strategy": "observe.log_interval_steps",
+}
 POSITION_COUNTS = ("max_position_embeddings", "n_positions")  # of learned positions; may differ from the sequence's
 VIRTUAL_STAGES = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "vp_size")
 LAYERS_PER_STAGE = ("num_layers_per_virtual_pipeline_stage", "num_layers_per_virtual_stage")

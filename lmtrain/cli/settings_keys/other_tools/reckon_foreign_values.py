@@ -38,6 +38,9 @@ def reckon(result: Translation) -> None:
         _convert(result, option)
     if epochs := [option for option in result.later if option.name in tables.EPOCHS]:
         _set_epochs(result, epochs)
+    for option in result.later:
+        if option.name in tables.STRATEGIES:
+            _set_interval_of_epoch(result, option)
     for option in converted:
         if option not in (*batches, *lengths):
             _convert(result, option)
@@ -258,6 +261,18 @@ def _set_epochs(result: Translation, options: list[Option]) -> None:
             result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {reckoning}."
             return
     result.omit(option, UNSUPPORTED_SETTINGS["num_train_epochs"])
+
+
+def _set_interval_of_epoch(result: Translation, option: Option) -> None:
+    """Set an interval to the steps of an epoch, if the dataset is there to count them."""
+    words = [*result.typed_settings, *(f"{key}={value}" for key, value in result.settings.items())]
+    if counted := None if result.from_run else count_epoch(words):
+        samples, batch, is_estimate = counted
+        about = "about " if is_estimate else ""
+        result.set(option, f"{tables.STRATEGIES[option.name]}={math.ceil(samples / batch)}")
+        result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {about}the steps of an epoch."
+    else:
+        result.omit(option, UNSUPPORTED_SETTINGS[option.name])
 
 
 def _settle(result: Translation) -> None:

@@ -144,7 +144,8 @@ def _leave_for_later(result: Translation, option: Option) -> bool:
         *tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE, *tables.PROFILE_STEPS, *tables.DURATION, "finetune", "flavor",
     )  # fmt: skip
     is_share = _is_number(option.value) and 0 < float(option.value) < 1 and _plain_key(option) in tables.SHARES_OF_STEPS
-    if is_share or option.path in names or option.name in names or option.path == "model.name":
+    is_each_epoch = option.name in tables.STRATEGIES and option.value == "epoch"
+    if is_share or is_each_epoch or option.path in names or option.name in names or option.path == "model.name":
         result.later.append(option)
         return True
     return False
