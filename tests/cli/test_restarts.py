@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.runfolder.folder_reader import read_run_state
 from tests.cli.harness import Toy, lmtrain, start
 
 EXACT = ("step", "loss", "grad_norm", "lr", "samples", "tokens", "samples_hash")
@@ -214,6 +215,7 @@ def test_a_stop_between_two_starts(toy: Toy, tmp_path: Path, number: signal.Sign
     settings = [*toy.settings(folder, **TWO), "--nproc", 2, "--max-restarts", 9]
     process = start("pretrain", *settings, env=fault("kill:point=step:step=5:rank=1"))
     before = "".join(in_pause(process))
+    assert read_run_state(folder)["state"] == "running"  # so that `lmtrain watch` goes on
     process.send_signal(number)
     after, _ = process.communicate(timeout=600)
     assert process.returncode == 75, before + after
