@@ -128,6 +128,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("reshard --load r --save s --tp 1 --step 10", "reshard r/checkpoints/step_00000010 --output s --to tp=1"),
         (f"{SLURM} --mail-type ALL", f"{SLURM} --sbatch=--mail-type=ALL"),
         ("report r --output loss.csv", "report r --output loss.html"),
+        ("eval r notes.txt --task perplexity", "eval r --data notes.txt --task perplexity"),
         ("preprocess x --tokenizer t --max_train_samples 9", "preprocess x --tokenizer t --max-documents 9"),
     ],
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,6 +125,7 @@ def evaluate(
     if compare is not None and checkpoint is not None and "=" in str(checkpoint):
         checkpoint, layout = None, [str(checkpoint), *(layout or [])]
     _check_comparison(context, checkpoint, compare, steps)
+    refuse_loose_files(layout or [])
     _check_outputs(output, samples)
     compares_files = compare is not None and all(path.is_file() for path in compare)
     jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key, suffix)
@@ -175,6 +176,14 @@ def evaluate(
         return evaluate_steps(sources, session)
     evaluate_one(sources[0], session)
     return None
+
+
+def refuse_loose_files(layout: Sequence[str]) -> None:
+    """Raise UsageError if one of the words after the checkpoint, which are settings, is a file or folder."""
+    files = [word for word in layout if "=" not in word and Path(word).exists()]
+    if files:
+        data = way(*(part for file in files for part in ("--data", file)), instead_of=files)
+        raise UsageError(f"{', '.join(files)} stands where settings do. Did you mean {data}?")
 
 
 def _check_comparison(

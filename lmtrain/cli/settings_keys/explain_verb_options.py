@@ -100,7 +100,7 @@ def stray_word(command: Command) -> str | None:
         return None
     words = (unit[0] for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
     # because: the layout of an evaluation is given by settings
-    others = (word for word in words if not ("layout" in arguments and word.startswith("parallel.")))
+    others = (word for word in words if not ("layout" in arguments and "." in word.partition("=")[0]))
     return next((word for word in others if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
 
 
