@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,13 @@ TEXT = (
     "'s boy \" sold 1 @,@ 200 sacks ( some say 3 @.@ 5 times more ) : flour ; bran . Who 's there ? Nobody ! \n "
     "The lights went out and the mill 's wheel stood still , and nobody in the old house dared to speak . \n "
 )
+
+
+# Words of a model whose angles depend on the length of a text, by which scores would depend on neighbours.
+LONGROPE: dict[str, Any] = {
+    "positions": "rotary", "rotary_scaling": "longrope", "rotary_original_len": 12, "rotary_factor": 4.0,
+    "rotary_short_factors": (1.0, 1.1, 1.2, 1.3), "rotary_long_factors": (1.5, 2.0, 3.0, 4.0),
+}  # fmt: skip
 
 
 class PlainModel:
@@ -91,11 +99,12 @@ BuildGpt = Callable[..., PlainModel]
 @pytest.fixture(scope="session")
 def build_gpt() -> BuildGpt:
     def build_gpt(
-        vocab_size: int = VOCAB_SIZE, seq_len: int = SEQ_LEN, *, vocab_multiple: int = 64, std: float = 0.3
+        vocab_size: int = VOCAB_SIZE, seq_len: int = SEQ_LEN, *, vocab_multiple: int = 64, std: float = 0.3,
+        **words: Any,
     ) -> PlainModel:
         settings = GPTSettings(
             num_layers=2, width=16, num_heads=2, vocab_size=vocab_size, vocab_multiple=vocab_multiple, seq_len=seq_len,
-            init_std=std,
+            init_std=std, **words,
         )  # fmt: skip
         model = build(settings)
         start(model, 1)

@@ -18,6 +18,7 @@ from lmtrain.eval.score_targets import Subject
 from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks import choice
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+from tests.unit.eval.conftest import LONGROPE
 
 SEQ_LEN = 64
 _Request = choice.ChoiceRequest
@@ -77,6 +78,14 @@ def agree(model: Any, tokenizer: Tokenizer, source: Path, batch_size: int = 8) -
     found = {"accuracy": right / len(ROWS), "per_character_accuracy": by_length / len(ROWS), "chance_accuracy": 0.5}
     assert outcome.result.measures == pytest.approx(found)
     return outcome
+
+
+def test_answers_are_scored_as_alone_if_angles_depend_on_their_length(
+    tokenizer: Tokenizer, build_gpt: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = build_gpt(tokenizer.vocab_size, SEQ_LEN, std=0.4, **LONGROPE | {"rotary_original_len": 24})
+    model.model.double()
+    agree(model, tokenizer, write(tmp_path / "a.jsonl", ROWS), 7)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7])

@@ -10,6 +10,7 @@ import pytest
 
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
+from tests.unit.eval.conftest import LONGROPE
 from tests.unit.eval.protocols import LAMBADA_TASKS, WIKI_TASKS, Pair, agree, write
 
 SEQ_LEN = 40
@@ -29,8 +30,8 @@ def pair(tokenizer: Tokenizer, build_gpt: Callable[..., Any]) -> Pair:
     return _pair(tokenizer, build_gpt, SEQ_LEN)
 
 
-def _pair(tokenizer: Tokenizer, build_gpt: Callable[..., Any], seq_len: int) -> Pair:
-    model = build_gpt(tokenizer.vocab_size, seq_len, std=0.4)
+def _pair(tokenizer: Tokenizer, build_gpt: Callable[..., Any], seq_len: int, **words: Any) -> Pair:
+    model = build_gpt(tokenizer.vocab_size, seq_len, std=0.4, **words)
     model.model.double()
     return Pair(model, tokenizer, seq_len)
 
@@ -38,6 +39,18 @@ def _pair(tokenizer: Tokenizer, build_gpt: Callable[..., Any], seq_len: int) -> 
 @pytest.mark.parametrize("name", [*WIKI_TASKS, *LAMBADA_TASKS])
 def test_a_task_is_its_twin(name: str, pair: Pair, tmp_path: Path) -> None:
     agree(pair, name, write(tmp_path, name), batch_size=7)
+
+
+@pytest.mark.parametrize("name", [*WIKI_TASKS, *LAMBADA_TASKS])
+def test_a_tasks_scores_do_not_depend_on_the_batch_if_angles_depend_on_lengths(
+    name: str, tokenizer: Tokenizer, build_gpt: Callable[..., Any], tmp_path: Path
+) -> None:
+    pair, source = _pair(tokenizer, build_gpt, SEQ_LEN, **LONGROPE), write(tmp_path, name)
+    alone = pair.measured(name, source, 1)
+    for batch_size in (2, 7, 64):
+        together = pair.measured(name, source, batch_size)
+        assert together.result.nll_sum_nats == pytest.approx(alone.result.nll_sum_nats, rel=1e-10)
+        assert together.result.measures == pytest.approx(alone.result.measures, rel=1e-9)
 
 
 @pytest.mark.parametrize("size", range(0, 3 * SEQ_LEN + 8, 18))

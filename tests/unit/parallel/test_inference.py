@@ -88,7 +88,7 @@ def test_each_target_is_scored_once_and_as_on_one_process(pool: Pool, parallel: 
     check(pool, parallel, "fp32", training=training, tolerance=3e-6)
 
 
-def scored_and_generated(parallel: dict[str, Any], name: str) -> dict[str, Any]:
+def scored_and_generated(parallel: dict[str, Any], name: str, batch_size: int) -> dict[str, Any]:
     """-log p of each request's targets, and the tokens that a greedy generation adds to two."""
     settings = ParallelSettings(**parallel)
     built = build_parallel(
@@ -96,14 +96,17 @@ def scored_and_generated(parallel: dict[str, Any], name: str) -> dict[str, Any]:
         seed=1, training=False, mesh=build_mesh(settings.layout, CPU, 60.0), parallel=settings,
     )  # fmt: skip
     tokens = generate_tokens(built, [3, 5], 12, Sampling(temperature=0), 24, frozenset())
-    return {"nll": [one.nll.tolist() for one in Scorer(built, batch_size=7).score(requests())], "tokens": list(tokens)}
+    texts = [*requests(), *(Request(np.arange(length + 1), length, 0) for length in range(1, 24))]
+    answers = Scorer(built, batch_size=batch_size).score(texts)
+    return {"nll": [one.nll.tolist() for one in answers], "tokens": list(tokens)}
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_models_of_any_words_score_and_generate_as_on_one_process(pool: Pool, name: str) -> None:
-    (one,) = pool.run(f"{__name__}:scored_and_generated", 1, {"parallel": {}, "name": name})
-    for found in pool.run(f"{__name__}:scored_and_generated", 4, {"parallel": {"tp": 2, "pp": 2}, "name": name}):
+    (one,) = pool.run(f"{__name__}:scored_and_generated", 1, {"parallel": {}, "name": name, "batch_size": 1})
+    layout = {"parallel": {"tp": 2, "pp": 2}, "name": name, "batch_size": 7}
+    for found in pool.run(f"{__name__}:scored_and_generated", 4, layout):
         # because: with weights of std 0.4 logits are in the tens
         np.testing.assert_allclose(np.concatenate(found["nll"]), np.concatenate(one["nll"]), rtol=1e-5, atol=2e-5)
         assert found["tokens"] == one["tokens"]
