@@ -106,7 +106,7 @@ class TextSuffixes:
             typed = self.type_option([suffix])
             if not suffix.startswith(".") or len(suffix) == 1 or "/" in suffix:
                 dotted = f".{suffix.strip('*./')}"
-                right = self._words([dotted if len(dotted) > 1 else ".py"], instead_of=typed)
+                right = self._words([dotted if len(dotted) > 1 and "/" not in dotted else ".py"], instead_of=typed)
                 raise UsageError(f"{typed} names no suffix, which begins with a dot. Write {right}.")
             if known := known_suffix(Path(f"a{suffix}")):
                 raise UsageError(f"{typed} has no effect: files with the suffix {known} are read anyway. Leave it out.")

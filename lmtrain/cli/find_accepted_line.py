@@ -50,7 +50,7 @@ _UNFILLED = re.compile(r"[a-z_.]+=[A-Z]{2,}")  # a setting to be filled in
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
-_MAX_RUNS = 4  # of a sweep, whose settings are checked
+_MAX_RUNS = 8  # of a sweep, whose settings are checked
 
 
 def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str]:
@@ -128,6 +128,7 @@ def _line(
     lost = command.lost_units(typed) + [
         unit for unit in advised_units
         if unit not in typed.units and unit not in command.units and not corrects(command, unit)
+        and not _is_moved(command, unit)
     ]  # fmt: skip
     left_out = [
         text for unit in lost
@@ -142,12 +143,19 @@ def _line(
     return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words)}"
 
 
+def _is_moved(command: Command, unit: Sequence[str]) -> bool:
+    """Return whether a setting stands in the command as one of a stage, with the same value."""
+    return any(each[0].startswith("stages.") and each[0].endswith(f".{unit[0]}") for each in command.units)
+
+
 def _is_told(text: str, unit: tuple[str, ...], said: str, command: Command) -> bool:
     """Return whether the message `said` tells what became of a unit of the command, whose text is `text`: it has
     another value, or is something else here, or there is a reason why it is left out.
     """
     if corrects(command, unit):
-        return any(form in said for form in (text, " ".join(unit), "=".join(unit)))
+        key, _, values = unit[0].partition("=")
+        each_told = [f"{key}={value} " in said for value in values.split(",") if value not in " ".join(command.words)]
+        return all(each_told or [False]) or any(form in said for form in (text, " ".join(unit), "=".join(unit)))
     place = rf"(?:^ *(?:\d+\. )?|, ){re.escape(text)}(: | is (?!not )| has no counterpart)"
     return bool(re.search(place, said, re.MULTILINE))
 
@@ -172,8 +180,8 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             filled, unknown = with_fillers(words)
-            params = click_command.make_context(" ".join(verb), filled[len(verb) :], obj=words).params
-            _check_settings_of(verb, params | dict.fromkeys(unknown), unknown)
+            context = click_command.make_context(" ".join(verb), filled[len(verb) :], obj=words)
+            _check_settings_of(verb, {**context.params, **dict.fromkeys(unknown), "context": context}, unknown)
     except (SettingsError, LayoutError) as error:
         return explain_words(error, Command.parse(words))
     except UsageError as error:
@@ -236,14 +244,26 @@ def _check_run(params: Mapping[str, Any]) -> None:
 def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
     """Yield the settings of the first runs of a command line; raise SettingsError if they are wrong."""
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
+    from lmtrain.cli.pretrain.sweep import whole_sweep_in_ways
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
     is_sweep = params.get("multirun") or params.get("array")
-    runs = expand_sweep(overrides, config_dir=config_dir)[:_MAX_RUNS] if is_sweep else [overrides]
-    for run in runs:
-        config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
-        _refuse_texts(config)
+    runs = expand_sweep(overrides, config_dir=config_dir) if is_sweep else [overrides]
+    for run in _covering(runs)[:_MAX_RUNS]:
+        with whole_sweep_in_ways(run, runs):
+            config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
+            _refuse_texts(config)
         yield config
+
+
+def _covering(runs: Sequence[list[str]]) -> list[list[str]]:
+    """Return the runs of a sweep that have a word which none before them has: with them every value is seen once."""
+    seen, result = set[str](), list[list[str]]()
+    for run in runs:
+        if not seen.issuperset(run):
+            seen.update(run)
+            result.append(run)
+    return result
 
 
 def _refuse_texts(config: RunConfig) -> None:
@@ -291,6 +311,21 @@ def _check_inputs(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.shared_options import resolve_text_inputs
 
     find_sources(resolve_text_inputs(*(params[name] for name in ("inputs", "format_", "suffix"))))
+
+
+def _check_split(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.data.corpus_command import build_split
+
+    build_split(*(params[name] for name in ("ratios", "seed", "by")))
+    _check_inputs(params)
+
+
+def _check_clean(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.data.corpus_command import build_clean_step
+
+    if "context" in params and not params["unknown"]:
+        build_clean_step(*(params[name] for name in ("context", "rule", "script", "min_script_share")))
+    _check_inputs(params)
 
 
 def _check_training(params: Mapping[str, Any]) -> None:
@@ -395,7 +430,6 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "config explain": _check_explained, "data split": _check_shares, "eval": _check_evaluation,
     "preprocess": _check_texts, "tokenizer train": _check_training, "generate": _check_prompt,
     "export": _check_export, "import": _check_import, "reshard": _check_reshard, "merge": _check_merge,
-    "corpus sample": _check_sample, **dict.fromkeys(
-        ("corpus clean", "corpus dedupe", "corpus decontaminate", "corpus split", "corpus shuffle"), _check_inputs
-    ),
+    "corpus sample": _check_sample, "corpus split": _check_split, "corpus clean": _check_clean,
+    **dict.fromkeys(("corpus dedupe", "corpus decontaminate", "corpus shuffle"), _check_inputs),
 }  # fmt: skip

@@ -10,10 +10,11 @@ or `<bool>`, are replaced for all verbs here.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import typing
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -207,6 +208,7 @@ def _option_error(option: str, message: str, ctx: Any) -> Exception:
     return error  # type: ignore[no-any-return]
 
 
-def is_option(word: str, names: Container[str]) -> bool:
-    """Return whether a word is one of the options `names`, with or without a value."""
-    return word.startswith("--") and word.partition("=")[0] in names
+def is_option(word: str, names: Collection[str]) -> bool:
+    """Return whether a word is one of the options `names`, perhaps misspelt, with or without a value."""
+    option = word.partition("=")[0].lower().replace("_", "-")
+    return option.startswith("--") and bool(difflib.get_close_matches(option, names, n=1, cutoff=0.85))

@@ -117,8 +117,8 @@ class _Builder:
         ]  # fmt: skip
         given = [f"{path}.{name}" for name in data if name in fields]
         if len(needed) > len(given) and (choices := self._choices_sentence(path)):
-            self.problems += [f"{', '.join(given)} alone is no {path}. {choices}"] if given else []
-            return _INVALID
+            given = given or [f"{path}.kind={getattr(cls, 'kind', '')}"]
+            return self._record(f"{', '.join(given)} alone is no {path}. {choices}")
         values: dict[str, Any] = {}
         for name, field in fields.items():
             where = _join_key(path, name)

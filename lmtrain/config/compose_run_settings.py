@@ -148,6 +148,7 @@ def _remaining_problems(
         for problem in failure.marked_problems:
             text = split_ways(problem)[0]
             is_alternative = " is not set. " in text and any(f" {start}" in text for start in starts)
+            is_alternative |= " alone is no " in text  # because: the rest of the group may be what was refused
             if not (problem.startswith(starts) or is_alternative or any(part in problem for part in follow_ups)):
                 yield problem
 

@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -63,6 +64,8 @@ class SettingNames:
         without_repeats = ".".join(part for part, _ in groupby(path.split(".")))  # files may repeat their group's name
         if without_repeats in known_keys:
             return [self._suggested_override(without_repeats, value)]
+        if (dotted := path.lower().replace("_", ".", 1)) in known_keys and path.lower() not in _KEY_BY_FOREIGN_NAME:
+            return [self._suggested_override(dotted, value)]
         below = [key for key in known_keys if key.endswith(f".{path}")] if parent else []  # the key without its group
         matches = below or [key for key in known_keys if key.rpartition(".")[2] == word]
         if len(matches) > 3:
@@ -107,7 +110,7 @@ class SettingNames:
         """Return a sentence, the end of an error message, that tells the user what to type in place of the unknown key
         `path`. `value` is the text typed for it, `known_keys` are the valid keys of its group.
         """
-        if is_environment_variable(path):
+        if is_variable(path, self.root):
             return sentence_about_variable(f"{path}={value}")
         if sentence := sentence_about(path.lower().replace("-", "_")):
             return sentence
@@ -140,6 +143,11 @@ class SettingNames:
         """
         choices = self.groups.get(group, ())
         return f"{group}={value if value in choices else closest_value(value, choices) or 'NAME'}"
+
+
+def is_variable(name: str, root: type[Settings]) -> bool:
+    """Return whether a name is written as environment variables are, and is no setting of `root` in capitals."""
+    return is_environment_variable(name) and name.lower() not in {key.rpartition(".")[2] for key in types_by_key(root)}
 
 
 def _near_keys(path: str, known_keys: Iterable[str]) -> list[str]:
@@ -222,7 +230,12 @@ def types_by_key(root: type[Settings]) -> dict[str, Any]:
     """Return dotted key -> type hint for every setting below the class `root`; of a choice, the settings of all its
     kinds.
     """
-    return dict(_iter_key_types(root, ""))
+    return dict(_key_types(root))  # type: ignore[arg-type]  # because: mypy takes a class for a value without a hash
+
+
+@cache
+def _key_types(root: type[Settings]) -> tuple[tuple[str, Any], ...]:
+    return tuple(_iter_key_types(root, ""))
 
 
 def _iter_key_types(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from tests.mistakes.typist import Trial, try_line
 from tests.mistakes.world import LACKING, make_world, right_line
 
 
-def try_lines(world: Path, seed: str, count: int) -> list[Trial]:
-    """Draw and try `count` lines in one process."""
+def try_lines(world: Path, seed: str, count: int, show: Callable[[Trial], object] = str) -> list[Trial]:
+    """Draw and try `count` lines in one process, and show each trial with a fault as soon as it is there."""
     rng, trials = random.Random(seed), list[Trial]()
     with Runner(world) as runner:
         ends = {
@@ -32,6 +33,8 @@ def try_lines(world: Path, seed: str, count: int) -> list[Trial]:
         for _ in range(count):
             line = draw(rng)
             trials.append(try_line(runner, line, rng, ends.get(line.verb, "")))
+            if trials[-1].faults:
+                show(trials[-1])
     return trials
 
 
@@ -43,7 +46,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--world", type=Path, help="a folder to keep the world in, so that it is made once")
     options = parser.parse_args()
-    start = time.monotonic()
+    start, shown = time.monotonic(), Counter[str]()
+
+    def show(trial: Trial) -> None:
+        kind = trial.faults[0].split()[0] + trial.line.kinds[0]
+        if shown[kind] < max(1, options.show // 20) and sum(shown.values()) < options.show:
+            shown[kind] += 1
+            print(trial, flush=True)
+
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as pool:
         place = options.world or Path(folder) / "world"
         if not place.exists():
@@ -52,15 +62,9 @@ def main() -> None:
 
         worlds = [copytree(place, Path(folder) / f"world_{n}") for n in range(options.processes)]
         share = -(-options.lines // options.processes)
-        parts = [pool.submit(try_lines, world, f"{options.seed}/{n}", share) for n, world in enumerate(worlds)]
+        parts = [pool.submit(try_lines, world, f"{options.seed}/{n}", share, show) for n, world in enumerate(worlds)]
         trials = [trial for part in parts for trial in part.result()]
     wrong = [trial for trial in trials if trial.faults]
-    shown = Counter[str]()
-    for trial in wrong:
-        kind = trial.faults[0].split()[0] + trial.line.kinds[0]
-        if shown[kind] < max(1, options.show // 20) and sum(shown.values()) < options.show:
-            shown[kind] += 1
-            print(trial)
     print(
         f"{len(trials)} lines in {time.monotonic() - start:.0f} s:",
         dict(Counter(trial.end for trial in trials if not trial.faults)),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from lmtrain import units
 from lmtrain.cli.settings_keys.apply_advice import Command, fits
 from lmtrain.config.compose_run_settings import group_choices
+from lmtrain.config.near_names import is_near
 from lmtrain.errors import Way
 from tests.mistakes.grammar import Line, right_value, settings
 from tests.mistakes.runner import Outcome
@@ -39,7 +40,7 @@ _PLACES = {
 # the begin of a problem about an option with a value
 _OPTION_WITH_VALUE = re.compile(r"(?:^error: |^  \d+\. )(--[a-z-]+)[ =](\S*) (?:is|does|has)\b", re.MULTILINE)
 OFF = ("null", "[]", "{}", "false", "none", "")
-ASKS_OFF = (*OFF, "none.yaml", "other/none", "0", "no", "off", "0.0", "nul", "nonee", "nne")
+ASKS_OFF = (*OFF, "none.yaml", "other/none", "0", "no", "off", "0.0", "nul")
 
 
 @dataclass
@@ -140,7 +141,8 @@ def _next_words(words: list[str], outcome: Outcome, rng: random.Random | None, t
         if not ways:
             return shown
         following = command.words
-    return ("" if "eave it out" in outcome.text else _switches_off(words, following)) or following
+    says_so = "eave it out" in outcome.text or "exactly one of them must be set" in outcome.text
+    return ("" if says_so else _switches_off(words, following)) or following
 
 
 def shown_line(text: str) -> list[str] | None:
@@ -171,13 +173,16 @@ def _filled(word: str, places: Sequence[str]) -> str | None:
 def _switches_off(before: Sequence[str], after: Sequence[str]) -> str:
     """Return a fault if a setting that asked for something is one that asks for nothing."""
     asked = {word.partition("=")[0]: word.partition("=")[2] for word in before if "=" in word}
+    asked_off = {key.rpartition(".")[2] for key, value in asked.items() if value.lower() in ASKS_OFF}
     for word in after:
         key, _, value = word.partition("=")
         if (
             "=" in word
             and key in asked
+            and key.rpartition(".")[2] not in asked_off
             and value.lower() in OFF
             and asked[key].lower().strip("[]'\",;=") not in ASKS_OFF
+            and not any(is_near(asked[key].lower(), off) for off in OFF[:1] + OFF[3:5])
             and not asked[key].lstrip("[").startswith(("-", "0"))
         ):
             return f"switches off {key}"
@@ -192,7 +197,8 @@ def _lost(line: Line, trial: Trial, outcome: Outcome) -> Iterator[str]:
     got = {form for part in parts for form in _forms(part)}
     text = " ".join((*outcome.values, *trial.dropped)).lower()
     said = "" if line.has_right_words else "\n".join(
-        part for _, answer in trial.steps for part in re.findall(r"Left out:.*?(?=\nType|\Z)", answer, re.DOTALL)
+        part for _, answer in trial.steps
+        for part in re.findall(r"Left out:.*?(?=\nType|\Z)|[^\n]* (?:is|are) too much for ", answer, re.DOTALL)
     )  # fmt: skip
     for value in line.kept:
         if not set(_forms(value)) & got and value.lower() not in text and value not in said:

@@ -30,7 +30,9 @@ from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
+    from data_tools.corpus.clean import CleanStep
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, StepOptions
+    from data_tools.corpus.split_sample_shuffle import SplitStep
     from data_tools.read.find_input_files import Inputs
 
 app = typer.Typer(no_args_is_help=True)
@@ -125,11 +127,7 @@ def clean(
     format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Repair damaged text, and drop documents that break a quality rule or are not in an allowed script."""
-    from data_tools.corpus.clean import DEFAULT_RULES, build_clean
-
-    if not script:
-        refuse_unused_options(context, {"min_script_share"}, "all scripts allowed; --script names those that are")
-    step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
+    step = build_clean_step(context, rule, script, min_script_share)
     _run(step, resolve_text_inputs(inputs, format_, suffix), output, workers, part, key, on_error)
 
 
@@ -234,7 +232,7 @@ def decontaminate(
     inputs: TextInputs,
     output: Output,
     against: Annotated[list[Path], typer.Option(help="A file of evaluation texts. Repeatable.")],
-    action: Annotated[str, typer.Option(metavar="{cut,drop}", help="Cut passages out, or drop the document.")] = "cut",
+    action: Annotated[Literal["cut", "drop"], typer.Option(help="Cut passages out, or drop the document.")] = "cut",
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
@@ -250,16 +248,15 @@ def split(
     inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train.jsonl, valid.jsonl and test.jsonl.")],
     ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
-    by: Annotated[str, typer.Option(metavar="{text,id}", help="Keep documents of equal text or id together.")] = "text",
+    by: Annotated[Literal["text", "id"], typer.Option(help="Keep documents of equal text or id together.")] = "text",
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None, suffix: Suffixes = None,
 ) -> None:  # fmt: skip
     """Split documents into train, valid and test by a hash of each document's text or id."""
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import run_step
-    from data_tools.corpus.split_sample_shuffle import SplitStep, split_outputs
+    from data_tools.corpus.split_sample_shuffle import split_outputs
 
-    way_out = f"Give the shares of train, valid and test, such as {example('0.98,0.01,0.01')}."
-    step = SplitStep(tuple(parse_numbers("--ratios", ratios, way_out)), seed, by)
+    step = build_split(ratios, seed, by)
     with _options_with_progress(workers, part, key, on_error) as work:
         sources = resolve_text_inputs(inputs, format_, suffix)
         _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
@@ -326,6 +323,25 @@ def build(
     for result in reports:
         _print(result)
     echo(f"{settings.output}/report.json has all of this")
+
+
+def build_split(ratios: str, seed: int, by: str) -> SplitStep:
+    """Build the step `split` from its options; raise UsageError if `ratios` are no three shares that add up to 1."""
+    from data_tools.corpus.split_sample_shuffle import SplitStep
+
+    way_out = f"Give the shares of train, valid and test, such as {example('0.98,0.01,0.01')}."
+    return SplitStep(tuple(parse_numbers("--ratios", ratios, way_out)), seed, by)
+
+
+def build_clean_step(
+    context: typer.Context, rule: list[str] | None, script: list[str] | None, min_script_share: float
+) -> CleanStep:
+    """Build the step `clean` from its options; raise UsageError if a rule is unknown, or a share has no effect."""
+    from data_tools.corpus.clean import DEFAULT_RULES, build_clean
+
+    if not script:
+        refuse_unused_options(context, {"min_script_share"}, "all scripts allowed; --script names those that are")
+    return build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
 
 
 # ---- shared by the verbs ---------------------------------------------------------------------------------------------

@@ -380,6 +380,9 @@ def _compose_over_settings(
     `compose`. Raise SettingsError, which names the run's config.json, if they are wrong.
     """
     _refuse_added_length(settings, overrides)
+    kind = settings["data"].get("kind") if isinstance(settings.get("data"), dict) else None
+    # because: the file of that kind names no data, and would take away what the run has
+    overrides = [word for word in overrides if word.lstrip("+") != f"data={kind}"]
     with _config_folder(settings, config_dir) as folder:
         try:
             return compose(

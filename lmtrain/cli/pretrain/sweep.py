@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,16 @@ from lmtrain.config.compose_run_settings import expand_sweep
 from lmtrain.config.parse_and_apply_overrides import FileSetting, hydra_quoted
 from lmtrain.config.settings_file import words_for_command
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
+from lmtrain.errors import (
+    LayoutError,
+    LmtrainError,
+    SettingsError,
+    StoppedEarly,
+    UsageError,
+    join_few,
+    settings_error,
+    with_other_ways,
+)
 from lmtrain.runfolder.file_names import DATA, METRICS
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
@@ -159,7 +169,8 @@ def plan_runs(
     fixed = set.intersection(*map(set, combinations))
     jobs: list[SweepRun] = []
     for combination in combinations:
-        config = compose(combination)
+        with whole_sweep_in_ways(combination, combinations):
+            config = compose(combination)
         varying = [text.lstrip("+") for text in combination if text not in fixed]
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _choose_folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
@@ -177,6 +188,28 @@ def plan_runs(
             "folder for the new runs."
         )
     return jobs
+
+
+@contextmanager
+def whole_sweep_in_ways(run: Sequence[str], runs: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Context manager: if the settings `run` of one run of a sweep are refused, let the error's ways out replace its
+    value alone among the values that the settings `runs` of all runs give to a key.
+    """
+    own = dict(word.split("=", 1) for word in run if "=" in word)
+    values = {key: list(dict.fromkeys(word.partition("=")[2] for each in runs for word in each
+                                      if word.startswith(f"{key}="))) for key in own}  # fmt: skip
+
+    def among_all(word: str) -> str:
+        key, sign, new = word.partition("=")
+        listed = [new if value == own[key] else value for value in values.get(key, ())]
+        return f"{key}{sign}{','.join(dict.fromkeys(listed))}" if len(listed) > 1 else word
+
+    try:
+        yield
+    except (SettingsError, LayoutError) as error:
+        change = lambda each: each._replace(new=tuple(map(among_all, each.new)))  # noqa: E731
+        problems = [type(problem)(with_other_ways(problem, change)) for problem in error.marked_problems]
+        raise settings_error(problems) from error
 
 
 def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]], RunConfig]) -> None:

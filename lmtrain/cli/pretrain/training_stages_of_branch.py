@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.errors import SettingsError, own, way
+from lmtrain.errors import SettingsError, leave_out, own, way
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
 from lmtrain.units import parse_count
@@ -78,6 +78,11 @@ class BranchPoint:
         new_names = [name for name in _stages(tree) if name not in _stages(self.base)]
         if differing and (names := new_names or [*_stages(tree)]):
             name = names[-1]
+            if (group := differing[0].partition(".")[0]) in typed and differing[0] not in typed:
+                raise SettingsError([
+                    f"{group}={typed[group]} changes {differing[0]} for the whole run, whose steps up to {self.step} "
+                    f"are done. {leave_out()}; stages.{name}.{differing[0]}=VALUE is for the new stage alone."
+                ])
             words = [f"stages.{name}.{key}={typed[key]}" for key in differing if key in typed]
             whole = way(*words, instead_of=differing) if len(words) == len(differing) else f"stages.{name}.KEY=VALUE"
             raise SettingsError([

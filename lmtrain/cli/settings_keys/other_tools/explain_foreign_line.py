@@ -70,7 +70,8 @@ def explain_foreign_words(error: LmtrainError, command: Command) -> LmtrainError
     if not (result.known or files):
         return error
     keys = [override_key(word) for words in files.values() for word in words] + list(map(override_key, old))
-    # because: a setting that is missing may be one of the translated
+    # because: a setting that is missing may be one of the translated, and another's default may be replaced by one
+    keys += result.settings
     is_apart = [" is not set. " not in text and not any(is_about(text, key) for key in keys) for text in problems]
     others = [text for text, is_other in zip(problems, is_apart, strict=True) if is_other]
     rules = [_rule_of(files)] if files else []

@@ -99,7 +99,10 @@ VALUE_NOTES = {
     "init_from": {
         "resume": RESUMES_BY_ITSELF,
         "scratch": "A run whose run.dir is new begins from scratch.",
-        "": "checkpoint.init_from=FOLDER begins with the weights of a downloaded model.",
+        **dict.fromkeys(
+            ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+            "checkpoint.init_from=FOLDER begins with the weights of a downloaded model.",
+        ),
     },
     **dict.fromkeys([*FOREIGN_NAMES["checkpoint.resume"].split(), "resume"], _RESUME_NOTES),
     "max_steps": {"-1": "-1 sets no number of steps. Give train.steps, or train.tokens."},

@@ -19,12 +19,9 @@ from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
 from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
 from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
-from lmtrain.config.name_suggestions import types_by_key, union_members
-from lmtrain.config.names_without_counterpart import (
-    is_environment_variable,
-    sentence_about,
-    sentence_about_variable,
-)
+from lmtrain.config.name_suggestions import is_variable, types_by_key, union_members
+from lmtrain.config.names_without_counterpart import sentence_about, sentence_about_variable
+from lmtrain.config.near_names import nearest_name
 from lmtrain.config.parse_and_apply_overrides import named_values
 from lmtrain.train.run_config import RunConfig
 
@@ -90,7 +87,7 @@ def _take_processes(result: Translation, option: Option) -> bool:
 
 
 def _is_variable(option: Option) -> bool:
-    return option.is_word and is_environment_variable(option.unit[0].partition("=")[0])
+    return option.is_word and is_variable(option.unit[0].partition("=")[0], RunConfig)
 
 
 def _take_variable(result: Translation, option: Option) -> bool:
@@ -103,6 +100,14 @@ def _take_variable(result: Translation, option: Option) -> bool:
     result.options += ["--env", word]
     result.changed.append(f"{option.typed} is an environment variable: --env {option.typed} sets it in the job.")
     return True
+
+
+def _take_misspelt_group(result: Translation, option: Option) -> bool:
+    """Translate a setting whose group is misspelt: its last part may have another meaning in other tools."""
+    parent, _, name = option.path.rpartition(".")
+    groups = {key.rpartition(".")[0] for key in types_by_key(RunConfig)} - {""}
+    near = nearest_name(parent, groups - {parent}) if parent else None
+    return f"{near}.{name}" in types_by_key(RunConfig) and _rename(result, option)
 
 
 def _take_value(result: Translation, option: Option) -> bool:
@@ -278,6 +283,6 @@ def _is_number(text: str) -> bool:
 
 
 _STEPS: tuple[Callable[[Translation, Option], bool], ...] = (
-    _take_variable, _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch, _leave_for_later,
-    _take_reason, _take_datasets, _take_respelt, _rename,
+    _take_misspelt_group, _take_variable, _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch,
+    _leave_for_later, _take_reason, _take_datasets, _take_respelt, _rename,
 )  # fmt: skip
