@@ -11,7 +11,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -230,12 +229,7 @@ def types_by_key(root: type[Settings]) -> dict[str, Any]:
     """Return dotted key -> type hint for every setting below the class `root`; of a choice, the settings of all its
     kinds.
     """
-    return dict(_key_types(root))  # type: ignore[arg-type]  # because: mypy takes a class for a value without a hash
-
-
-@cache
-def _key_types(root: type[Settings]) -> tuple[tuple[str, Any], ...]:
-    return tuple(_iter_key_types(root, ""))
+    return dict(_iter_key_types(root, ""))
 
 
 def _iter_key_types(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:

@@ -172,7 +172,8 @@ def wrong_name(line: Line, rng: random.Random) -> Line:
             key.upper(),
         ]
     )
-    meant = (*needs, f"{key}={value}")
+    is_given = any(word.startswith(f"{key}=") for word in line.words)
+    meant = () if is_given else (*needs, f"{key}={value}")
     return line.added("wrong name", *needs, f"{name}={value}", kept=_parts(value), meant=meant)
 
 
@@ -435,7 +436,8 @@ def misspelt_option(line: Line, rng: random.Random) -> Line:
         return word_too_few_or_many(line, rng)
     name = param.opts[0].lstrip("-")
     wrong = rng.choice(
-        [f"--{_misspelt(name, rng)}", f"-{name}", f"--{name.replace('-', '_')}", f"--{name[:-2]}", name, f"{name}="]
+        [f"--{_misspelt(name, rng)}", f"-{name}", f"--{name.replace('-', '_')}", f"--{name[:-2] or name}", name,
+         f"{name}="]
     )
     if param.is_flag:
         return line.added("misspelt option", wrong)
