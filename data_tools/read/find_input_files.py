@@ -106,8 +106,9 @@ class TextSuffixes:
             typed = self.type_option([suffix])
             if not suffix.startswith(".") or len(suffix) == 1 or "/" in suffix:
                 dotted = f".{suffix.strip('*./')}"
-                right = self._words([dotted if len(dotted) > 1 and "/" not in dotted else ".py"], instead_of=typed)
-                raise UsageError(f"{typed} names no suffix, which begins with a dot. Write {right}.")
+                is_suffix = len(dotted) > 1 and "/" not in dotted
+                way_out = f"Write {self._words([dotted], instead_of=typed)}" if is_suffix else "Give one such as .py"
+                raise UsageError(f"{typed} names no suffix, which begins with a dot. {way_out}.")
             if known := known_suffix(Path(f"a{suffix}")):
                 raise UsageError(f"{typed} has no effect: files with the suffix {known} are read anyway. Leave it out.")
 

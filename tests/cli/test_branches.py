@@ -213,6 +213,10 @@ def test_refusals_of_branch(trunk: Path) -> None:
     assert "one length, above 0" in lmtrain("branch", trunk, "--at", "3", "--decay", "5%", "--decay-steps", 2, code=2)
     assert "--output FOLDER chooses" in lmtrain("branch", trunk, "--at", "3", "run.dir=x", code=2)
     assert "names no step" in lmtrain("branch", trunk, code=2)
+    told = lmtrain("branch", trunk, "--at", "3", "data=dataset", f"data.valid_paths=[{trunk}]", code=2)
+    assert f"stages.decay.data.valid_paths={{trunk: {trunk}}}" in told
+    told = lmtrain("branch", trunk, "--at", "3", "model=gpt2_small", code=2)
+    assert "model=gpt2_small changes model.seq_len for the whole run" in told
     told = lmtrain("branch", trunk, "--at", "3", "--slurm=--gpus-per-node 1 --array", code=2)
     assert "--slurm takes no array" in told
     told = lmtrain("branch", trunk, "--at", "3", f"data.path={trunk}", code=2)

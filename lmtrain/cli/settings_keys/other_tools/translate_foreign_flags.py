@@ -131,7 +131,9 @@ def _take_other_verb(result: Translation, option: Option) -> bool:
 
 def _take_switch(result: Translation, option: Option) -> bool:
     """Translate an option that is on or off, or the name of a choice of a group, such as --bf16."""
-    choice = next((f"{group}={option.name}" for group, names in group_choices().items() if option.name in names), "")
+    own_names = {key.rpartition(".")[2] for key in types_by_key(RunConfig)}
+    choices = group_choices().items() if option.name not in own_names else ()
+    choice = next((f"{group}={option.name}" for group, names in choices if option.name in names), "")
     on, off = option.within(tables.SWITCHES) or choice, option.within(tables.OFF_SWITCHES)
     if overrides := (option.is_off and off) or (option.is_on and on):
         return result.set(option, overrides)
