@@ -71,6 +71,6 @@ def script_shares(text: str) -> dict[str, float]:
 
 def check_script(name: str) -> None:
     known = _table()[0]
-    if name not in known:
-        hint = spelling_hint(name, known, lambda meant: way(meant, instead_of=name))
+    if name.lower() not in known:
+        hint = spelling_hint(name.lower(), known, lambda meant: way(meant, instead_of=name))
         raise UsageError(f"--script {name} does not name a known script. {hint}")

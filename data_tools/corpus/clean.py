@@ -350,9 +350,9 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
             raise UsageError(f"--rule={word} does not name a rule. {hint}")
     if not 0 <= min_script_share <= 1:
         raise UsageError(f"--min-script-share={min_script_share} is not a share. Give a number from 0 to 1.")
-    allowed = tuple(name.lower() for name in scripts)
-    for name in allowed:
+    for name in scripts:
         check_script(name)
+    allowed = tuple(name.lower() for name in scripts)
     return CleanStep(tuple(rules.items()), tuple(line_rules), allowed, min_script_share)
 
 

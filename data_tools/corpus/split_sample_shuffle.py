@@ -132,7 +132,7 @@ def check_sample_size(fraction: float | None, count: int | None) -> None:
         ways = f"{fill_in('--count', 'N')} or {fill_in('--fraction', 'NUMBER')}"
         raise UsageError(f"How many documents are drawn is not given. Give {ways}.")
     if fraction is not None and not 0 <= fraction <= 1:
-        raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
+        raise UsageError(f"--fraction={fraction:g} is not a share. Give a number from 0 to 1.")
 
 
 def sample_limit(

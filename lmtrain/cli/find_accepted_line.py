@@ -21,12 +21,14 @@ from lmtrain.cli.settings_keys.apply_advice import (
     command_of,
     corrects,
     fits,
+    is_setting,
     nearest_first,
     shell_lines,
     with_fillers,
 )
 from lmtrain.cli.settings_keys.explain_click_errors import PLACE_OF_OPTION, usage_error_from_click
 from lmtrain.cli.settings_keys.options_without_dashes import explain_words
+from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import is_own_key
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
@@ -73,6 +75,8 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         command = following
         advised_units |= dict.fromkeys(command.units)
         if refused is None:
+            if sum(map(len, (error.ways for error in errors))) > 1:
+                command = _with_own_values(command, typed, errors)
             return (told := joined(errors)), _line(told, typed, command, advised_units)
         refusal = refused
         if not changed & {text.partition("=")[0] for text in getattr(refused, "problems", [str(refused)])}:
@@ -108,6 +112,23 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
         if refusal is None or _asks_for_processes(refusal):
             return following, refusal
     return first
+
+
+def _with_own_values(command: Command, typed: Command, errors: Sequence[LmtrainError]) -> Command:
+    """Return an accepted command in which a setting that was changed to fit another has its typed value again, where it
+    is accepted with it, since the other has been changed as well. The value may stand in the ways of the errors alone,
+    as that of another tool's setting.
+    """
+    text = " ".join(typed.words)
+    ways = [way for error in errors for each in error.ways for way in each]
+    for unit in (*typed.units, *(unit for way in ways for unit in typed.as_units(way.new))):
+        is_own = is_setting(unit[0]) and is_own_key(override_key(unit[0]))
+        parts = VALUE_SIGNS.split(unit[0].partition("=")[2]) if is_own else [""]
+        is_typed = all(part and part in text for part in parts)
+        if is_typed and unit not in command.units and corrects(command, unit):
+            candidate = command.apply(Way(unit))
+            command = candidate if refusal_of(candidate) is None else command
+    return command
 
 
 def _asks_for_processes(error: LmtrainError) -> bool:
@@ -408,12 +429,12 @@ def _check_branches(params: Mapping[str, Any]) -> None:
 
 
 def _check_question(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.plan.plan_question_and_search import error_of_fixed_sizes, read_question
+    from lmtrain.cli.plan.plan_question_and_search import error_of_layout, read_question
 
     if not params["calibrate"]:
         names = ("layout", "config_dir", "config_name")
         question = read_question(params["overrides"] or [], *(params[name] for name in names))
-        if (error := error_of_fixed_sizes(question)) is not None:
+        if (error := error_of_layout(question)) is not None:
             raise error
 
 

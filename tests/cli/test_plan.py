@@ -318,6 +318,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "--html", "no/such/folder.html"], 73, "does not exist. Create it"),
         (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=3"], 78, "gpus=8 is no multiple of tp=3"),
         (["hardware=h100", "gpus=8", "train.global_batch=64", "train.micro_batch=3"], 2, "train.micro_batch=3 x 1"),
+        (["hardware=h100", "gpus=20", "train.global_batch=5", "parallel.pp=4", "parallel.zero=3"], 2,
+         "Leave parallel.zero out"),
         (["hardware=h100", "gpus=8", "parallel=single"], 2, "Leave it out, or give single sizes"),
         ([*SHARED, "--nodes-per-switch", "2", "--gpus-per-node", "4"], 78, "Use --nodes-per-switch 4"),
         (["hardware=h100", "gpus=8", "--price", "2"], 2, "Give tokens=N"),

@@ -381,7 +381,7 @@ def wrong_layout(line: Line, rng: random.Random) -> Line:
         words.append(
             f"parallel.schedule={rng.choice(['1f1b', 'gpipe', 'interleaved', 'zb_h1', 'zb_v', '1F1B', 'dualpipe'])}"
         )
-    return line.added("wrong layout", *words)
+    return line.added("wrong layout", *words, meant=words)
 
 
 SETTING_MISTAKES: dict[Callable[[Line, random.Random], Line], int] = {

@@ -198,7 +198,7 @@ def _lost(line: Line, trial: Trial, outcome: Outcome) -> Iterator[str]:
     text = " ".join((*outcome.values, *trial.dropped)).lower()
     said = "" if line.has_right_words else "\n".join(
         part for _, answer in trial.steps
-        for part in re.findall(r"Left out:.*?(?=\nType|\Z)|[^\n]* (?:is|are) too much for ", answer, re.DOTALL)
+        for part in re.findall(r"Left out:.*?(?=\nType|\Z)|[^\n]* too much for |[^\n]*eave it out", answer, re.DOTALL)
     )  # fmt: skip
     for value in line.kept:
         if not set(_forms(value)) & got and value.lower() not in text and value not in said:

@@ -55,7 +55,7 @@ from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.cost_model.step_time_and_energy import dollars
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
-from lmtrain.plan.search.legal_layouts import FixedSettings
+from lmtrain.plan.search.legal_layouts import FixedSettings, legal_layouts
 from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.plan.search.predict_layout_cost import (
     CurvePoint,
@@ -411,20 +411,47 @@ def no_legal_layout_error(question: Question) -> LmtrainError:
         return error
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
     given_sizes = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _LAYOUT_KEYS)
-    multiple = gpus * question.fixed.get("micro_batch", 1)
-    parts = math.prod(question.fixed.get(key, 1) for key in ("pp", "dp_replicate", "dp_shard", "tp"))
-    fewer_gpus = max((n for n in divisors(batch, batch) if n <= gpus and n % parts == 0), default=gpus)
-    larger_batch = -(-batch // multiple) * multiple
-    suggestions = [way(f"train.global_batch={larger_batch}")] * (larger_batch != batch)
-    suggestions += [way(f"gpus={fewer_gpus}")] * (fewer_gpus != gpus)
-    suggestions = ["Use " + ", or ".join(suggestions)] * bool(suggestions)
-    suggestions += ["leave some of the layout open"] * bool(given_sizes)
-    way_out = ", or ".join(suggestions) or "use fewer GPUs"
+    words = [way(word) for word, other in _larger_batch_or_fewer_gpus(question) if _has_layout(other)]
+    keys = [key for key in question.fixed if key in _LAYOUT_KEYS and _has_layout(_without(question, key))]
+    way_out = "Leave some of the layout open" if given_sizes else "Use fewer GPUs"
+    if words or keys:
+        without = " or ".join(leave_out(f"parallel.{key}", shown=f"parallel.{key}") for key in keys)
+        way_out = f"Use {', or '.join(words)}" if words else f"Leave {without} out"
     return settings_error([
         f"gpus={gpus} has no legal layout{f' with {given_sizes}' if given_sizes else ''} for "
         f"train.global_batch={batch}, model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "
-        f"{way_out[0].upper()}{way_out[1:]}."
+        f"{way_out}."
     ])  # fmt: skip
+
+
+def _larger_batch_or_fewer_gpus(question: Question) -> Iterator[tuple[str, Question]]:
+    """Yield (word to type, the question with it) for the next larger batch, and the number of GPUs, that may work."""
+    gpus, batch = question.gpus, question.run.global_batch
+    multiple = gpus * question.fixed.get("micro_batch", 1)
+    parts = math.prod(question.fixed.get(key, 1) for key in ("pp", "dp_replicate", "dp_shard", "tp"))
+    larger_batch = -(-batch // multiple) * multiple
+    if larger_batch != batch:
+        larger = replace(question.run, global_batch=larger_batch)
+        yield f"train.global_batch={larger_batch}", replace(question, run=larger)
+    fewer_gpus = max((n for n in divisors(batch, batch) if n <= gpus and n % parts == 0), default=gpus)
+    if fewer_gpus != gpus:
+        yield f"gpus={fewer_gpus}", replace(question, gpus=fewer_gpus)
+
+
+def _has_layout(question: Question) -> bool:
+    return len(legal_layouts(question.run, question.gpus, question.hardware, question.fixed)) > 0
+
+
+def _without(question: Question, key: str) -> Question:
+    return replace(question, fixed={name: value for name, value in question.fixed.items() if name != key})
+
+
+def error_of_layout(question: Question) -> LmtrainError | None:
+    """Return the error of a question in which sizes are fixed and that no layout answers; None if one does, or if all
+    is open, which takes long to search.
+    """
+    is_fixed = any(key in _LAYOUT_KEYS for key in question.fixed)
+    return None if not is_fixed or _has_layout(question) else no_legal_layout_error(question)
 
 
 def error_of_fixed_sizes(question: Question) -> LmtrainError | None:

@@ -45,7 +45,7 @@ from lmtrain.errors import (
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
 # the begin of a problem about what is to be filled in
-PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ is (?!not an option)")
+PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ (?:is (?!not an option)|does )")
 _NO_ADVICE = " --help` lists its options."
 _NAMES_OF_SETTINGS = {  # with the last part of each key
     *UNSUPPORTED_SETTINGS,
@@ -161,8 +161,10 @@ def _explain(error: Any, command: Command) -> _Problem:
     if option and "does not take a value" in message:
         return _explain_switch(option, command)
     if option:
-        param = next(param for param in click_command.params if option in param.opts)
-        return _explain_no_value(option, param, hints.get(param.name))
+        # because: a group may have read the line as one of its verb that is meant without its name
+        verbs = [click_command, *getattr(click_command, "commands", {}).values()]
+        param, verb = next((param, verb) for verb in verbs for param in verb.params if option in param.opts)
+        return _explain_no_value(option, param, parameter_types(verb).get(param.name))
     if type(error).__name__ == "MissingParameter" and param is not None:
         return _explain_missing(param, name, hints.get(param.name))
     if param is not None:

@@ -164,7 +164,7 @@ def test_files_with_further_suffixes_are_text(
     [
         (["b"], ["md"], UsageError, r"--suffix md names no suffix, .* Write --suffix \.md\.$"),
         (["b"], ["*.md"], UsageError, r"Write --suffix \.md\.$"),
-        (["b"], ["."], UsageError, r"Write --suffix \.py\.$"),
+        (["b"], ["."], UsageError, r"Give one such as \.py\.$"),
         (["b"], [".jsonl.gz"], UsageError, "suffix .jsonl.gz are read anyway"),
         (["b"], [".md", ".rs"], UsageError, r"--suffix \.rs has no effect: no input file has this suffix"),
         (["e"], [], MissingInputError, r"holds no file with a readable .* 1 file left out \(\.rs\)\. Add --suff"),
