@@ -28,7 +28,7 @@ from lmtrain.cli.settings_keys.apply_advice import (
 )
 from lmtrain.cli.settings_keys.explain_click_errors import PLACE_OF_OPTION, usage_error_from_click
 from lmtrain.cli.settings_keys.options_without_dashes import explain_words
-from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import is_own_key
+from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import is_about, is_own_key
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
@@ -63,6 +63,7 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
     typed = command = Command.parse(argv)
     if not typed.has_foreign_options:  # because: what is wrong beside these has been explained with them
         error = explain_words(error, typed)
+    error = _without_replaced_defaults(error, typed)
     errors, seen, changed, refusal = [error], {typed.units}, set[str](), error
     advised_units = dict.fromkeys(typed.units)
     for _ in range(_MAX_ROUNDS):
@@ -82,6 +83,16 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         if not changed & {text.partition("=")[0] for text in getattr(refused, "problems", [str(refused)])}:
             errors.append(refused)  # because: what the advice itself brought in is no mistake of the user
     return joined(errors), ""
+
+
+def _without_replaced_defaults(error: LmtrainError, typed: Command) -> LmtrainError:
+    """Return an error without its problems of default values that are replaced when another problem is mended, as when
+    a setting is typed with a wrong name: the value that was meant is checked with the corrected line.
+    """
+    given = {override_key(unit[0]) for unit in typed.units}
+    ways = [way for each in error.ways for way in each[:1] if given.intersection(way.old)]
+    replaced = {override_key(word) for way in ways for word in way.new if is_setting(word)} - given
+    return _without_problems(error, lambda text: any(is_about(text, key) for key in replaced)) or error
 
 
 def _given_other_values(before: Command, after: Command) -> set[str]:

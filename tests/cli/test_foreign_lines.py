@@ -170,8 +170,11 @@ def test_datasets_are_blended_by_weight_or_size(typed: str, first: str, second: 
          "checkpoint.keep_best=1 train.valid_interval_steps=500"), ("mixed_precision=no", "precision=fp32"),
         ("use_flash_atn=true warmup_rato=0.1 val_split_fraction=10",
          "schedule.warmup_steps=100 data.split=[90,10,0]"),
-        ("chekcpoint.init_from=runs/a INDEX_DIR=x", "checkpoint.init_from=runs/a data.index_dir=x"),
+        ("chekcpoint.init_from=gpt2 INDEX_DIR=x", "checkpoint.init_from=gpt2 data.index_dir=x"),
         ("schedule=wsd schedule_decay=linear", "schedule=wsd schedule.decay=linear"),
+        ("-m parallel=single parallel.dp_shard=100_000 gbs=6,8",
+         "-m parallel=single parallel.dp_shard=1 train.global_batch=6,8"),
+        ("parallel.dp_shard=3 --nproc 3 gbs=6", "parallel.dp_shard=3 --nproc 3 train.global_batch=6"),
         ("-m --nproc 6 parallel.dp_shard=6 gbs=4,8,16", "-m --nproc 6 parallel.dp_shard=6 train.global_batch=6,12,18"),
     ],
 )  # fmt: skip
