@@ -21,6 +21,7 @@ from lmtrain.cli.settings_keys.apply_advice import (
     command_of,
     corrects,
     fits,
+    is_setting,
     nearest_first,
     shell_lines,
     with_fillers,
@@ -29,10 +30,12 @@ from lmtrain.cli.settings_keys.explain_click_errors import PLACE_OF_OPTION, usag
 from lmtrain.cli.settings_keys.options_without_dashes import explain_words
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
+from lmtrain.config.names_without_counterpart import is_environment_variable
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.errors import (
     LayoutError,
     LmtrainError,
+    MissingInputError,
     SettingsError,
     UsageError,
     Way,
@@ -139,7 +142,11 @@ def _line(
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
     form = f", with {' and '.join(places)} filled in" if places else ""
     list_of_lost = f"\nLeft out: {', '.join(dict.fromkeys(left_out))}." if left_out else ""
-    return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words)}"
+    variables = [
+        word for word in typed.words
+        if is_setting(word) and is_environment_variable(word.partition("=")[0]) and word not in command.words
+    ]
+    return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words, variables)}"
 
 
 def _is_told(text: str, unit: tuple[str, ...], said: str, command: Command) -> bool:
@@ -180,6 +187,8 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
         return error
     except ClickError as error:
         return usage_error_from_click(error, words, settings_problems)
+    except MissingInputError as error:
+        return error if any(error.ways) else None  # because: without a way out it is told when the line is typed
     except LmtrainError:
         return None  # because: it is about a file
     return None
@@ -284,6 +293,11 @@ def _check_texts(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.data.preprocess_command import find_texts
 
     find_texts(*(params[name] for name in ("inputs", "output", "format_", "suffix", "key")))
+    if params["prepend_bos"]:
+        from data_tools.preprocess.preprocess_pipeline import check_begin_token
+        from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+
+        check_begin_token(Tokenizer.load(params["tokenizer"]))
 
 
 def _check_inputs(params: Mapping[str, Any]) -> None:

@@ -177,7 +177,7 @@ _OF_OWN_SETTINGS = frozenset((
 ))  # because: settings of lmtrain begin so as well, and other names of them may  # fmt: skip
 _WITH_COUNTERPART = {name for names in FOREIGN_NAMES.values() for name in names.split()}
 NAMES = frozenset(_NAMES.split())
-_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK|LMTRAIN\w*|PYTHONPATH|HOME|PATH|TMPDIR|COLUMNS")
 
 
 def is_environment_variable(key: str) -> bool:

@@ -21,7 +21,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted
+from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted, way
 from lmtrain.units import plural
 from lmtrain.unreadable_files import is_tokenizer
 
@@ -102,7 +102,7 @@ def check_training(
     if lowercase and kind == "bpe":
         raise UsageError(
             "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
-            f"{leave_out('--lowercase')}."
+            f"Use {way('--kind', 'wordpiece')}, or {leave_out('--lowercase', shown='leave it out')}."
         )
     if pattern is not None and kind != "bpe":
         way_out = f"{leave_out('--pattern')}."

@@ -19,6 +19,7 @@ from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
 from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
 from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.name_suggestions import types_by_key, union_members
 from lmtrain.config.names_without_counterpart import (
     is_environment_variable,
@@ -142,9 +143,13 @@ def _leave_for_later(result: Translation, option: Option) -> bool:
     names = (
         *tables.CONVERSIONS, *tables.BETAS, *tables.LOAD_STEPS, *tables.EPOCHS, *tables.POSITION_COUNTS,
         *tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE, *tables.PROFILE_STEPS, *tables.DURATION, "finetune", "flavor",
+        "exit_interval",
     )  # fmt: skip
     is_share = _is_number(option.value) and 0 < float(option.value) < 1 and _plain_key(option) in tables.SHARES_OF_STEPS
     is_each_epoch = option.name in tables.STRATEGIES and option.value == "epoch"
+    is_each_epoch = is_each_epoch or (
+        option.name in (*tables.TIMES_AN_EPOCH, *tables.EPOCHS_BETWEEN) and not option.is_off
+    )
     if is_share or is_each_epoch or option.path in names or option.name in names or option.path == "model.name":
         result.later.append(option)
         return True
@@ -271,6 +276,14 @@ def _rename(result: Translation, option: Option) -> bool:
     return True
 
 
+def _take_idea(result: Translation, option: Option) -> bool:
+    """Leave out an option that no table names, with what there is of the idea that the words of its name stand for."""
+    why = idea_of(option.path)
+    if why and option.is_off:
+        return result.omit(option, "It is off here as well.")
+    return result.omit(option, why) if why else False
+
+
 def _is_number(text: str) -> bool:
     with suppress(ValueError):
         return math.isfinite(float(text))
@@ -279,5 +292,5 @@ def _is_number(text: str) -> bool:
 
 _STEPS: tuple[Callable[[Translation, Option], bool], ...] = (
     _take_variable, _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch, _leave_for_later,
-    _take_reason, _take_datasets, _take_respelt, _rename,
+    _take_reason, _take_datasets, _take_respelt, _rename, _take_idea,
 )  # fmt: skip
