@@ -24,6 +24,7 @@ _FETCHES = {
     "hf": "fetch it with `hf download`",
 }  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z][\w-]*/[A-Za-z][\w.-]*[\w-]")
+_FILE_SUFFIX = re.compile(r"\.[a-z]{2,8}$")
 _MAX_NAMES = 10_000  # because: a folder may hold millions of files, and an error must be quick
 
 
@@ -51,7 +52,7 @@ def _explain_elsewhere(path: str) -> str:
         url = f"{scheme[1]}://{path[scheme.end() :]}"
         how = _FETCHES.get(scheme[1], "copy it to a disk of this machine").format(url=shell_quoted(url))
         return f"{url} is an address, and only files of this machine are read. First {how}; then give the file."
-    if _HUB_NAME.fullmatch(path) and not os.path.exists(path.partition("/")[0]):
+    if _HUB_NAME.fullmatch(path) and not _FILE_SUFFIX.search(path) and not os.path.exists(path.partition("/")[0]):
         name = path.partition("/")[2]
         return (
             f"{path} does not exist, and nothing is fetched by its name on a hub. If it is one on Hugging Face's, "

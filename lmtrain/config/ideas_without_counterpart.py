@@ -11,6 +11,21 @@ import re
 
 # sentence -> words that a name of the idea has: "a+b" are both needed; the first idea that fits counts
 IDEAS = {
+    "checkpoint.keep_best=1 keeps the best checkpoint, by checkpoint.best_by.":
+        "best+only save+best monitor best+metric best+checkpoint",
+    "checkpoint.ema.decay=0.999 keeps an average of the weights, and `lmtrain merge RUN --last N --output DIR` "
+    "averages checkpoints.":
+        "swa averaging weight+average weights+average lawa polyak",
+    "A decoder predicts the next token, and an encoder, one of BERT's models on data of the kind masked, what is "
+    "masked; there is no other objective.":
+        "objective mlm whole+word nsp loss+fn causal span+corruption ul2",
+    "Widths are scaled by hand; there is no maximal update parametrization.": "mup mutransfer",
+    "A run saves a checkpoint when it is stopped by a signal, by Ctrl-C or by a file STOP in run.dir.":
+        "save+exit save+interrupt save+signal checkpoint+exit sigterm preemption",
+    "train.steps=5 makes a trial of a few steps, and --dry-run checks everything without a step.":
+        "overfit fast+dev smoke+test limit+train trial dev+run sanity+check test+run",
+    "A model's size follows from its layers and widths: `lmtrain config list model` lists the models.":
+        "n+params num+params num+parameters model+params target+params",
     "Nothing is frozen here; all weights are trained.":
         "freeze frozen freezing unfreeze unfrozen trainable",
     "There is no adapter here; all weights are trained.":
@@ -155,6 +170,9 @@ IDEAS = {
         "long+context extend+context context+extension longlora sliding ring+attention ulysses",
     "A run trains one model on text; there are no images, sound or labels.":
         "image images vision video audio speech classification labels label num+classes multimodal",
+    "parallel.dp_shard=N shares the work among N processes, parallel.zero says what else they share, and --nproc N "
+    "starts them.":
+        "strategy ddp fsdp fsdp2 deepspeed distributed horovod",
 }  # fmt: skip
 _WORD = re.compile(r"[a-z]+|\d+[a-z]*")
 

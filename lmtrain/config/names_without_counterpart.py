@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.ideas_without_counterpart import idea_of
 
 NOTHING_LIKE_IT = "lmtrain has nothing like it."
 # sentence -> the beginnings of names, or of whole dotted names if they have a dot
@@ -206,4 +207,4 @@ def sentence_about(path: str) -> str | None:
         for beginning, sentence in SENTENCES.items():
             if text.startswith(beginning) and (is_listed or beginning not in _OF_OWN_SETTINGS):
                 return sentence
-    return NOTHING_LIKE_IT if is_listed else None
+    return (idea_of(path) or NOTHING_LIKE_IT) if is_listed else None

@@ -177,8 +177,6 @@ EPOCHS_BETWEEN = dict.fromkeys(
      "val_every_epoch", "eval_each_epoch", "validate_every_epoch", "val_epochs"),
     "train.valid_interval_steps",
 )
-# units that a number may have in Composer, as in --max_duration 10ep or --save_interval 500ba
-UNITS = ("ba", "ep", "tok", "sp")
 POSITION_COUNTS = ("max_position_embeddings", "n_positions")  # of learned positions; may differ from the sequence's
 VIRTUAL_STAGES = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "vp_size")
 LAYERS_PER_STAGE = ("num_layers_per_virtual_pipeline_stage", "num_layers_per_virtual_stage")

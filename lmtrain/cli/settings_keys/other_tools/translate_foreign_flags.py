@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
@@ -109,6 +110,12 @@ def _take_variable(result: Translation, option: Option) -> bool:
 def _take_value(result: Translation, option: Option) -> bool:
     """Translate an option by a table of its values."""
     value = option.value.lower()
+    if option.name == "init_from" and Path(option.value).is_dir():
+        return result.set(option, f"checkpoint.init_from={option.value}", is_as_typed=True)
+    if option.name == "max_duration" and (unit := re.fullmatch(r"(\d[\d.e]*)(ba|tok|ep)", value)):
+        if unit[2] == "ep":
+            return result.omit(option, f"epochs={unit[1]} in its place is translated to the steps of so many epochs.")
+        return result.set(option, f"train.{'steps' if unit[2] == 'ba' else 'tokens'}={unit[1]}")
     if overrides := (option.within(tables.VALUES) or {}).get(value):
         return result.set(option, overrides)
     notes = option.within(tables.VALUE_NOTES) or {}
@@ -279,7 +286,7 @@ def _rename(result: Translation, option: Option) -> bool:
 def _take_idea(result: Translation, option: Option) -> bool:
     """Leave out an option that no table names, with what there is of the idea that the words of its name stand for."""
     why = idea_of(option.path)
-    if why and option.is_off:
+    if why and option.value.lower() in ("false", "no", "off", "none"):
         return result.omit(option, "It is off here as well.")
     return result.omit(option, why) if why else False
 
