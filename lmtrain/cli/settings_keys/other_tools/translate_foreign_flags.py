@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from lmtrain.cli.settings_keys.option_synonyms import verbs_with
 from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
@@ -286,6 +287,8 @@ def _rename(result: Translation, option: Option) -> bool:
 def _take_idea(result: Translation, option: Option) -> bool:
     """Leave out an option that no table names, with what there is of the idea that the words of its name stand for."""
     why = idea_of(option.path)
+    if why and not option.is_word and verbs_with(f"--{option.path.replace('_', '-')}"):
+        return False  # because: it is an option of another command of lmtrain
     if why and option.value.lower() in ("false", "no", "off", "none"):
         return result.omit(option, "It is off here as well.")
     return result.omit(option, why) if why else False
