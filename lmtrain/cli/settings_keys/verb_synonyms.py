@@ -10,7 +10,7 @@ from lmtrain.errors import way
 
 # command of lmtrain -> the names of it in other tools
 _NAMES = {
-    "pretrain": "train training fit run resume continue pretrain-gpt pretrain-bert train-gpt launch start",
+    "pretrain": "train training fit run resume continue restart pretrain-gpt pretrain-bert train-gpt launch start",
     "preprocess": "tokenize prepare prepare-data preprocess-data encode build-dataset tokenize-data dataset process",
     "tokenizer train": "spm-train train-tokenizer train-bpe tokenizer-train",
     "eval": "evaluate evaluation test validate benchmark lm-eval score perplexity",
