@@ -13,9 +13,18 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from lmtrain.errors import way
+from lmtrain.errors import shell_quoted, way
 
 _LIST_SIGNS = re.compile(r"[,;:\s]+")
+# because: a path has lost the second slash of an address
+_SCHEME = re.compile(r"([a-z][a-z0-9]{1,9}):/{1,3}(?=\w)")
+_FETCHES = {
+    **dict.fromkeys(("http", "https", "ftp"), "`wget {url}`"),
+    "s3": "`aws s3 cp {url} .`", "gs": "`gsutil cp {url} .`", "hdfs": "`hdfs dfs -get {url}`",
+    "hf": "fetch it with `hf download`",
+}  # fmt: skip
+_HUB_NAME = re.compile(r"[A-Za-z][\w-]*/[A-Za-z][\w.-]*[\w-]")
+_FILE_SUFFIX = re.compile(r"\.[a-z]{2,8}$")
 _MAX_NAMES = 10_000  # because: a folder may hold millions of files, and an error must be quick
 
 
@@ -28,9 +37,29 @@ def missing_path(
     """
     if os.path.exists(path):
         return f"{option}{path} is not a folder. {hint}"
+    if elsewhere := _explain_elsewhere(str(path)):
+        return f"{option}{elsewhere}"
     if (similar := similar_path(Path(path), is_meant)) is None:
         return f"{option}{path} does not exist. {hint}"
     return f"{option}{path} does not exist. Did you mean {way(str(similar), instead_of=str(path))}?"
+
+
+def _explain_elsewhere(path: str) -> str:
+    """Return the message on a path that is an address, is in a bucket, or is probably a name on Hugging
+    Face's hub: that only files of this machine are read, and how to get it; "" for another path.
+    """
+    if scheme := _SCHEME.match(path):
+        url = f"{scheme[1]}://{path[scheme.end() :]}"
+        how = _FETCHES.get(scheme[1], "copy it to a disk of this machine").format(url=shell_quoted(url))
+        return f"{url} is an address, and only files of this machine are read. First {how}; then give the file."
+    if _HUB_NAME.fullmatch(path) and not _FILE_SUFFIX.search(path) and not os.path.exists(path.partition("/")[0]):
+        name = path.partition("/")[2]
+        return (
+            f"{path} does not exist, and nothing is fetched by its name on a hub. If it is one on Hugging Face's, "
+            f"`hf download {path} --local-dir {name}` fetches a model or a tokenizer, and with `--repo-type "
+            f"dataset` the files of a dataset; then give {name}."
+        )
+    return ""
 
 
 def paths_in_one_word(path: Path | str, is_meant: Callable[[Path], bool] = os.path.exists) -> str:

@@ -31,6 +31,7 @@ from data_tools.preprocess.length_and_script_filters import Filters
 from data_tools.preprocess.resumable_dataset_writer import OutputNames, Outputs, Totals
 from data_tools.read.cut_files_into_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.find_input_files import STDIN, Inputs, Source, TextSplit, find_sources
+from data_tools.read.line_ends_of_other_systems import line_end_notices
 from data_tools.read.parse_chunks_and_bad_lines import (
     COMMAND_LINE,
     BadLine,
@@ -261,6 +262,16 @@ class Summary:
         return self.num_bytes / self.num_tokens
 
 
+def check_begin_token(tokenizer: Tokenizer) -> None:
+    """Raise UsageError if a tokenizer has no token with which documents can begin."""
+    if tokenizer.bos_id is None:
+        ends = f" Its token {tokenizer.piece(tokenizer.eod_id)} ends documents." if tokenizer.eod_id is not None else ""
+        raise UsageError(
+            "--prepend-bos needs a beginning-of-text token, but the tokenizer has none."
+            f"{ends} {leave_out('--prepend-bos')}."
+        )
+
+
 def preprocess(
     inputs: Inputs,
     tokenizer: Tokenizer,
@@ -285,10 +296,12 @@ def preprocess(
         either = (leave_out(option, shown=option) for option in ("--prepend-bos", "--split-sentences"))
         raise UsageError("--prepend-bos is for whole documents, so --split-sentences excludes it. Leave out "
                          f"{' or '.join(either)}.")  # fmt: skip
-    if options.prepend_bos and tokenizer.bos_id is None:
-        without = leave_out("--prepend-bos")
-        raise UsageError(f"--prepend-bos needs a beginning-of-text token, but the tokenizer has none. {without}.")
+    if options.prepend_bos:
+        check_begin_token(tokenizer)
     sources = find_sources(inputs, options.text_split, options.names.split)
+    if notify is not None:
+        for notice in line_end_notices(sources):
+            notify(notice)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.is_text]):
         raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)} keys. Give one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)

@@ -162,7 +162,8 @@ class TextSuffixes:
         counts = Counter(map(_name_kind, files))
         kinds = [kind for kind, _ in counts.most_common()]
         text = [kind for kind in kinds if kind.startswith(".") and _may_be_text_file(examples[kind])]
-        way_out = f"Folders are searched for {READABLE}."
+        explained = [explain_unreadable(file) for file in files]
+        way_out = explained[0] if all(explained) else f"Folders are searched for {READABLE}."
         if text:
             option = self._words([*(self.suffixes if self.types_all else ()), *text])
             way_out = f"Add {option} to read {'it' if len(files) == 1 else 'them'} as text."

@@ -31,10 +31,12 @@ from lmtrain.cli.settings_keys.options_without_dashes import explain_words
 from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import is_about, is_own_key
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
+from lmtrain.config.names_without_counterpart import is_environment_variable
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.errors import (
     LayoutError,
     LmtrainError,
+    MissingInputError,
     SettingsError,
     UsageError,
     Way,
@@ -133,10 +135,10 @@ def _with_own_values(command: Command, typed: Command, errors: Sequence[LmtrainE
     text = " ".join(typed.words)
     ways = [way for error in errors for each in error.ways for way in each]
     for unit in (*typed.units, *(unit for way in ways for unit in typed.as_units(way.new))):
-        is_own = is_setting(unit[0]) and is_own_key(override_key(unit[0]))
-        parts = VALUE_SIGNS.split(unit[0].partition("=")[2]) if is_own else [""]
-        is_typed = all(part and part in text for part in parts)
-        if is_typed and unit not in command.units and corrects(command, unit):
+        key = override_key(unit[0]) if is_setting(unit[0]) else ""
+        is_typed = all(part in text for part in VALUE_SIGNS.split(unit[0].partition("=")[2]))
+        is_changed = any(is_setting(each[0]) and override_key(each[0]) == key for each in command.units)
+        if is_typed and is_changed and is_own_key(key) and unit not in command.units:
             candidate = command.apply(Way(unit))
             command = candidate if refusal_of(candidate) is None else command
     return command
@@ -172,7 +174,11 @@ def _line(
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
     form = f", with {' and '.join(places)} filled in" if places else ""
     list_of_lost = f"\nLeft out: {', '.join(dict.fromkeys(left_out))}." if left_out else ""
-    return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words)}"
+    variables = [
+        word for word in typed.words
+        if is_setting(word) and is_environment_variable(word.partition("=")[0]) and word not in command.words
+    ]
+    return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words, variables)}"
 
 
 def _is_moved(command: Command, unit: Sequence[str]) -> bool:
@@ -220,6 +226,8 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
         return error
     except ClickError as error:
         return usage_error_from_click(error, words, settings_problems)
+    except MissingInputError as error:
+        return error if any(error.ways) else None  # because: without a way out it is told when the line is typed
     except LmtrainError:
         return None  # because: it is about a file
     return None
@@ -336,6 +344,11 @@ def _check_texts(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.data.preprocess_command import find_texts
 
     find_texts(*(params[name] for name in ("inputs", "output", "format_", "suffix", "key")))
+    if params["prepend_bos"]:
+        from data_tools.preprocess.preprocess_pipeline import check_begin_token
+        from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+
+        check_begin_token(Tokenizer.load(params["tokenizer"]))
 
 
 def _check_inputs(params: Mapping[str, Any]) -> None:
@@ -343,6 +356,12 @@ def _check_inputs(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.shared_options import resolve_text_inputs
 
     find_sources(resolve_text_inputs(*(params[name] for name in ("inputs", "format_", "suffix"))))
+
+
+def _check_shown_tokenizer(params: Mapping[str, Any]) -> None:
+    from lmtrain.cli.data.tokenizer_command import check_texts
+
+    check_texts(*(params[name] for name in ("text", "data", "format_", "split")))
 
 
 def _check_split(params: Mapping[str, Any]) -> None:
@@ -460,7 +479,8 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "pretrain": _check_run, "slurm render": _check_job, "slurm submit": _check_job, "plan": _check_question,
     "branch": _check_branches, "data show": _check_shown, "data index": _check_settings, "data blend": _check_settings,
     "config explain": _check_explained, "data split": _check_shares, "eval": _check_evaluation,
-    "preprocess": _check_texts, "tokenizer train": _check_training, "generate": _check_prompt,
+    "preprocess": _check_texts, "tokenizer train": _check_training,
+    "tokenizer show": _check_shown_tokenizer, "generate": _check_prompt,
     "export": _check_export, "import": _check_import, "reshard": _check_reshard, "merge": _check_merge,
     "corpus sample": _check_sample, "corpus split": _check_split, "corpus clean": _check_clean,
     **dict.fromkeys(("corpus dedupe", "corpus decontaminate", "corpus shuffle"), _check_inputs),

@@ -19,13 +19,14 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
-from lmtrain.config.name_suggestions import SettingNames, number_meant, suggest_value, union_members
+from lmtrain.config.name_suggestions import ANOTHER_KIND, SettingNames, number_meant, suggest_value, union_members
 from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, named_values, override_text
 from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
 from lmtrain.errors import (
     LayoutError,
     SettingsError,
     fill_in,
+    leave_out,
     own,
     settings_error,
     spelling_hint,
@@ -115,6 +116,9 @@ class _Builder:
             name for name, field in fields.items()
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         ]  # fmt: skip
+        # because: what this kind needs is not missing where another is meant
+        if any(ANOTHER_KIND in problem for problem in self.problems[before:]):
+            needed = []
         given = [f"{path}.{name}" for name in data if name in fields]
         if len(needed) > len(given) and (choices := self._choices_sentence(path)):
             given = given or [f"{path}.kind={getattr(cls, 'kind', '')}"]
@@ -202,6 +206,9 @@ class _Builder:
             if value is None and type(None) in get_args(hint):
                 return None
             options = [h for h in get_args(hint) if h is not type(None)]
+            is_off = isinstance(value, str) and value.lower() in _OFF and str not in options
+            if self.advises and is_off and len(options) < len(get_args(hint)):
+                return self._refuse_type(hint, value, path, example)
             if len(options) == 1:
                 return self._build_value(options[0], value, path, example)
             for option in options:
@@ -284,6 +291,8 @@ class _Builder:
             attempt = _Builder(None, advises=False)
             if attempt._build_value(hint, meant, path) is not _INVALID and not attempt.problems:
                 return f"Write {way(f'{path}={text}')}."
+        if str(value).lower() in ("auto", "default"):
+            return f"Nothing is chosen by this word. {leave_out(path)} for the default, or give {_type_words(hint)}."
         shows = bool not in union_members(hint) and example not in _NO_EXAMPLES
         value_of_type = fill_in(f"{path}=VALUE", shown=_type_words(hint))
         return f"Give {value_of_type}{f', such as {show_example(example)}' if shows else ''}."

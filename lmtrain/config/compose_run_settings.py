@@ -7,6 +7,7 @@ this module applies the overrides of single values and resolves `${other.key}` r
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -277,7 +278,10 @@ def prepare_composition(
         if override.is_sweep_override():
             refusals.append((word, sweep_refusal(override, kind=kind_of(group))))
         elif group == STAGE_GROUP:
-            refusals.append((word, f"{override.input_line} names no stage. Write stages.NAME={override.value()}."))
+            name_of_stage = f"Write stages.NAME={override.value()}."
+            if str(override.value()) not in groups[group]:  # because: elsewhere it says what is done with a model
+                name_of_stage = f"lmtrain pretrains; {leave_out(group, shown='leave it out')} for that."
+            refusals.append((word, f"{override.input_line} names no stage. {name_of_stage}"))
         elif group in groups:
             chosen[group] = str(override.input_line)
             wrong = [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
@@ -285,7 +289,8 @@ def prepare_composition(
             choices.append(f"~{group}" if override.value() is None else chosen[group])
         elif "/" in group:
             as_key = group.replace("/", ".")
-            is_key = group.partition("/")[0] in groups and override.value() is not None
+            is_group = group.rpartition("/")[2] in groups or difflib.get_close_matches(group, groups, cutoff=0.8)
+            is_key = override.value() is not None and not is_group
             mine = f"Write {way(f'{as_key}={override.value()}', instead_of=word)}." if is_key else ""
             hint = f"which does not exist. {mine or spelling_hint(group, groups, partial(_other_group, word))}"
             refusals.append((word, f"{override.input_line} chooses from the group {group}, {hint}"))
@@ -385,6 +390,16 @@ def _choice_problems(group: str, value: Any, choices: Sequence[str]) -> list[str
     return [f"{group}={name} is not in conf/{group}/. {_suggest_choice(group, name, choices)}" for name in wrong]
 
 
+# part of another tool's name of a choice -> what the nearest choice here has not
+_LOST_PARTS = {
+    "restart": "There are no restarts of a schedule here. ",
+    "8bit": "Moments are kept in fp32 here. ", "8-bit": "Moments are kept in fp32 here. ",
+    "paged": "Nothing is offloaded to the host here. ",
+    "-true": "Weights are kept in fp32 here, beside what is computed. ",
+    "schedule-free": "There is no optimizer without a schedule here. ",
+}
+
+
 def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """Return a sentence for the error message that `name` is no choice of a config group: it names the nearest choice
     or all of them, or, if they are very many, the command that lists them.
@@ -393,4 +408,5 @@ def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
         return f"`lmtrain config list {group}` lists its {len(choices)} choices."
     if closest_value(name, choices) is None:
         return f"Choose one with {fill_in(f'{group}=NAME')}. Known: {', '.join(sorted(choices))}."
-    return suggest_value(name, choices, own)
+    about = next((said for part, said in _LOST_PARTS.items() if part in name.lower().replace("_", "-")), "")
+    return f"{about}{suggest_value(name, choices, own)}"

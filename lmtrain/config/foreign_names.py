@@ -38,7 +38,7 @@ FOREIGN_NAMES = {
     "model.num_kv_heads": "num_kv_head n_query_groups num_key_value_heads num_query_groups n_kv_heads",
     "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
     "model.seq_len": "seq_length max_seq_len max_seq_length max_position_embeddings sequence_length context_length "
-    "block_size n_ctx n_positions max_sequence_length",
+    "block_size n_ctx n_positions max_sequence_length cutoff_len sequence_len tokens_per_sample",
     "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
     "model.rotary_base": "rope_theta rope_base rotary_emb_base global_rope_theta",
     "model.local_rotary_base": "rope_local_base_freq local_rope_theta rope_local_theta",

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
 from lmtrain.config.foreign_names import FOREIGN_NAMES
+from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.names_without_counterpart import (
     is_environment_variable,
     sentence_about,
@@ -32,7 +33,19 @@ _VALUE_BY_FOREIGN_VALUE = {
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
     "transformers": "hf", "huggingface": "hf", "safetensors": "hf", "mcore": "megatron", "gpu:0": "cuda",
     "false": "none", "no": "none", "off": "none", "true": "full", "yes": "full", "on": "full",
+    "none": "constant", "null": "constant", "const": "constant", "fixed": "constant", "flat": "constant",
+    **dict.fromkeys(
+        ("bertwordpiecetokenizer", "bertwordpiece", "bertwordpiececase", "bertwordpiecelowercase", "berttokenizer",
+         "berttokenizerfast"), "wordpiece",
+    ),
+    **dict.fromkeys(
+        ("gpt2bpetokenizer", "bytelevelbpetokenizer", "bytelevelbpe", "bytelevel", "gpt2tokenizer", "gpt2tokenizerfast",
+         "byte-level-bpe"), "bpe",
+    ),
 }  # fmt: skip
+
+
+ANOTHER_KIND = "It is one of "  # the begin of the answer for a key that one other kind of its group has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +109,14 @@ class SettingNames:
         way_out = f"Did you mean {' or '.join(ways)}?" if ways else ""
         return f"{path}={value} is not a setting. {way_out or spelling_hint(key, names)}"
 
+    def _keys_of(self, group: str, kind: str) -> frozenset[str]:
+        """Return the dotted keys of the settings that a kind of a group has; none if the group has no such kind."""
+        base = typing.get_type_hints(self.root).get(group)
+        if not isinstance(base, type) or not issubclass(base, Choice) or base.kind:
+            return frozenset()
+        cls = kinds(base).get(kind)
+        return frozenset(key for key, _ in _iter_key_types(cls, group)) if cls else frozenset()
+
     def _split_stage_key(self, path: str) -> tuple[str, str] | None:
         """Split a key such as "stages.decay.optim.lr" into ("stages.decay", "optim.lr"). Return None for keys that are
         not within a training stage.
@@ -115,12 +136,18 @@ class SettingNames:
             return sentence
         if path in types_by_key(self.root):  # the key belongs to another kind of its group
             group = path.partition(".")[0]
+            owners = [kind for kind in self.groups.get(group, ()) if path in self._keys_of(group, kind)]
+            if len(owners) == 1 and group not in self.typed:
+                either = f"add that, or {leave_out(path, shown='leave it out')}."
+                return f"{ANOTHER_KIND}{way(f'{group}={owners[0]}')}; {either}"
             others = f"`lmtrain config explain {path}` lists those that have it."
             return f"{leave_out(path)}, or choose another {group}; {others}"
         words = self.suggest_overrides(path, value)
         ways = [way(word, instead_of=path) for word in words]
         if ways:
             return f"Did you mean {' or '.join(ways)}?"
+        if sentence := idea_of(path):
+            return sentence
         near = nearest_name(path.rpartition(".")[2], known_keys := sorted(known_keys))
         return f"Did you mean {near}?" if near else spelling_hint("", known_keys)
 

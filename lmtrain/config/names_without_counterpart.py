@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.ideas_without_counterpart import idea_of
 
 NOTHING_LIKE_IT = "lmtrain has nothing like it."
 # sentence -> the beginnings of names, or of whole dotted names if they have a dot
@@ -177,7 +178,7 @@ _OF_OWN_SETTINGS = frozenset((
 ))  # because: settings of lmtrain begin so as well, and other names of them may  # fmt: skip
 _WITH_COUNTERPART = {name for names in FOREIGN_NAMES.values() for name in names.split()}
 NAMES = frozenset(_NAMES.split())
-_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK|LMTRAIN\w*|PYTHONPATH|HOME|PATH|TMPDIR|COLUMNS")
 
 
 def is_environment_variable(key: str) -> bool:
@@ -206,4 +207,4 @@ def sentence_about(path: str) -> str | None:
         for beginning, sentence in SENTENCES.items():
             if text.startswith(beginning) and (is_listed or beginning not in _OF_OWN_SETTINGS):
                 return sentence
-    return NOTHING_LIKE_IT if is_listed else None
+    return (idea_of(path) or NOTHING_LIKE_IT) if is_listed else None

@@ -232,8 +232,32 @@ def find_task(name: str) -> Task:
     if family := [task_id for task_id in tasks if task_id.startswith(f"{name}/")]:
         tasks_of_it = ", ".join(way(member, instead_of=name) for member in family)
         raise UsageError(f"--task={name} stands for several tasks. Choose one of them: {tasks_of_it}.")
+    if meant := _HARNESS_NAMES.get(name.lower()):
+        raise UsageError(f"--task={name} is not an evaluation task. Did you mean {way(meant, instead_of=name)}?")
+    if re.match(_HARNESS_TASKS, name.lower()):
+        raise UsageError(
+            f"--task={name} is no task here, but one of lm-evaluation-harness, which scores checkpoints as well: type "
+            f"`python -m lmtrain.cli.harness run --model=lmtrain --model_args pretrained=RUN --tasks {name}`. Or give "
+            "a task of `lmtrain eval --list`."
+        )
     hint = spelling_hint(name, tasks, lambda meant: way(meant, instead_of=name))
     raise UsageError(f"--task={name} is not an evaluation task. {hint} {PLUGIN_WAY_OUT}")
+
+
+# lm-evaluation-harness's names of tasks that there are
+_HARNESS_NAMES = {
+    "arc_easy": "choice/arc", "arc_challenge": "choice/arc", "arc": "choice/arc", "ai2_arc": "choice/arc",
+    "lambada_openai": "lambada/lmeval-openai-1.0", "lambada_standard": "lambada/lmeval-standard-1.0",
+    "wikitext": "wikitext2/lmeval-2.0", "wikitext2": "wikitext2/lmeval-2.0", "wikitext103": "wikitext103/lmeval-2.0",
+    "ppl": "perplexity", "loss": "perplexity",
+}  # fmt: skip
+# the beginnings of the names of others
+_HARNESS_TASKS = (
+    "mmlu|gsm8k|winogrande|boolq|truthfulqa|openbookqa|bbh|humaneval|mbpp|triviaqa|squad|sciq|siqa|social_iqa|"
+    "commonsense_qa|ceval|cmmlu|blimp|copa|wic|rte|cb$|glue|super_glue|superglue|ifeval|gpqa|math|mathqa|logiqa|drop|"
+    "nq_open|naturalqs|coqa|anli|xnli|xcopa|xwinograd|headqa|pubmedqa|medqa|agieval|leaderboard|hendrycks|storycloze|"
+    "asdiv|prost|pile|paloma|c4|swag|wsc|qa4mre|quac|race_|webqs|toxigen|crows_pairs|belebele|mgsm|minerva"
+)
 
 
 def choose_window(task: Task, model_seq_len: int, requested: int | None, stride: int | None = None) -> int:

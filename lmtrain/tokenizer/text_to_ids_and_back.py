@@ -344,12 +344,18 @@ def _find_in_folder(folder: Path) -> Path:
     )
 
 
+_NO_NAMES = (
+    "Give a tokenizer's file or folder: none is fetched by its name. `hf download NAME --local-dir DIR` fetches that "
+    "of a model on Hugging Face's hub, and `lmtrain tokenizer train FILES --vocab-size N --output DIR` makes one."
+)
+
+
 def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
     """Return the exception to raise for a SentencePiece model at `path`. Its message explains how to convert the
     tokenizer in `folder`.
     """
     if not path.is_file():
-        return MissingInputError(missing_path(path, "Give a tokenizer's file or folder."))
+        return MissingInputError(missing_path(path, _NO_NAMES))
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('new')"
     return DataError(
         f"{path} is a SentencePiece model, which lmtrain cannot read. Give the tokenizer.json that models are "
@@ -368,7 +374,7 @@ def _read(path: Path) -> bytes:
                 raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is no tokenizer. Check the path.")
             data = read_range(fd, 0, size)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingInputError(missing_path(path, "Give a tokenizer's file or folder.")) from error
+        raise MissingInputError(missing_path(path, _NO_NAMES)) from error
     except OSError as error:
         raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give the file of a tokenizer.") from error
     vocabulary_files.check_num_entries(data, str(path))

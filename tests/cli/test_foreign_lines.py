@@ -41,7 +41,8 @@ TITAN = (
 
 def final_words(text: str) -> list[str]:
     """The words after `lmtrain` of the command that an error message ends with, but for a place to fill in."""
-    words = shlex.split(re.split(r"\nType[^\n]*:\n", text)[-1].replace("\\\n", ""))[1:]
+    words = shlex.split(re.split(r"\nType[^\n]*:\n", text)[-1].replace("\\\n", ""))
+    words = words[words.index("lmtrain") + 1 :]  # because: environment variables stand before it
     return [word for word in words if word != "data.path=PREFIX"]
 
 
@@ -93,7 +94,12 @@ def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], sa
         ("--wandb_log=True --wandb_project=p", "observe.wandb=online observe.wandb_project=p", ""),
         ("--wandb_log=False", "", "--wandb_log=False: It is off here as well."),
         ("--beta2=0.99", "optim.betas=[0.9,0.99]", ""),
-        ("--exit-interval 7", "", "--exit-interval 7: A run stops at run.time_limit"),
+        ("--exit-interval 7", "stages.first.steps=7 stages.first.stop_after=true stages.rest.steps=993",
+         "is a stop between two stages here, of train.steps=1000 together"),
+        ("--exit-interval 2000", "", "--exit-interval 2000: The run ends at train.steps=1000."),
+        ("--cutoff_len 64", "model.seq_len=64", "Documents are cut to samples of model.seq_len tokens"),
+        ("lr_schedule=none", "schedule=constant", "lr_schedule=none is schedule=constant here."),
+        ("--freeze_layers 2 --lr-find", "", "--freeze_layers 2: Nothing is frozen here"),
         ("--cpu", "compute.device=cpu", ""),
         ("--seq-length 32 --max-position-embeddings 64", "model.seq_len=32 model.num_positions=64", ""),
         ("--seq-length 32 --max-position-embeddings 64 --position-embedding-type rope",

@@ -240,3 +240,9 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
 def test_refusals_of_overrides(run: Path) -> None:
     assert "optim.lrr=1 is not a setting" in lmtrain("pretrain", "--from-run", run, "optim.lrr=1", code=2)
     assert "Give run.dir=DIR" in lmtrain("pretrain", "-m", "--from-run", run, "optim.lr=1,2", code=2)
+
+
+def test_a_folder_with_a_run_is_named_where_no_data_is_given(run: Path) -> None:
+    text = lmtrain("pretrain", f"run.dir={run}", "train.steps=9", code=2)
+    assert f"{run} holds a run: add --from-run {run} to go on with its settings" in text
+    assert text.split()[-2:] == ["\\", str(run)]

@@ -36,18 +36,19 @@ def run(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_in_fifteen_lines(run: Path) -> None:
+def test_a_run_in_sixteen_lines(run: Path) -> None:
     title, *lines = lmtrain("inspect", run).splitlines()
     assert title == f"run {run}"
     facts = {line[:15].rstrip(): line[16:] for line in lines}
     assert max(len(line) for line in lines if not line.startswith("data")) <= 80
-    assert len(lines) <= 15
+    assert len(lines) <= 16
     assert re.fullmatch(r"finished [\d.msh]+ ago", facts["state"])
     assert facts["step"] == "12 of 12 (100%)"
     assert re.fullmatch("[▁-█]{12}", facts["curve"])
     assert re.match(r"\d\.\d{4} at step (4|8|12), perplexity [\d.]+ a token, accuracy ", facts["best validation"])
     assert facts["saved"].startswith("step_00000012 and 1 older: ")
     assert facts["model"].startswith("gpt, ")
+    assert re.fullmatch(r"torch \S+ on \S+ at \d{4}-\d\d-\d\dT\d\d:\d\d; environment.json", facts["environment"])
     assert "seq_len" not in "".join(lines)
     everything = lmtrain("inspect", run, "--all")
     sizes = json.loads(lmtrain("inspect", run, "--json"))["checkpoint_bytes"]

@@ -27,6 +27,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "more").mkdir()
     (tmp_path / "r" / "checkpoints").mkdir(parents=True)
     (tmp_path / "more" / "a.txt").write_text("One.\n")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("x = 1\n")
     (tmp_path / "run.yml").write_text("train.steps: 4\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -46,6 +48,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "preprocess - --format txt --tokenizer t --output o"),
         ("preprocess --recursive more --tokenizer t", "preprocess more --tokenizer t"),
         ("preprocess notes.txt --tokenizer t --max-length 512", "preprocess notes.txt --tokenizer t"),
+        ("preprocess docs.jsonl --tokenizer t cutoff_len=9", "preprocess docs.jsonl --tokenizer t"),
+        ("tokenizer train notes.txt --output o --vocab-size 900 do_lower_case=true",
+         "tokenizer train notes.txt --output o --vocab-size 900 --lowercase --kind wordpiece"),
+        ("tokenizer train notes.txt --output o --vocab-size 900 --kind BertWordPieceTokenizer",
+         "tokenizer train notes.txt --output o --vocab-size 900 --kind wordpiece"),
+        ("tokenizer encode t One", "tokenizer show t One"),
+        ("eval r --ppl --data notes.txt", "eval r --task perplexity --data notes.txt"),
+        ("corpus clean code", "corpus clean code --output FILE --suffix .py"),
+        (f"{SLURM} --job-name a --sbatch=--job-name=b", f"{SLURM} --sbatch=--job-name=b"),
         ("tokenizer train notes.txt --output o --model-type bpe --vocab_size 2k",
          "tokenizer train notes.txt --output o --kind bpe --vocab-size 2k"),
         ("data show x --count 20 --output o.txt", "data show x --document 0-19"),
@@ -136,6 +147,12 @@ def test_the_line_to_type(here: Path, line: str, typed: str) -> None:
     assert final_words(outcome(*shlex.split(line))[1]) == shlex.split(typed)
 
 
+@pytest.mark.parametrize("line", ["env", "generate r", "preprocess docs.jsonl --tokenizer t", "pretrain data.path=x"])
+def test_an_environment_variable_stands_before_the_command(here: Path, line: str) -> None:
+    for words in ([*line.split(), "NCCL_DEBUG=INFO"], ["NCCL_DEBUG=INFO", *line.split()]):
+        assert f"\n  NCCL_DEBUG=INFO lmtrain {line}\n" in outcome(*words)[1]
+
+
 def test_files_without_a_suffix_are_named_one_by_one(here: Path) -> None:
     (here / "wiki").mkdir()
     (here / "wiki" / "wiki_00").write_text('{"text": "One."}\n')
@@ -156,7 +173,9 @@ def test_the_folder_of_a_run_is_no_text(here: Path) -> None:
          "There are no special tokens of your own here."),
         ("report r --csv loss.csv", "There is no CSV export here."),
         ("runs prune r", "lmtrain runs prune is not a command. Runs and checkpoints are removed by"),
-        ("preprocess docs.jsonl --tokenizer t cutoff_len=9", "cutoff_len=9 is not a file, and --cutoff-len is not"),
+        ("freeze x", "Nothing is frozen here"), ("preprocess docs.jsonl --tokenizer t --deepspeed-ssh x", "torchrun"),
+        ("tokenizer decode t 5", "`lmtrain data show PREFIX` shows a dataset's tokens as text"),
+        ("eval r --task mmlu_x --data d", "python -m lmtrain.cli.harness run --model=lmtrain"),
         ("eval r --num_fewshot 5", "There are no examples in prompts here"),
         ("generate r --repetition-penalty 1.1", "There is no such rule of sampling here."),
         ("generate r --mirostat 2", "There is no such rule of sampling here."),

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from lmtrain.cli.slurm.slurm_command import SbatchJob, SlurmOptions, TaskOptions, job_script
-from lmtrain.errors import LayoutError
+from lmtrain.errors import LayoutError, UsageError
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
@@ -429,6 +430,19 @@ def test_an_array_has_the_runs_of_a_sweep(toy: Toy, tmp_path: Path) -> None:
     folders = [line.partition("run=")[2] for line in lines if line.startswith("    run=")]
     rates, seeds = ("0.001", "0.002"), (1, 2)
     assert folders == [f"{tmp_path}/sweep/optim.lr_{rate}__train.seed_{seed}" for rate in rates for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--job-name=a", "--job-name=b"], "--job-name"), (["-J a", "--job-name=b"], "--job-name"),
+        (["-c4", "--cpus-per-task=2"], "--cpus-per-task"), (["--mem=0", "--qos=a", "--mem=0"], None),
+    ],
+)  # fmt: skip
+def test_an_option_of_slurm_has_one_value(words: list[str], name: str | None) -> None:
+    refused = pytest.raises(UsageError, match=f"Slurm's {name} has one value, and is given two by --sbatch")
+    with refused if name else nullcontext():
+        SlurmOptions(gpus_per_node=1, sbatch=words).check()
 
 
 @pytest.mark.parametrize(

@@ -53,3 +53,17 @@ def test_a_list_in_one_word_is_told_from_a_name(folder: Path) -> None:
     (folder / "a,b").touch()
     for name in (f"{notes},{folder}/missing", notes, folder / "a,b", f"{notes},"):
         assert paths_in_one_word(name) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("https:/x.org/a.txt", "https://x.org/a.txt is an address, and only files of this machine are read. First "
+         "`wget https://x.org/a.txt`; then give the file."),
+        ("s3://bucket/a.jsonl", "First `aws s3 cp s3://bucket/a.jsonl .`"),
+        ("Qwen/Qwen3-0.6B", "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` fetches"),
+        ("nowhere.txt", "nowhere.txt does not exist. Check it."), ("lmtrain/nowhere", "does not exist. Check it."),
+    ],
+)  # fmt: skip
+def test_what_is_elsewhere(path: str, said: str) -> None:
+    assert said in missing_path(Path(path), "Check it.")

@@ -129,7 +129,7 @@ def _parse_steps(text: str) -> list[int]:
     Raise UsageError if a word is not a count, if there are no steps, or if one is below 1.
     """
     try:
-        steps = [parse_count(word.strip()) for word in text.split(",") if word.strip()]
+        steps = [parse_count(word.strip()) for word in text.strip("[]() ").split(",") if word.strip()]
     except ValueError as error:
         way_out = f"Give the steps of checkpoints, such as {example('20k,40k,60k')}."
         raise UsageError(f"--at={text} does not list steps: {error}. {way_out}") from error

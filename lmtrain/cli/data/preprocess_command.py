@@ -25,7 +25,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import UsageError, fill_in, join_few
+from lmtrain.errors import UsageError, fill_in, join_few, shell_quoted
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
@@ -145,8 +145,10 @@ def preprocess(
             found, Tokenizer.load(tokenizer), prefix, options, report=report, notify=print_notice
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-    files = tokenizer_files(tokenizer)
-    return print_json(facts) if as_json else _print(summary, split, max_documents, files)
+    if as_json:
+        return print_json(facts)
+    _print(summary, split, max_documents, tokenizer_files(tokenizer))
+    return _print_way_to_join(prefix, options.keys)
 
 
 def find_texts(
@@ -223,6 +225,16 @@ def _print(summary: Summary, split: str, max_documents: int | None, tokenizer: S
     _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")
+
+
+def _print_way_to_join(prefix: Path, keys: Sequence[str]) -> None:
+    """Say how the datasets of several keys become one, of which a run reads as much as of each."""
+    if len(keys) > 1:
+        made = " ".join(shell_quoted(f"{prefix}_{key}") for key in keys)
+        echo(
+            f"{len(keys)} datasets, one for each key: `lmtrain data merge {made} --output {shell_quoted(str(prefix))}` "
+            "joins them, and data=blend of a run mixes them"
+        )
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:

@@ -21,7 +21,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted
+from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted, way
 from lmtrain.units import plural
 from lmtrain.unreadable_files import is_tokenizer
 
@@ -102,7 +102,7 @@ def check_training(
     if lowercase and kind == "bpe":
         raise UsageError(
             "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
-            f"{leave_out('--lowercase')}."
+            f"Use {way('--kind', 'wordpiece')}, or {leave_out('--lowercase', shown='leave it out')}."
         )
     if pattern is not None and kind != "bpe":
         way_out = f"{leave_out('--pattern')}."
@@ -128,8 +128,8 @@ def show(
     """Show a tokenizer's kind, size and special tokens, and the tokens of a text or their number in files."""
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
+    check_texts(text, data, format_, split)
     if not data:
-        _check_text(text or [])
         refuse_unused_options(context, {"key", "split", "format_"}, "a tokenizer without --data")
     tokenizer = Tokenizer.load(path)
     facts: dict[str, Any] = {
@@ -137,17 +137,23 @@ def show(
         "fingerprint": tokenizer.fingerprint,
     }  # fmt: skip
     if data:
-        _refuse_tokenizers([*data, *(text or [])])
         facts["data"] = _count_files(tokenizer, resolve_text_inputs([*data, *(text or [])], format_), key, split)
     elif text:
         facts["text"] = _text_facts(tokenizer, text[0])
     return print_json(facts, ensure_ascii=False) if as_json else _print_tokenizer(facts)
 
 
-def _check_text(words: list[str]) -> None:
-    """Raise UsageError unless `words`, the arguments after the tokenizer, are at most one text, which is not the name
-    of a file.
+def check_texts(text: list[str] | None, data: list[str] | None, format_: str | None, split: TextSplit) -> None:
+    """Raise an LmtrainError unless the parameters of `show`, which have these names, are the names of text files, or
+    without `data` at most one text, which is not the name of a file.
     """
+    from data_tools.read.find_input_files import find_sources
+
+    words = text or []
+    if data:
+        _refuse_tokenizers([*data, *words])
+        find_sources(resolve_text_inputs([*data, *words], format_), split)
+        return
     for word in words:
         refuse_file_as_text("tokenizer show", word, "--data")
     if len(words) > 1:

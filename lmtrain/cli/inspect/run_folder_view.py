@@ -27,12 +27,13 @@ from lmtrain.observe.screen.metrics_row_text import (
     sparkline,
     speed_figures,
 )
-from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, step_from_name
+from lmtrain.runfolder.file_names import CHECKPOINTS, ENVIRONMENT, METRICS, step_from_name
 from lmtrain.runfolder.folder_reader import read_run_state, read_settings
 from lmtrain.runfolder.lineage import MERGED, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
 from lmtrain.runfolder.settings_differences import changed_histories
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_KEY, row_measures, score_by_step
+from lmtrain.runtime.files.atomic_files import read_json
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
@@ -86,10 +87,19 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
             for list_folders in (list_broken, list_damaged)
             for checkpoint in list_folders(path / CHECKPOINTS)
         ],
+        "environment": _environment(path, rows),
         "settings_digest": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12],
         "settings": settings,
         "changed": changed_histories(row for row in rows if row["event"] == "start"),
     }
+
+
+def _environment(path: Path, rows: Rows) -> dict[str, Any]:
+    """Return the machine and the versions of a run's newest start, as far as its folder tells them, and when that was.
+    """
+    recorded = read_json(path / ENVIRONMENT) if (path / ENVIRONMENT).is_file() else None
+    started = next((row.get("time") for row in reversed(rows) if row["event"] == "start"), None)
+    return {**(recorded if isinstance(recorded, dict) else {}), "started": started}
 
 
 def _loss_or_inf(row: dict[str, Any]) -> float:
@@ -236,6 +246,7 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
         yield "damaged", ", ".join(facts["damaged"])
     yield from lineage_lines(facts["lineage"])
     yield from ingredient_lines(facts)
+    yield "environment", _describe_environment(facts)
     for key, values in facts["changed"].items():
         held = (f"{show(value)} from step {step:,}" for step, value in values)
         yield "changed", f"{key}: {', '.join(held)}"
@@ -356,6 +367,16 @@ def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     origin = f", made of {show(data['text'])}" if data.get("text") else ""
     yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "") + origin
     yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
+
+
+def _describe_environment(facts: dict[str, Any]) -> str:
+    """Return text about a run's newest start: when, on which machine, with which versions, and which file has more."""
+    environment = facts["environment"]
+    packages = environment.get("packages")
+    torch = packages.get("torch") if isinstance(packages, dict) else None
+    parts = {"torch": torch, "on": environment.get("host"), "at": str(environment["started"] or "")[:16]}
+    known = [f"{name} {shorten(str(value), _MAX_VALUE)}" for name, value in parts.items() if value]
+    return f"{' '.join(known) or 'not recorded'}; {ENVIRONMENT}"
 
 
 def describe_model(model: dict[str, Any], parameters: int | None = None) -> str:

@@ -281,6 +281,22 @@ def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
     assert Tokenizer.load(Path(tokenizer)).fingerprint
 
 
+@contextmanager
+def _naming_run_in_folder(overrides: Sequence[str]) -> Iterator[None]:
+    """Let an error that no data is given name the run that the typed run.dir holds, which may go on with its own."""
+    try:
+        yield
+    except SettingsError as error:
+        folder = typed_words(overrides).get("run.dir", "").strip("'\"")
+        if not folder or not (Path(folder) / CONFIG).is_file():
+            raise
+        way_out = f"{folder} holds a run: add {way('--from-run', folder)} to go on with its settings, or give"
+        raise SettingsError([
+            problem.replace("data.path is not set. Give", f"data.path is not set. {way_out}")
+            for problem in error.marked_problems
+        ]) from error  # fmt: skip
+
+
 def compose_run(
     overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
     report: Callable[[str], None] | None = None, from_beginning: bool = False,
@@ -299,7 +315,8 @@ def compose_run(
             f"or {leave_out('--from-beginning', shown='leave it out')}: a run without either begins in a new run.dir."
         )
     if from_run is None:
-        return _launcher_config or compose_settings(overrides, config_dir=config_dir, name=name, report=report)
+        with _naming_run_in_folder(overrides):
+            return _launcher_config or compose_settings(overrides, config_dir=config_dir, name=name, report=report)
     if name != "pretrain":
         raise UsageError(
             f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "

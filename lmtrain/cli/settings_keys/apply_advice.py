@@ -226,11 +226,11 @@ def fits(command: Command, way: Way) -> bool:
     return is_taken and bool(units or names) and not any("[" in unit[0].partition("=")[0] for unit in units)
 
 
-def shell_lines(words: Iterable[str]) -> str:
-    """Return the words of an lmtrain command as text to paste into a shell: words are quoted where needed, and lines
-    over 70 characters are broken with backslashes.
+def shell_lines(words: Iterable[str], variables: Iterable[str] = ()) -> str:
+    """Return the words of an lmtrain command, behind environment variables NAME=VALUE, as text to paste into a shell:
+    words are quoted where needed, and lines over 70 characters are broken with backslashes.
     """
-    lines = ["lmtrain"]
+    lines = [" ".join([*map(shell_quoted, variables), "lmtrain"])]
     for word in map(shell_quoted, words):
         if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:
             lines.append("")

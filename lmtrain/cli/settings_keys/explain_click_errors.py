@@ -26,9 +26,12 @@ from lmtrain.cli.settings_keys.option_synonyms import (
     option_named,
     verbs_with,
 )
-from lmtrain.cli.settings_keys.verb_synonyms import explain_verb
+from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, TRUE
+from lmtrain.cli.settings_keys.verb_synonyms import explain_subcommand, explain_verb
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.ideas_without_counterpart import idea_of
+from lmtrain.config.names_without_counterpart import is_environment_variable, sentence_about_variable
 from lmtrain.errors import (
     LmtrainError,
     SettingsError,
@@ -108,6 +111,8 @@ def _problems(
             break
         problems.append(reported)
         found = advised(reported, words)
+        if found is None and "is not a command. " in problem.text:
+            break  # because: what follows are words of that command
         command = found or Command.parse(words).without(problem.names)
         words = [*command.words, *problem.filler]
         context, error = _parse_again(words)
@@ -151,7 +156,13 @@ def _explain(error: Any, command: Command) -> _Problem:
         # because: swapped letters make a name less similar than other letters do
         spelt = next((verb for verb in verbs if sorted(verb) == sorted(word.lower())), word)
         is_misspelt = bool(difflib.get_close_matches(spelt, verbs, cutoff=0.8))
-        foreign = None if is_misspelt or verbs is not HELP else explain_verb(word)
+        if is_environment_variable(word.partition("=")[0]) and "=" in word:
+            about = f"{sentence_about_variable(word)} {leave_out(word)} here."
+            return _Problem(f"{name} {word} is not a command. {about}", (word,))
+        if not is_misspelt and verbs is not HELP:
+            foreign = explain_subcommand(command.verb[0], word)
+        else:
+            foreign = None if is_misspelt else explain_verb(word)
         way_out = foreign or spelling_hint(spelt, verbs, lambda verb: way(verb, instead_of=word))
         return _Problem(f"{name} {word} is not a command. {way_out}", (word,))
     if match := re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
@@ -174,6 +185,8 @@ def _explain(error: Any, command: Command) -> _Problem:
 
 def _explain_stray(word: str, command: Command) -> _Problem:
     """Return the problem that an argument such as key=body is no file: what it says as an option."""
+    if is_environment_variable(word.partition("=")[0]):
+        return _Problem(f"{word} is not a file. {sentence_about_variable(word)} {leave_out(word)} here.", (word,))
     option, _, value = with_dashes(word).partition("=")
     following = command.units[command.units.index((word,)) + 1 :][:1] if (word,) in command.units else ()
     if option in command.options and not value and following and not following[0][0].startswith("-"):
@@ -247,6 +260,8 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
         return _Problem(f"{refusal} {name} has nothing like it.", (option,))
     if spelt.lstrip("-").replace("-", "_") in _NAMES_OF_SETTINGS:
         return _Problem(f"{refusal} It is about training, which `lmtrain pretrain` does.", (option,))
+    if sentence := idea_of(spelt):
+        return _Problem(f"{refusal} {sentence}", (option,))
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
 
 
@@ -294,7 +309,10 @@ def _renamed(option: str, own: str, command: Command) -> str:
     words: list[str] = []
     for unit in _units(option, command):
         values = _values_of(unit)
-        if own in command.flags and "=" in unit[0]:
+        if own in command.flags and values[-1:] and values[-1].lower() in FALSE:
+            return leave_out(option, shown="to leave it out")
+        # because: of a switch, the word that follows is an argument
+        if own in command.flags and ("=" in unit[0] or (values[-1:] and values[-1].lower() in TRUE)):
             values = []
         if own in command.repeatable and option.endswith("s"):  # because: other tools take a list there
             words += [word for value in values for part in value.split(",") for word in (own, part)]
@@ -334,6 +352,9 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     if text.endswith(".gguf"):
         out = leave_out(*extra)
         return _Problem(f"{text} is too much for {name}, which {taken}. {_GGUF} {out}, and give --to hf.", tuple(extra))
+    if len(extra) == 1 and is_environment_variable(text.partition("=")[0]):
+        about = f"{sentence_about_variable(text)} {leave_out(text)} here."
+        return _Problem(f"{text} is too much for {name}, which {taken}. {about}", (text,))
     is_are, them = ("is", "it") if len(extra) == 1 else ("are", "them")
     # because: a word that is typed twice is too much only once
     hint = way(*(word for word in taken_words if word in extra), instead_of=extra, shown=f"Leave {them} out")

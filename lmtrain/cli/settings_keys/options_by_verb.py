@@ -129,6 +129,8 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("runs plot", "x x-axis xaxis", {"*": "--by {value}"}),
     ("runs plot", "y metric metrics name tag tags column", {"*": "--key {value}"}),
     ("runs plot", "log-scale logy log-y", _switch("--log")),
+    ("eval", "ppl perplexity word-perplexity token-perplexity", _switch("--task perplexity")),
+    ("eval", "bits-per-byte bpb bits-per-character bpc byte-perplexity all-metrics details", _switch("--full")),
     ("slurm", "gres", {"*": "--gpus-per-node {number}"}),
     ("slurm", "container-mounts", {"*": "--srun=--container-mounts={value}"}),
     ("slurm", "container-workdir", {"*": "--srun=--container-workdir={value}"}),
@@ -174,7 +176,8 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
             "tiktoken-special-tokens use-fast",
         "Documents are stored whole, and a run cuts them to its model.seq_len.":
             "max-length max-len block-size seq-length seq-len max-seq-len max-seq-length context-length "
-            "sequence-length truncation truncate packing pack group-texts stride",
+            "sequence-length truncation truncate packing pack group-texts stride cutoff-len "
+            "sequence-len sample-packing",
         "The tokenizer's file says which token it is.":
             "eos eos-token eod-token eod-id eos-id eos-token-id bos-token bos-token-id tokenizer.bos-token-id "
             "tokenizer.eos-token-id tokenizer.pad-token-id",

@@ -71,6 +71,12 @@ _PER_TASK_OPTIONS = {
 _CPUS_PER_TASK = re.compile(r"(?:--cpus-per-task(?:=|\s+)|-c\s*)(.*)")
 _CPUS_PER_GPU = re.compile(r"--cpus-per-gpu\b")
 _NO_BINDING = re.compile(r"--(gpu|tres)-bind(=|\s+)none")
+# short options of sbatch and srun that users give twice, in both forms
+_LONG_NAMES = {
+    "-J": "--job-name", "-o": "--output", "-e": "--error", "-c": "--cpus-per-task", "-q": "--qos", "-C": "--constraint",
+    "-w": "--nodelist", "-x": "--exclude", "-d": "--dependency", "-L": "--licenses",
+}  # fmt: skip
+_REPEATABLE = ("--export", "--cpu-bind", "--gpu-bind")  # options with parts that add up
 BODY = Path(__file__).with_name("slurm_body.sh")
 _BINDS_EACH_TASK = re.compile(r"--cpu-bind(=|\s+)(.*,)?(map|mask|rank)")
 
@@ -167,6 +173,7 @@ class SlurmOptions:
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():
                 _check_extra_option(option, word, words or ())
+            _refuse_repeated(option, words or ())
         for variable in self.env or ():
             if not re.fullmatch(r"[A-Za-z_]\w*=.*", variable, re.ASCII | re.DOTALL):
                 raise UsageError(
@@ -342,6 +349,21 @@ def _check_extra_option(option: str, word: str, words: Sequence[str]) -> None:
         )
 
 
+def _refuse_repeated(option: str, words: Sequence[str]) -> None:
+    """Raise a UsageError if `words`, the values of `option` (--sbatch or --srun), give one of its options two values,
+    of which Slurm would silently take the last.
+    """
+    first: dict[str, str] = {}
+    for word in words:
+        short = re.split(r"[=\s]", word, maxsplit=1)[0]
+        name = _LONG_NAMES.get(short[:2], short) if not short.startswith("--") else short
+        if name not in _REPEATABLE and first.setdefault(name, word) != word:
+            either = [_without(option, each, shown=f"{option}={each}") for each in (first[name], word)]
+            raise UsageError(
+                f"Slurm's {name} has one value, and is given two by {option}. Leave out {' or '.join(either)}."
+            )
+
+
 def _without(option: str, word: str, shown: str = "Leave it out") -> str:
     """Return the advice to remove one value of a repeatable option."""
     return leave_out(f"{option}={word}", f"{option} {word}", shown=shown)
@@ -405,7 +427,13 @@ def _job_of_runs(
     nodes, ranks_per_node = options.shape(runs[0][0].parallel)
     tasks = TaskOptions(options.sbatch or [], options.srun or [])
     if starts_ranks := options.tasks == "node" and ranks_per_node > 1:
+        typed_cpus = _parse_cpus("--sbatch", tasks.sbatch_options) or _parse_cpus("--srun", tasks.srun_options)
         tasks = task_options(tasks.sbatch_options, tasks.srun_options, ranks_per_node)
+        if typed_cpus:
+            print_notice(
+                f"--cpus-per-task={typed_cpus} is for each rank: the task of a node, which starts {ranks_per_node}, "
+                f"gets {tasks.cpus}"
+            )
     _check_runs(runs, ranks_per_node)
     spare_note = f" and {options.spare_nodes} spare" * (options.spare_nodes > 0)
     runs_note = f"{len(runs)} runs, each of them " * options.array

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, model_of
 from lmtrain.checkpoint.view_with_ema_as_weights import is_average_entry
 from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.config.settings_base import show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHARES
 from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory
@@ -303,6 +305,11 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
     same.
     """
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
+    if is_own and _are_defaults(config, changed_names):
+        # because: who has not typed these settings again means those of the run
+        return f"which {way('--from-run', config.run.dir)} takes from it, or begin a new run: " + another_run_dir(
+            config, "checkpoint.resume=none"
+        )
     # because: with another tokenizer or model the weights do not fit
     if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
         return (
@@ -317,6 +324,23 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
         f"begin a new run, without checkpoint.resume, or one from its weights alone: {_from_weights(path)}, "
         "without checkpoint.resume"
     )
+
+
+def _are_defaults(config: RunConfig, names: Sequence[str]) -> bool:
+    """Return whether a run has the values of conf/ for all of these settings, so that they were probably not typed."""
+    with suppress(LmtrainError):
+        defaults = compose(RunConfig, [f"data.path={getattr(config.data, 'path', 'unknown')}"]).to_dict()
+        current = config.to_dict()
+        return all(_value_at(current, name) == _value_at(defaults, name) is not None for name in names)
+    return False
+
+
+def _value_at(settings: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a dotted key in nested dicts; None if there is none."""
+    node: Any = settings
+    for part in name.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
 
 
 def _again(config: RunConfig) -> str:

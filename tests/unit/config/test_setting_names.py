@@ -6,6 +6,7 @@ import pytest
 
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES
+from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value, types_by_key
 from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.config.near_names import is_near
@@ -105,3 +106,25 @@ def test_values() -> None:
     assert closest_value("true", ["full", "none"]) == "full"
     assert suggest_value("gpu", ["cpu", "cuda"]) == "Did you mean cuda?"
     assert suggest_value("x", ["b", "a"]) == "Known: a, b."
+
+
+def test_a_key_that_one_other_kind_has_leads_to_that_kind() -> None:
+    text, ways = split_ways(NAMES.way_out("data.datasets", "[]", []))
+    assert text == "It is one of data=blend; add that, or leave it out."
+    assert ways[0].new == ("data=blend",)
+    typed = SettingNames(RunConfig, group_choices(), {"data": "masked"})
+    assert typed.way_out("data.datasets", "[]", []) != NAMES.way_out("data.datasets", "[]", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unfreeze_last_layers", "Nothing is frozen here"), ("layerwise_lr_decay", "One learning rate"),
+        ("eval_at_start", "not before the first"), ("pure-bf16", "Weights are never kept in 16 bits"),
+        ("save_to_s3", "this machine's disks"), ("slack_webhook", "Nothing is sent"), ("nonsense", None),
+        ("optim.embedding_lr", "One learning rate"), ("trainer.callbacks.early_stop.min_delta", "no early stopping"),
+    ],
+)  # fmt: skip
+def test_the_words_of_a_name_tell_its_idea(name: str, said: str | None) -> None:
+    sentence = idea_of(name)
+    assert (sentence is None) if said is None else (sentence is not None and said in sentence)

@@ -102,3 +102,12 @@ def test_a_new_run_is_told_with_the_words_to_type_in_place_of_the_old_ones() -> 
 def test_a_state_of_other_types_is_refused_by_key_and_file(key: str, value: object, rule: str) -> None:
     with pytest.raises(CheckpointError, match=rf"manifest.json does not hold the state of a run: state\.{key}.*{rule}"):
         check(changed={key: value})
+
+
+def test_settings_that_were_not_typed_are_taken_from_the_run() -> None:
+    with pytest.raises(CheckpointError) as info:
+        check("run.dir=.", changed={"seed": 5})
+    assert Way(("--from-run", ".")) in info.value.ways[0]
+    with pytest.raises(CheckpointError) as info:
+        check("train.seed=7")
+    assert Way(("--from-run", ".")) not in info.value.ways[0]

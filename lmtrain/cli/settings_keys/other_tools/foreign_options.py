@@ -165,6 +165,21 @@ STRATEGIES = {  # what is done at the end of each epoch, if its value is "epoch"
     "save_strategy": "checkpoint.interval_steps", "eval_strategy": "train.valid_interval_steps",
     "evaluation_strategy": "train.valid_interval_steps", "logging_strategy": "observe.log_interval_steps",
 }
+# what is done so many times in an epoch, or every so many epochs
+TIMES_AN_EPOCH = {
+    "saves_per_epoch": "checkpoint.interval_steps", "checkpoints_per_epoch": "checkpoint.interval_steps",
+    "evals_per_epoch": "train.valid_interval_steps", "logs_per_epoch": "observe.log_interval_steps",
+}
+EPOCHS_BETWEEN = dict.fromkeys(
+    ("save_every_epoch", "save_every_n_epochs", "save_epochs", "every_n_epochs", "save_interval_epochs",
+     "checkpoint_every_n_epochs", "save_freq_epochs", "save_epoch", "save_each_epoch", "save_at_epoch_end",
+     "save_every_epochs", "save_n_epochs"),
+    "checkpoint.interval_steps",
+) | dict.fromkeys(
+    ("eval_every_epoch", "eval_every_n_epochs", "check_val_every_n_epoch", "validate_every_n_epochs", "eval_epochs",
+     "val_every_epoch", "eval_each_epoch", "validate_every_epoch", "val_epochs"),
+    "train.valid_interval_steps",
+)
 POSITION_COUNTS = ("max_position_embeddings", "n_positions")  # of learned positions; may differ from the sequence's
 VIRTUAL_STAGES = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "vp_size")
 LAYERS_PER_STAGE = ("num_layers_per_virtual_pipeline_stage", "num_layers_per_virtual_stage")
@@ -205,7 +220,9 @@ OTHER_VERBS = dict.fromkeys(
     "Settings are read from a .yaml file that is one of the words. Write those of this file as KEY: VALUE in one.",
 )
 # what more a setting decides than another tool's option
+_CUT = "Documents are cut to samples of model.seq_len tokens by the run itself, and nothing of them is dropped."
 MEANS_MORE = {
+    "cutoff_len": _CUT, "sequence_len": _CUT,
     "data_seed": "It is train.seed here: one seed decides the first weights, the order of the samples and dropout. "
     "With checkpoint.init_from=FOLDER the weights are the same for all.",
 }

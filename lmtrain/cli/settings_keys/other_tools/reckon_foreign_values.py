@@ -40,10 +40,18 @@ def reckon(result: Translation) -> None:
         _set_epochs(result, epochs)
     for option in result.later:
         if option.name in tables.STRATEGIES:
-            _set_interval_of_epoch(result, option)
+            _set_interval_of_epoch(result, option, tables.STRATEGIES[option.name])
+        elif option.name in tables.TIMES_AN_EPOCH:
+            times = max(_number_of(option), 1e-9)
+            _set_interval_of_epoch(result, option, tables.TIMES_AN_EPOCH[option.name], 1 / times)
+        elif option.name in tables.EPOCHS_BETWEEN:
+            _set_interval_of_epoch(result, option, tables.EPOCHS_BETWEEN[option.name], _number_of(option))
     for option in converted:
         if option not in (*batches, *lengths):
             _convert(result, option)
+    for option in result.later:
+        if option.name == "exit_interval":
+            _stop_between(result, option)
     _settle(result)
 
 
@@ -263,16 +271,46 @@ def _set_epochs(result: Translation, options: list[Option]) -> None:
     result.omit(option, UNSUPPORTED_SETTINGS["num_train_epochs"])
 
 
-def _set_interval_of_epoch(result: Translation, option: Option) -> None:
-    """Set an interval to the steps of an epoch, if the dataset is there to count them."""
+def _stop_between(result: Translation, option: Option) -> None:
+    """Let a run stop at a step before its end, whose learning rates stay: two stages, with a stop after the first."""
+    has_others = result.from_run or any(override_key(word).startswith("stages.") for word in result.typed_settings)
+    try:
+        first, total = int(option.value), int(str(result.value_of("train.steps")))
+    except ValueError:
+        first, total = 0, 0
+    if has_others or not 0 < first < total:
+        why = f"The run ends at train.steps={total}." if 0 < total <= first else UNSUPPORTED_SETTINGS["exit_interval"]
+        result.omit(option, why)
+        return
+    result.settings.pop("train.steps", None)
+    length = result.origins.pop("train.steps", None)
+    stages = {"first.steps": first, "first.stop_after": "true", "rest.steps": total - first}
+    result.settings |= {f"stages.{key}": str(value) for key, value in stages.items()}
+    typed = f"{length.typed} {option.typed}" if length else option.typed
+    result.changed.append(
+        f"{typed} is a stop between two stages here, of train.steps={total} together, over which the learning rate "
+        "falls; the same command goes on after it."
+    )
+
+
+def _number_of(option: Option) -> float:
+    """Return the number that an option gives; 1 for a switch."""
+    with suppress(ValueError):
+        return float(option.value)
+    return 1.0
+
+
+def _set_interval_of_epoch(result: Translation, option: Option, key: str, epochs: float = 1.0) -> None:
+    """Set the interval `key` to the steps of so many epochs, if the dataset is there to count them."""
     words = [*result.typed_settings, *(f"{key}={value}" for key, value in result.settings.items())]
     if counted := None if result.from_run else count_epoch(words):
         samples, batch, is_estimate = counted
         about = "about " if is_estimate else ""
-        result.set(option, f"{tables.STRATEGIES[option.name]}={math.ceil(samples / batch)}")
-        result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {about}the steps of an epoch."
+        result.set(option, f"{key}={math.ceil(epochs * samples / batch)}")
+        of_epochs = "an epoch" if epochs == 1 else f"{epochs:g} epochs"
+        result.changed[-1] = f"{result.changed[-1].removesuffix('.')}, {about}the steps of {of_epochs}."
     else:
-        result.omit(option, UNSUPPORTED_SETTINGS[option.name])
+        result.omit(option, UNSUPPORTED_SETTINGS["save_strategy"])
 
 
 def _settle(result: Translation) -> None:

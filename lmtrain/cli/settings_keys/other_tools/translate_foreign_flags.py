@@ -12,13 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
+from lmtrain.cli.settings_keys.option_synonyms import verbs_with
 from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
 from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
 from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
+from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.name_suggestions import is_variable, types_by_key, union_members
 from lmtrain.config.names_without_counterpart import sentence_about, sentence_about_variable
 from lmtrain.config.near_names import nearest_name
@@ -113,6 +116,12 @@ def _take_misspelt_group(result: Translation, option: Option) -> bool:
 def _take_value(result: Translation, option: Option) -> bool:
     """Translate an option by a table of its values."""
     value = option.value.lower()
+    if option.name == "init_from" and Path(option.value).is_dir():
+        return result.set(option, f"checkpoint.init_from={option.value}", is_as_typed=True)
+    if option.name == "max_duration" and (unit := re.fullmatch(r"(\d[\d.e]*)(ba|tok|ep)", value)):
+        if unit[2] == "ep":
+            return result.omit(option, f"epochs={unit[1]} in its place is translated to the steps of so many epochs.")
+        return result.set(option, f"train.{'steps' if unit[2] == 'ba' else 'tokens'}={unit[1]}")
     if overrides := (option.within(tables.VALUES) or {}).get(value):
         return result.set(option, overrides)
     notes = option.within(tables.VALUE_NOTES) or {}
@@ -149,9 +158,13 @@ def _leave_for_later(result: Translation, option: Option) -> bool:
     names = (
         *tables.CONVERSIONS, *tables.BETAS, *tables.LOAD_STEPS, *tables.EPOCHS, *tables.POSITION_COUNTS,
         *tables.VIRTUAL_STAGES, *tables.LAYERS_PER_STAGE, *tables.PROFILE_STEPS, *tables.DURATION, "finetune", "flavor",
+        "exit_interval",
     )  # fmt: skip
     is_share = _is_number(option.value) and 0 < float(option.value) < 1 and _plain_key(option) in tables.SHARES_OF_STEPS
     is_each_epoch = option.name in tables.STRATEGIES and option.value == "epoch"
+    is_each_epoch = is_each_epoch or (
+        option.name in (*tables.TIMES_AN_EPOCH, *tables.EPOCHS_BETWEEN) and not option.is_off
+    )
     if is_share or is_each_epoch or option.path in names or option.name in names or option.path == "model.name":
         result.later.append(option)
         return True
@@ -278,6 +291,16 @@ def _rename(result: Translation, option: Option) -> bool:
     return True
 
 
+def _take_idea(result: Translation, option: Option) -> bool:
+    """Leave out an option that no table names, with what there is of the idea that the words of its name stand for."""
+    why = idea_of(option.path)
+    if why and not option.is_word and verbs_with(f"--{option.path.replace('_', '-')}"):
+        return False  # because: it is an option of another command of lmtrain
+    if why and option.value.lower() in ("false", "no", "off", "none"):
+        return result.omit(option, "It is off here as well.")
+    return result.omit(option, why) if why else False
+
+
 def _is_number(text: str) -> bool:
     with suppress(ValueError):
         return math.isfinite(float(text))
@@ -286,5 +309,5 @@ def _is_number(text: str) -> bool:
 
 _STEPS: tuple[Callable[[Translation, Option], bool], ...] = (
     _take_misspelt_group, _take_variable, _take_processes, _take_numbers, _take_value, _take_other_verb, _take_switch,
-    _leave_for_later, _take_reason, _take_datasets, _take_respelt, _rename,
+    _leave_for_later, _take_reason, _take_datasets, _take_respelt, _rename, _take_idea,
 )  # fmt: skip

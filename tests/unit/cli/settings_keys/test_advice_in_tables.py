@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.cli.settings_keys import options_by_verb
 from lmtrain.cli.settings_keys.other_tools import foreign_options
-from lmtrain.config import foreign_names, names_without_counterpart
+from lmtrain.config import foreign_names, ideas_without_counterpart, names_without_counterpart
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import LmtrainError
 from lmtrain.train.run_config import RunConfig
@@ -31,6 +31,7 @@ _WITH = {  # what a setting needs beside it, which its sentence need not say
 def _sentences() -> Iterator[str]:
     yield from foreign_names.UNSUPPORTED_SETTINGS.values()
     yield from names_without_counterpart.SENTENCES.values()
+    yield from ideas_without_counterpart.IDEAS
     yield from foreign_options.OTHER_VERBS.values()
     yield from foreign_options.MEANS_MORE.values()
     for notes in foreign_options.VALUE_NOTES.values():

@@ -208,3 +208,9 @@ def test_a_pipe_is_refused_without_waiting_for_it(folder: Path, given: str) -> N
     os.mkfifo(folder / "pipe")
     with pytest.raises(DataError, match="is a pipe or a device"):
         find_sources([resolve_input(str(folder / "pipe"), "jsonl")])
+
+
+def test_a_folder_of_files_that_are_no_text_says_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").touch()
+    with pytest.raises(MissingInputError, match=r"left out \(.pdf\). \S+a.pdf is a PDF, which is not read. `pdf"):
+        TextSuffixes(()).resolve([tmp_path])
