@@ -128,7 +128,7 @@ def test_a_model_to_load_is_judged_likewise(tmp_path: Path) -> None:
     ("made", "says"),
     [
         (lambda path: path / "none", "does not exist. Give the folder"),
-        (lambda path: Path("gpt-neox/pythia-70m"), "Get it first: hf download gpt-neox/pythia-70m --local-dir DIR"),
+        (lambda path: Path("gpt-neox/pythia-70m"), "`hf download gpt-neox/pythia-70m --local-dir pythia-70m` fetches"),
         (lambda path: folder(path, "config.json", "model.safetensors") / "model.safetensors", "Give its folder, "),
         (lambda path: folder(path, "a.gguf") / "a.gguf", "GGUF files"),
         (lambda path: folder(path, "words.txt") / "words.txt", "words.txt is a file. Give the folder"),
