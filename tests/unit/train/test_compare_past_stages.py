@@ -54,7 +54,8 @@ def differences(folder: Path) -> Differences:
         stages = {"one.steps": "4", "two.steps": "4", "three.steps": "4", "one.data": given[0], "two.data": given[1]}
         typed = dict(word.split("=", 1) for word in words)
         return compose(RunConfig, [
-            f"data.path={folder}/a", "data.split=[0.9,0.1]", "model.positions=rotary", "model.num_layers=1", "model.width=8",
+            f"data.path={folder}/a", "data.split=[0.9,0.1]", "model.positions=rotary", "model.width=8",
+            "model.num_layers=1",
             "model.num_heads=2", "model.seq_len=4", "train.global_batch=2", "train.micro_batch=1", "run.dir=x",
             "train.valid_interval_steps=4", "train.valid_samples=2", "schedule.warmup_steps=0", "optim.lr=1e-2",
             *(f"stages.{key}={text}" for key, text in (stages | typed).items() if text != "none"),
