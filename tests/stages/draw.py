@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from tests.stages.page import Average, Data, Misfit, Part, RampUp, Schedule, Settings, Source, Stage, plan
@@ -183,3 +183,28 @@ def _stages(rng: random.Random, settings: Settings) -> Settings:
 
 
 CHANGES = (_of_run, _of_run, _data_of_run, _of_stage, _of_stage, _of_stage, _stages, _stages)
+
+
+def shown(value: Any) -> str:
+    """Return settings as text, without those that are as usual."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if not is_dataclass(value):
+        return str(value)
+    pairs = ((entry, getattr(value, entry.name)) for entry in fields(value))
+    return f"({', '.join(f'{entry.name}={shown(each)}' for entry, each in pairs if each != entry.default)})"
+
+
+def difference(before: Settings, after: Settings) -> str:
+    """Return which settings differ, as text."""
+    pairs = ((key, value, getattr(after, key)) for key, value in vars(before).items())
+    texts = []
+    for key, one, other in pairs:
+        if key == "stages":
+            old = {stage.name: stage for stage in one}
+            changed = [stage for stage in other if stage != old.get(stage.name)]
+            texts += [f"{stage.name}: {shown(old.get(stage.name))} -> {shown(stage)}" for stage in changed]
+            texts += [f"{[stage.name for stage in one]} -> {[stage.name for stage in other]}"]
+        elif one != other:
+            texts.append(f"{key}: {shown(one)} -> {shown(other)}")
+    return "; ".join(texts)

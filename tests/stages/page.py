@@ -318,7 +318,8 @@ def answer(
             return REFUSED_PAST
         if not is_behind and (
             # because: a share held out that changes no sample is no other data
-            (here.data.is_blend, here.sizes, here.data.packing) != (there.data.is_blend, there.sizes, there.data.packing)
+            (here.data.is_blend, here.data.packing) != (there.data.is_blend, there.data.packing)
+            or here.sizes != there.sizes
             or here.facts[-2] != there.facts[-2]
             or here.seq_len != there.seq_len
             or other_contents(here, there, sources, contents)
@@ -331,6 +332,53 @@ def answer(
 def is_last_behind(settings: Settings, step: int, sources: Mapping[str, Source]) -> bool:
     """Return True if a stage follows at this step."""
     return plan(settings, sources)[-1].end > step
+
+
+def branched(
+    base: Settings, saved: Settings, step: int, stages: tuple[Stage, ...], sources: Mapping[str, Source]
+) -> Settings:  # fmt: skip
+    """Return the settings of a branch with these new `stages` from a checkpoint of this step, which was saved with the
+    settings `saved`; `base` are those of the run's last start.
+    """
+    past = [
+        replace(
+            each.stage, name=each.stage.name or "trunk", unit="steps", length=min(each.end, step) - each.first,
+            lr=each.lr, weight_decay=each.weight_decay, clip=each.clip,
+        )
+        for each in plan(saved, sources) if each.first < step
+    ]  # fmt: skip
+    return replace(base, stages=(*past, *stages), steps=0)
+
+
+def decay_stage(saved: Settings, step: int, percent: int, schedule: Schedule, sources: Mapping[str, Source]) -> Stage:
+    """Return the stage with which `lmtrain branch` decays a run from this step: with all that holds there."""
+    planned = plan(saved, sources)
+    there = next(each for each in planned if step <= each.end)
+    data = there.stage.data
+    if data is not None:
+        data = replace(data, parts=tuple(replace(part, restart=False) for part in data.parts))
+    rate = rates(saved, planned)[step - 1]
+    return replace(
+        there.stage, name="decay", unit="steps", length=max(1, round(step * percent / (100 - percent))), data=data,
+        sets_rampup=False, rampup=None, lr=float(f"{rate:.6g}"), weight_decay=there.weight_decay, clip=there.clip,
+        schedule=schedule, stop_after=False,
+    )  # fmt: skip
+
+
+def merge_shares(mean: str, count: int) -> list[float]:
+    """Return the share of each of `count` checkpoints, oldest first, as the page on averages has them."""
+    kind, _, number = mean.partition(":")
+    if kind == "linear":
+        weights = [float(j) for j in range(1, count + 1)]
+    elif kind == "ema":
+        weights = [(1 - float(number)) * float(number) ** (count - 1 - j) for j in range(count)]
+        weights[0] = 1 - sum(weights[1:])
+    elif kind == "sqrt":
+        # because: the change between j - 1 and j counts 1 - sqrt(j / count), so that the oldest one counts most
+        weights = [math.sqrt((j + 1) / count) - math.sqrt(j / count) for j in range(count)]
+    else:
+        weights = [1.0] * count
+    return [weight / sum(weights) for weight in weights]
 
 
 def other_contents(

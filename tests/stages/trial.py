@@ -20,10 +20,11 @@ from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.record.metrics_writer import samples_hash
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import outcome, start
-from tests.stages.draw import change, draw_settings, is_run
+from tests.stages.draw import draw_settings, shown
+from tests.stages.events import EVENTS
 from tests.stages.loop import Step, Weights, first_weights
-from tests.stages.page import Planned, Settings, answer, plan, rates
-from tests.stages.world import World, make_world, swap_files, words
+from tests.stages.page import REFUSED_SETTINGS, Planned, Settings, answer, plan, rates
+from tests.stages.world import World, make_world, words
 
 TOLERANCE = 1e-5  # of weights that moved by 0.01 a step
 
@@ -47,6 +48,7 @@ class Run:
     folder: Path
     interval: int
     parent: Saved | None = None  # the checkpoint of another run that it began from
+    last: Settings | None = None  # of the last start that trained
     saved: dict[int, Saved] = field(default_factory=dict)
     damaged: set[int] = field(default_factory=set)  # steps of folders that hold no checkpoint any more
 
@@ -75,9 +77,9 @@ class Trial:
     def run(self) -> Trial:
         settings = draw_settings(self.rng, self.world.sources)
         run = Run(self.folder / "run", self.rng.choice([2, 3, 5]))
-        self.log.append(f"first {settings}")
+        self.log.append(f"first {shown(settings)}")
         self.train(run, settings, kills=True)
-        for _ in range(self.rng.choice([2, 3, 4])):
+        for _ in range(self.rng.choice([3, 4, 5, 6])):
             event = self.rng.choice(EVENTS)
             if not self.faults and run.newest:
                 event(self, run)
@@ -95,12 +97,16 @@ class Trial:
         """Start the run with these settings, or with the words `typed` that should give them, and return whether it
         went on. Rates may differ by a share of `tolerance`.
         """
-        typed = typed or ["pretrain", *words(self.world, settings, run.folder, run.interval)]
+        typed = [*(typed or ["pretrain", *words(self.world, settings, run.folder, run.interval)])]
+        if run.saved and max(run.damaged, default=0) > max(run.saved) and "checkpoint.fallback=true" not in typed:
+            typed.append("checkpoint.fallback=true")  # because: a damaged manifest stays until its step comes again
         before, planned, newest = config_of(run.folder), plan(settings, self.world.sources), run.newest
         first, end = newest.step if newest else 0, stop_of(planned, newest.step if newest else 0)
         code = 0
         if newest:
             code = answer(settings, newest.settings, first, self.world.sources, newest.world.sources)
+        if not code and run.parent and not run.saved and planned[-1].end == first:
+            code = REFUSED_SETTINGS  # because: no step is left for the new run
         self.num_starts += 1
         if not code and kills and end - first > 1:
             end = self.rng.randrange(first + 1, end)
@@ -118,6 +124,7 @@ class Trial:
         if code:
             self.expect("config.json of a refused start", config_of(run.folder), before)
             return False
+        run.last = settings if first < end else run.last
         self.compare(run, settings, planned, newest, end, tolerance, is_killed=expected == -9)
         return True
 
@@ -175,57 +182,6 @@ class Trial:
                     return
 
 
-def resume(trial: Trial, run: Run) -> None:
-    """Go on with the same settings or with others."""
-    assert run.newest is not None
-    settings = run.newest.settings
-    changed = settings if trial.rng.random() < 0.15 else change(trial.rng, settings, trial.world.sources)
-    trial.log.append(f"change {difference(settings, changed)}")
-    trial.train(run, changed, kills=trial.rng.random() < 0.4)
-
-
-def swap(trial: Trial, run: Run) -> None:
-    """Swap the files of two datasets, and swap them back if the run does not go on."""
-    assert run.newest is not None
-    one, other = trial.rng.sample(sorted(trial.world.sources), 2)
-    trial.log.append(f"swap {one} and {other}")
-    before, trial.world = trial.world, swap_files(trial.world, one, other)
-    settings = run.newest.settings
-    if not is_run(settings, trial.world.sources) or not trial.train(run, settings, kills=trial.rng.random() < 0.3):
-        swap_files(trial.world, one, other)
-        trial.world = before
-
-
-def damage(trial: Trial, run: Run) -> None:
-    """Damage the newest checkpoint, and go on from the one before it."""
-    if len(run.saved) < 2:
-        return
-    *_, before, last = sorted(run.saved)
-    settings, is_torn = run.saved[last].settings, trial.rng.random() < 0.4
-    file = run.checkpoint(last) / ("manifest.json" if is_torn else "rank_00000.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-9] ^= 4
-    file.write_bytes(data)
-    trial.log.append(f"damage {'the manifest' if is_torn else 'a tensor'} of step {last}")
-    typed = ["pretrain", *words(trial.world, settings, run.folder, run.interval)]
-    planned = plan(settings, trial.world.sources)
-    stage_of = {step: next(stage for stage in [*planned, planned[-1]] if step < stage.end or stage is planned[-1])
-                for step in (before, last)}  # fmt: skip
-    found, output = outcome(*typed)
-    trial.expect("the exit code of a start without checkpoint.fallback", found, 65)
-    typed.append("checkpoint.fallback=true")
-    if not is_torn and stage_of[before] is not stage_of[last]:
-        found, output = outcome(*typed)
-        trial.expect(f"the exit code of a start that falls back into the stage before\n{output}\n", found, 75)
-    del run.saved[last]
-    run.damaged.add(last)
-    if not trial.faults:
-        trial.train(run, settings, typed, kills=trial.rng.random() < 0.3)
-
-
-EVENTS = (resume, resume, resume, resume, swap, damage)
-
-
 def draw_runs(seed: str, numbers: list[int]) -> list[Trial]:
     """Draw runs in this process, each in a folder of its own."""
     trials = []
@@ -259,18 +215,3 @@ def stop_of(planned: Sequence[Planned], first: int) -> int:
 def config_of(folder: Path) -> object:
     file = folder / "config.json"
     return json.loads(file.read_text()) if file.exists() else None
-
-
-def difference(before: Settings, after: Settings) -> str:
-    """Return which settings differ, as text."""
-    pairs = ((key, value, getattr(after, key)) for key, value in vars(before).items())
-    texts = []
-    for key, one, other in pairs:
-        if key == "stages":
-            old = {stage.name: stage for stage in one}
-            changed = [stage for stage in other if stage != old.get(stage.name)]
-            texts += [f"{stage.name}: {old.get(stage.name)} -> {stage}" for stage in changed]
-            texts += [f"{[stage.name for stage in one]} -> {[stage.name for stage in other]}"]
-        elif one != other:
-            texts.append(f"{key}: {one} -> {other}")
-    return "; ".join(texts)
