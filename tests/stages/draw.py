@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.stages.page import Average, Data, Misfit, Part, RampUp, Schedule, Settings, Source, Stage, plan
 
 NAMES = ("a", "b", "c", "d")
 COPY_OF = {"a": "a2", "b": "b2", "a2": "a", "b2": "b"}
 Sources = dict[str, Source]
+T = TypeVar("T", Settings, Stage)
 
 
 def draw_settings(rng: random.Random, sources: Sources) -> Settings:
@@ -160,6 +161,16 @@ def _of_stage(rng: random.Random, settings: Settings) -> Settings:
     if changed.rampup != stage.rampup:
         changed = replace(changed, sets_rampup=True)
     return replace(settings, stages=(*settings.stages[:at], changed, *settings.stages[at + 1 :]))
+
+
+def change_rates(rng: random.Random, settings: T) -> T:
+    """Return the settings of a run or of a stage with another rate, schedule, weight decay or clipping."""
+    schedule = draw_schedule(rng)
+    values: dict[str, Any] = {"lr": 0.006, "weight_decay": 0.15, "clip": 0.3}
+    if rng.random() < 0.5:
+        return replace(settings, schedule=schedule)
+    changed: T = _with_one(rng, settings, values)
+    return changed
 
 
 def _stages(rng: random.Random, settings: Settings) -> Settings:

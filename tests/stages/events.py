@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from tests.cli.harness import outcome
-from tests.stages.draw import change, difference, draw_stage, is_run, shown
+from tests.stages.draw import change, change_rates, difference, draw_stage, is_run, shown
 from tests.stages.page import Schedule, Settings, Stage, branched, decay_stage, merge_shares, plan
 from tests.stages.world import stage_words, swap_files, words
 
@@ -26,6 +27,25 @@ def resume(trial: Trial, run: Run) -> None:
     changed = settings if trial.rng.random() < 0.15 else change(trial.rng, settings, trial.world.sources)
     trial.log.append(f"change {difference(settings, changed)}")
     trial.train(run, changed, kills=trial.rng.random() < 0.4)
+
+
+def other_rates(trial: Trial, run: Run) -> None:
+    """Go on with other rates in the stage that the run has reached, as any start may."""
+    assert run.newest is not None
+    settings, step = run.newest.settings, run.newest.step
+    planned = plan(settings, trial.world.sources)
+    at = next((number for number, stage in enumerate(planned) if step < stage.end), None)
+    if at is None:
+        return
+    if settings.stages:
+        stages = [*settings.stages]
+        stages[at] = change_rates(trial.rng, stages[at])
+        changed = replace(settings, stages=tuple(stages))
+    else:
+        changed = change_rates(trial.rng, settings)
+    if is_run(changed, trial.world.sources):
+        trial.log.append(f"rates {difference(settings, changed)}")
+        trial.train(run, changed, kills=trial.rng.random() < 0.6)
 
 
 def swap(trial: Trial, run: Run) -> None:
@@ -95,7 +115,8 @@ def decay(trial: Trial, run: Run) -> None:
     if not is_run(settings, trial.world.sources):
         return
     trial.log.append(f"decay from {step} of {run.folder.name}: {shown(stage)}")
-    options = ["--at", str(step), "--decay", f"{percent}%", "--shape", shape]
+    folder = run.folder.with_name(f"decays{trial.rng.randrange(10**6)}")
+    options = ["--at", str(step), "--decay", f"{percent}%", "--shape", shape, "--output", str(folder)]
     code, output = outcome("branch", run.folder, *options)
     trial.expect(f"the exit code of branch\n{output}\n", code, 0)
     command = next((line for line in output.splitlines() if line.startswith("lmtrain pretrain ")), "")
@@ -118,8 +139,8 @@ def go_on(
     trial: Trial, run: Run, saved: Saved, settings: Settings, typed: list[str], *, tolerance: float = 1e-9
 ) -> None:  # fmt: skip
     """Start a branch, kill it perhaps, and start it again, perhaps without its trunk."""
-    folder = next(word.rpartition("/")[2] for word in typed if word.startswith("run.dir=")).strip("'\"")
-    new = replace(run, folder=run.folder.with_name(folder), parent=saved, last=None, saved={}, damaged=set())
+    folder = next(word.partition("=")[2] for word in typed if word.startswith("run.dir=")).strip("'\"")
+    new = replace(run, folder=Path(folder), parent=saved, last=None, saved={}, damaged=set())
     if not trial.train(new, settings, typed, kills=trial.rng.random() < 0.7, tolerance=tolerance):
         return
     if new.saved and trial.rng.random() < 0.4:
@@ -161,4 +182,4 @@ def merge(trial: Trial, run: Run) -> None:
         trial.train(new, newest.settings, typed, kills=False)
 
 
-EVENTS = (resume, resume, resume, resume, swap, damage, branch, branch, decay, decay, merge)
+EVENTS = (resume, resume, resume, resume, other_rates, other_rates, swap, damage, branch, branch, decay, decay, merge)
