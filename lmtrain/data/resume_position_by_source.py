@@ -41,6 +41,9 @@ class DataHistory:
     held_out: Mapping[str, int] = field(default_factory=dict)  # content of a source -> its first held-out document
     held_out_tokens: Mapping[str, int] = field(default_factory=dict)  # the same for a source cut within a document
     validated: frozenset[str] = frozenset()  # contents of datasets that were only validated on
+    # earlier mixtures, in order: the position at which each began, and the contents of its sources; of a run that
+    # began with an older version, those since then
+    past: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     def begin(
         self, position: int, streams: Sequence[str], shares: Sequence[int], first_seeds: Sequence[int],
@@ -62,9 +65,23 @@ class DataHistory:
                 states[key] = StreamState(_later_seed(run_seed, key) if self.streams else first_seed)
             elif restart:
                 states[key] = replace(states[key], samples=0)
+        past = (*self.past, (self.origin, self._contents)) if self.streams else ()
         return replace(
-            self, origin=position, streams=tuple(streams), shares=tuple(shares), skipped=skipped, states=states
+            self, origin=position, streams=tuple(streams), shares=tuple(shares), skipped=skipped, states=states,
+            past=past,
         )  # fmt: skip
+
+    @property
+    def _contents(self) -> tuple[str, ...]:
+        """The contents of the sources of the current mixture."""
+        return tuple(key.partition(" ")[0] for key in self.streams)
+
+    def contents_at(self, position: int) -> tuple[str, ...] | None:
+        """Return the contents of the sources, in their order, that the stage which began at sample `position` of the
+        run has read; None if they are not known, because an older version trained it.
+        """
+        mixtures = [*self.past, (self.origin, self._contents)]
+        return next((contents for origin, contents in reversed(mixtures) if origin <= position), None)
 
     def states_at(self, position: int) -> Mapping[str, StreamState]:
         """Return stream key -> (seed, number of samples read) of every stream that the run has read, when it has read
@@ -109,17 +126,19 @@ class DataHistory:
             "origin": self.origin, "streams": list(self.streams), "shares": list(self.shares), "skipped": self.skipped,
             "states": {key: [str(state.seed), state.samples] for key, state in self.states.items()},
             "held_out": dict(self.held_out), "held_out_tokens": dict(self.held_out_tokens),
-            "validated": sorted(self.validated),
+            "validated": sorted(self.validated), "past": [[origin, list(contents)] for origin, contents in self.past],
         }  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataHistory:
         """Return the history that `to_dict` described. Raise ValueError, TypeError or KeyError if `data` is damaged."""
         states = {str(key): StreamState(int(seed), _count(samples)) for key, (seed, samples) in data["states"].items()}
+        past = tuple((_count(origin), tuple(map(str, contents))) for origin, contents in data.get("past", ()))
         history = cls(
             _count(data["origin"]), tuple(map(str, data["streams"])), tuple(map(_count, data["shares"])),
             _count(data["skipped"]), states, {str(k): _count(v) for k, v in data["held_out"].items()},
             {str(k): _count(v) for k, v in data["held_out_tokens"].items()}, frozenset(map(str, data["validated"])),
+            past,
         )  # fmt: skip
         if len(history.streams) != len(history.shares) or not set(history.streams) <= states.keys() or not all(
             history.shares

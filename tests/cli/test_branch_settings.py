@@ -147,6 +147,19 @@ def test_the_past_keeps_what_a_later_start_has_changed(of: tuple[str, ...]) -> N
     assert branch.get("optim", {}) == ({"lr": 1e-4} if of else {})  # what is ahead is as the last start has it
 
 
+@pytest.mark.parametrize(("earlier", "kind"), [((), None), (("stages.b.schedule=constant",), "constant")])
+def test_the_past_keeps_the_schedules_that_a_later_start_has_changed(
+    earlier: tuple[str, ...], kind: str | None
+) -> None:  # fmt: skip
+    """Also those that a stage did not have of its own then."""
+    base, saved = recorded(*STAGES, "stages.b.schedule=linear"), build_settings(RunConfig, recorded(*STAGES, *earlier))
+    tree = deepcopy(base)
+    tree["stages"]["new"] = {"steps": 5}
+    BranchPoint(base, 70, saved).rewrite(tree, {"stages.new.steps": "5"})
+    kinds = [stage.get("schedule", {}).get("kind") for stage in tree["stages"].values()]
+    assert kinds == [None, kind, "linear", None]
+
+
 def test_a_second_branch_has_a_name_of_its_own() -> None:
     of = ("stages.trunk.steps=30", "stages.branch.steps=70")
     assert [*branch({"model.seq_len": 128}, of=of)[0]["stages"]] == ["trunk", "branch", "branch-2"]

@@ -87,7 +87,9 @@ def test_the_past_does_not_change(words: Words, runs: Path, where: str, more: Se
 
 
 def test_the_past_has_the_content_that_it_had_under_any_path(words: Words, runs: Path) -> None:
-    assert f"the content of {runs}/data/b is" in refused(words(runs / "border", f"stages.one.data.path={runs}/data/b"))
+    output = refused(words(runs / "border", f"stages.one.data.path={runs}/data/b"))
+    assert f"data.path of the stage one is {runs}/data/b with content" in output
+    assert f", and was {runs}/data/a with content" in output
     lmtrain("pretrain", *words(runs / "border", f"stages.one.data.path={runs}/data/again"), "--dry-run")
 
 

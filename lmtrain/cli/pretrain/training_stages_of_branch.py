@@ -99,7 +99,7 @@ class BranchPoint:
         that last stage). If the run has no stages, return one stage with all steps so far, and {}.
         """
         if not parent.stages:
-            return {TRUNK: self._optim_saved(0, {}) | {"steps": self.step}}, {}
+            return {TRUNK: self._as_saved(0, {}) | {"steps": self.step}}, {}
         past: Tree = {}
         current: Mapping[str, Any] = {}
         for stage in parent.stage_configs:
@@ -107,19 +107,21 @@ class BranchPoint:
                 break
             current = parent.stages[stage.stage_name].overrides()
             length = {"steps": min(stage.end_step, self.step) - stage.first_step}
-            past[stage.stage_name] = current | self._optim_saved(stage.first_step, current) | length
+            past[stage.stage_name] = self._as_saved(stage.first_step, current) | length
         return past, current
 
-    def _optim_saved(self, first_step: int, stage: Mapping[str, Any]) -> Tree:
-        """Return, as {"optim": ...}, the optimizer's settings of a stage that began at `first_step`: those that `stage`
-        gives, and those that the checkpoint was saved with where a later start has changed them. Return {} for none.
+    def _as_saved(self, first_step: int, stage: Mapping[str, Any]) -> Tree:
+        """Return the settings `stage` of a stage that began at `first_step`, with the optimizer's settings and the
+        schedule of its own, or none, that the checkpoint was saved with where a later start has changed them.
         """
         if self.saved is None:
-            return {}
-        given, run = stage.get("optim", {}), self._group("optim")
-        there = self.saved.stage_at(first_step).optim.to_dict()
-        changed = {key: there[key] for key in CHANGEABLE_OPTIM if there[key] != given.get(key, run.get(key))}
-        return {"optim": given | changed} if changed else {}
+            return dict(stage)
+        there = self.saved.stage_at(first_step)
+        given, run, optim = stage.get("optim", {}), self._group("optim"), there.optim.to_dict()
+        changed = {key: optim[key] for key in CHANGEABLE_OPTIM if optim[key] != given.get(key, run.get(key))}
+        schedule = {"schedule": there.schedule.to_dict()} if there.has_own_schedule else {}
+        kept = {group: values for group, values in stage.items() if group != "schedule"}
+        return kept | ({"optim": given | changed} if changed else {}) | schedule
 
     def _changed_stage(self, tree: Tree, typed: Mapping[str, str], current: Mapping[str, Any]) -> Tree:
         """Return the settings of a new stage: those of the stage `current`, changed by the values in `tree` that were

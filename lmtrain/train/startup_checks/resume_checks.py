@@ -18,12 +18,10 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, NewerF
 from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
 from lmtrain.checkpoint.read_verified_contents import Contents, model_of
 from lmtrain.checkpoint.view_with_ema_as_weights import is_average_entry
-from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.config.settings_base import show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHARES
-from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory
-from lmtrain.data.store.joined_dataset import dataset_exists, open_dataset
+from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory
 from lmtrain.data.training_data_by_source import TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few, way
 from lmtrain.models.model_settings import POSITIONS, ModelSettings
@@ -32,16 +30,10 @@ from lmtrain.runtime.files.atomic_files import storage_errors
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_stage_settings import STAGE_KEYS
+from lmtrain.train.startup_checks.compare_past_stages import past_pairs
 
 _MAX_CHARACTERS = 200  # characters of a value in a message
 _STAGE_MODEL_KEYS = {*STAGE_KEYS["model"], "num_positions"}
-_FACTS = {  # settings of a stage that a run which has left it must keep
-    "model": STAGE_KEYS["model"],
-    "train": ("global_batch", "rampup"),
-    "optim": ("lr", "weight_decay", "clip_norm"),
-    "data": ("kind", "split", "document_mask", "packing", "order", "restart", "train_on_held_out"),
-}
-_SHARE_KEYS = ("weight", "tokens", "epochs", "restart")  # keys of a blend's entry that decide what is read of it
 _DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")
 
 
@@ -190,7 +182,7 @@ def check_same_run(
     pairs = [
         *((f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys),
         *([] if is_border else _data_pairs(state["data"], state.get("history"), config, data)),
-        *_past_pairs(config, state),
+        *past_pairs(config, state),
         ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
         ("train.seed", config.train.seed, state["seed"]),
         ("optim.kind", config.optim.kind, state["optimizer"]["kind"]),
@@ -257,46 +249,6 @@ def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple
         return "train.global_batch", config.train.global_batch, saved_samples // saved_step
     reached = config.batch_plan.range_of(saved_step)[0]
     return f"train.global_batch with train.rampup, as samples up to step {saved_step},", reached, saved_samples
-
-
-def _past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, the run's value, the checkpoint's value) for each setting of the stages before that of `config`,
-    which are finished, so that a resumed run must not change them. `state` is the checkpoint's saved state.
-
-    Datasets are compared by their contents, as far as their files are still there, and not by their paths.
-    """
-    past = [stage for stage in config.stage_configs if stage.end_step <= config.first_step]
-    if not past:
-        return []
-    saved, pairs = build_settings(RunConfig, state["settings"]), list[tuple[str, Any, Any]]()
-    contents = {key.partition(" ")[0] for key in state.get("history", {}).get("states", ())}
-    for stage in past:
-        saved_stage, of = saved.stage_at(stage.first_step), f"of the stage {stage.stage_name}"
-        pairs.append((f"the last step {of}", stage.end_step, min(saved_stage.end_step, state["step"])))
-        facts, saved_facts = _stage_facts(stage), _stage_facts(saved_stage)
-        pairs += [(f"{key} {of}", value, saved_facts.get(key)) for key, value in facts.items()]
-        for path in _training_paths(stage) if contents else ():
-            if dataset_exists(Path(path)):
-                content = open_dataset(path).content_digest[:KEY_DIGITS]
-                pairs.append((f"the content of {path}", content, content if content in contents else "another"))
-    return pairs
-
-
-def _stage_facts(stage: RunConfig) -> dict[str, Any]:
-    """Return dotted key -> value for the settings that decide what a training stage learns: of model, train, optim,
-    data and schedule. Paths are left out.
-    """
-    settings = {group: getattr(stage, group).to_dict() for group in ("model", "train", "optim", "data")}
-    facts = {f"{group}.{key}": settings[group].get(key) for group, keys in _FACTS.items() for key in keys}
-    parts = settings["data"].get("datasets", ())
-    facts["data.datasets"] = [{key: part[key] for key in _SHARE_KEYS if part.get(key)} for part in parts]
-    return facts | {"schedule": stage.schedule.to_dict() if stage.has_own_schedule else "that of the run"}
-
-
-def _training_paths(stage: RunConfig) -> list[str]:
-    """Return the prefixes of the datasets that a stage trains on."""
-    data = stage.data.to_dict()
-    return [data["path"]] if "path" in data else [part["path"] for part in data.get("datasets", ())]
 
 
 def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequence[str]) -> str:

@@ -336,8 +336,8 @@ MUTANTS = [
     ),
     Mutant(
         name="the_stage_before_the_current_one_may_change",
-        file="lmtrain/train/startup_checks/resume_checks.py",
-        function="_past_pairs",
+        file="lmtrain/train/startup_checks/compare_past_stages.py",
+        function="past_pairs",
         old="if stage.end_step <= config.first_step]",
         new="if stage.end_step < config.first_step]",
         breaks="The length, rate, batch and data of the stage that was trained last can be changed on a resume "
@@ -355,7 +355,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_schedule_taken_from_a_stage_behind_is_not_noticed",
-        file="lmtrain/train/startup_checks/resume_checks.py",
+        file="lmtrain/train/startup_checks/compare_past_stages.py",
         function="_stage_facts",
         old='return facts | {"schedule": stage.schedule.to_dict() if stage.has_own_schedule else "that of the run"}',
         new='return facts | ({"schedule": stage.schedule.to_dict()} if stage.has_own_schedule else {})',
