@@ -25,6 +25,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
+from lmtrain.data.store.cut_one_text import finer_split
 from lmtrain.errors import UsageError, fill_in, join_few
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
@@ -146,7 +147,7 @@ def preprocess(
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
     files = tokenizer_files(tokenizer)
-    return print_json(facts) if as_json else _print(summary, split, max_documents, files)
+    return print_json(facts) if as_json else _print(summary, inputs, split, max_documents, files)
 
 
 def find_texts(
@@ -201,7 +202,9 @@ def _show_progress(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _print(summary: Summary, split: str, max_documents: int | None, tokenizer: Sequence[Path]) -> None:
+def _print(
+    summary: Summary, inputs: Sequence[str], split: str, max_documents: int | None, tokenizer: Sequence[Path]
+) -> None:
     echo(
         f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
         f"{format_bytes(summary.num_bytes)} of text -> "
@@ -216,8 +219,8 @@ def _print(summary: Summary, split: str, max_documents: int | None, tokenizer: S
         if counts:
             parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
             echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
-    if summary.num_documents == summary.num_text_files == 1 and split == "file":
-        echo("the text is one document; --split=blank-line makes a document of each of its paragraphs")
+    if summary.num_documents == summary.num_text_files == 1 and (finer := finer_split(inputs, split)):
+        echo(f"the text is one document; --split={finer[0]} makes a document of each of its {finer[1]}")
     if len(tokenizer) > 1:
         echo(f"the tokenizer is that of {' and '.join(map(str, tokenizer))}")
     _print_lengths(summary.lengths)
