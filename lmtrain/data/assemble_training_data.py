@@ -31,8 +31,8 @@ from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, Dat
 from lmtrain.data.sample_dataset_interface import Dataset, OffsetOrder, OrderedDataset, SampleOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
-from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.cut_one_text import finer_split
+from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.store.joined_dataset import open_dataset, shard_prefixes
 from lmtrain.data.training_data_by_source import TrainingData, TrainingPart, ValidationSource
