@@ -213,12 +213,7 @@ def _print(
     )
     if summary.num_documents == max_documents:
         echo(f"ended with document {max_documents:,}, as --max-documents asks: any text after it was left out")
-    for counts, what, done in (
-        (summary.rejects, "bad line", "left out"), (summary.filtered, "document", "filtered out")
-    ):  # fmt: skip
-        if counts:
-            parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
-            echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
+    _print_left_out(summary, split)
     if summary.num_documents == summary.num_text_files == 1 and (finer := finer_split(inputs, split)):
         echo(f"the text is one document; --split={finer[0]} makes a document of each of its {finer[1]}")
     if len(tokenizer) > 1:
@@ -226,6 +221,24 @@ def _print(
     _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")
+
+
+def _print_left_out(summary: Summary, split: str) -> None:
+    """Print how many bad lines, text files that are bad as a whole, and filtered documents were left out, by cause."""
+    from data_tools.read.parse_chunks_and_bad_lines import WHOLE_FILE
+
+    rejects = summary.rejects.items()
+    lines = {cause: count for cause, count in rejects if not cause.startswith(WHOLE_FILE)}
+    files = {cause.removeprefix(WHOLE_FILE): count for cause, count in rejects if cause.startswith(WHOLE_FILE)}
+    for counts, what, done in (
+        (lines, "bad line", "left out"), (files, "text file", "left out as a whole"),
+        (summary.filtered, "document", "filtered out"),
+    ):  # fmt: skip
+        if counts:
+            parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
+            echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
+    if files and split == "file":
+        echo("with --split=blank-line or --split=line only the paragraphs or lines at fault are left out")
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:
