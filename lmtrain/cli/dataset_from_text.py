@@ -316,10 +316,12 @@ def _show_progress() -> Iterator[Report]:
     """
     with progress("read", "bytes", interrupted="the same command goes on where this one was.") as shown:
 
+        earlier: dict[str, int] = {}  # by step: what was done when it was first reported, perhaps by an earlier start
+
         def show(step: str, done: int, total: int) -> None:
             shown.set_activity(step)
             if done:
-                shown(done, total)
+                shown(done, total, earlier.setdefault(step, done))
 
         yield show
 
