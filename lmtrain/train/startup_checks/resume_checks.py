@@ -201,7 +201,7 @@ def check_same_run(
     if differ:
         raise CheckpointError(
             f"The checkpoint {path} was made with other settings: {'; '.join(text for _, text in differ)}. "
-            f"Go on with its settings, {_advice_to_keep_changes(path, config, [name for name, _ in differ])}."
+            f"Go on with its settings, {_advice_to_keep_changes(path, config, [name for name, _ in differ], state)}."
         )
     rows, saved_rows = (each.weights().get(POSITIONS, (None,))[0] for each in (model, saved_model))
     if rows != saved_rows:
@@ -297,10 +297,12 @@ def _training_paths(stage: RunConfig) -> list[str]:
     return [data["path"]] if "path" in data else [part["path"] for part in data.get("datasets", ())]
 
 
-def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequence[str]) -> str:
+def _advice_to_keep_changes(
+    path: Path, config: RunConfig, changed_names: Sequence[str], state: Mapping[str, Any]
+) -> str:
     """Return the end of an error message: how to train with the settings in `changed_names`, which differ from the
-    checkpoint at `path`. The advice is a new run, from the checkpoint's weights if the model and tokenizer are the
-    same.
+    checkpoint at `path` with the saved `state`. The advice is a branch if only the data differ, and a new run, from the
+    checkpoint's weights if the model and tokenizer are the same.
     """
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
     # because: with another tokenizer or model the weights do not fit
@@ -310,13 +312,22 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
             else f"or leave checkpoint.resume out to begin {config.run.dir} anew"
         )  # fmt: skip
     if is_own:
+        is_branch = all(name.startswith("data") for name in changed_names) and not config.stages
+        branch = _branch_with_data(config, state["step"]) if is_branch else ""
         anew = another_run_dir(config, "checkpoint.resume=none")
         weights = _from_weights(path, config)
-        return f"begin a new run: {anew}{_again(config)}, or one from its weights alone: {weights}"
+        return f"{branch}begin a new run: {anew}{_again(config)}, or one from its weights alone: {weights}"
     return (
         f"begin a new run, without checkpoint.resume, or one from its weights alone: {_from_weights(path)}, "
         "without checkpoint.resume"
     )
+
+
+def _branch_with_data(config: RunConfig, step: int) -> str:
+    """Return a clause on how to go on, from the run's newest checkpoint, of `step`, with the data that are typed."""
+    longer = [] if config.total_steps > step else [f"train.steps={step + 1000}"]
+    words = another_run_dir(config, "--from-run", config.run.dir, *longer, instead_of="train.tokens" if longer else "")
+    return f"go on from step {step} with these data in a branch: {words}, "
 
 
 def _again(config: RunConfig) -> str:
