@@ -50,6 +50,7 @@ from lmtrain.runtime import compiled_helpers
 from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder, dtype_for
 from lmtrain.tokenizer.text_from_json_lines import Reject
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+from lmtrain.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +309,7 @@ def preprocess(
     tokenizer_bytes = tokenizer.to_bytes()
     with Outputs(names, _run_identity(sources, tokenizer_bytes, options), tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
-        _report_earlier_run(outputs, notify)
+        _report_earlier_run(outputs, sources, notify)
         if not outputs.finished and outputs.totals.num_documents != options.max_documents:
             _tokenize_portions(sources, tokenizer, tokenizer_bytes, options, outputs, report, notify)
         if outputs.totals.num_tokens == 0:
@@ -416,7 +417,9 @@ def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options)
     return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _report_earlier_run(outputs: Outputs, notify: Callable[[str], None] | None) -> None:
+def _report_earlier_run(
+    outputs: Outputs, sources: Sequence[Source], notify: Callable[[str], None] | None
+) -> None:
     """Notify the user if the work of an interrupted run is used, is used in part because of damage, or is discarded."""
     if notify is None:
         return
@@ -424,6 +427,12 @@ def _report_earlier_run(outputs: Outputs, notify: Callable[[str], None] | None) 
         notify("part of the work of an interrupted run is damaged and is done again")
     if outputs.resumed:
         notify(f"resuming after the {outputs.totals.num_documents:,} documents of an interrupted run")
+        number, offset = outputs.totals.place
+        if offset and not outputs.finished and sources[number].streamed:
+            notify(
+                f"{sources[number].path} can only be read from its start: {format_bytes(offset)} of its text are read "
+                "again, and not tokenized again"
+            )
     elif outputs.discarded:
         notify("starting over: the interrupted run had other inputs or settings, read a pipe, or had finished nothing")
 

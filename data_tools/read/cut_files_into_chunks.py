@@ -231,6 +231,8 @@ def _parquet_chunks(
     for at, rows, num_bytes, share in read_rows(source.path, keys, start, limits.slice_bytes):
         budget.acquire(num_bytes)
         done = int(share * source.num_bytes)
+        if at == start:  # an earlier run has reported what is before
+            reported = done * start // (at + len(rows))
         yield Chunk(
             source_number, source.path, "parquet", at, at + len(rows), num_bytes, rows=rows,
             num_disk_bytes=done - reported,
@@ -253,6 +255,7 @@ def _stream_chunks(
             num_bytes = len(content) if content is not None else 0
             if stop <= start:
                 budget.release(num_bytes)
+                reported = done  # by an earlier run
                 continue
             yield Chunk(
                 source_number, source.path, source.kind, begin, stop, num_bytes, content, [], problem,

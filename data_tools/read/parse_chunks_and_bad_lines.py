@@ -6,7 +6,8 @@ an item's position, and locate bad lines. text_from_json_lines.py states why a l
 the source.
 
 `BadLines` receives bad lines in input order: it stops, skips or quarantines, and counts by cause. The rejects file has
-one JSON object per line: file, line (or row), byte, cause, and in quarantine the line itself.
+one JSON object per line: file, line (or row), byte, cause, the bytes left out if that is a whole text file, and in
+quarantine the line itself.
 
 `SourceTexts` iterates over all texts of files, to train a tokenizer or for `lmtrain eval`, which need no dataset. The
 first bad line raises an error with its place and cause.
@@ -60,6 +61,7 @@ MAX_BAD_LINES = 100_000
 _STEP_BYTES = 1 << 20
 ALL_READ = -1
 DOCUMENT_ENDS = {"lines": re.compile(rb"\n"), "paragraphs": re.compile(rb"(?:\n[ \t]*\r?)+\n")}  # kind of source
+WHOLE_FILE = "whole file: "  # start of the name under which a file that is left out as a whole is counted
 _NO_KEY = "no key "  # start of the cause if an object lacks the text's key
 
 
@@ -71,11 +73,17 @@ class BadLine:
     offset: int | None  # offset of the wrong byte in the source's text; None for rows
     cause: str
     content: bytes | None = None
+    file_bytes: int | None = None  # the bytes of the file if it is one document, and bad as a whole
 
     @property
     def kind(self) -> str:
-        """The cause without the details that differ from line to line, used for counting."""
+        """The cause without the details that differ from line to line."""
         return self.cause.partition(" (")[0]
+
+    @property
+    def counted_as(self) -> str:
+        """The name under which it is counted: its kind, and whether a whole file is left out because of it."""
+        return self.kind if self.file_bytes is None else f"{WHOLE_FILE}{self.kind}"
 
 
 class LineList:
@@ -280,7 +288,8 @@ class TextList:
             line = text.count(b"\n", 0, offset) if has_offset else item
             if self._places:
                 line, offset = line + self._places[item][0], offset + self._places[item][1]
-            bad_lines.append(BadLine(line, offset if has_offset else None, cause))
+            file_bytes = len(text) if has_offset and not self._places else None
+            bad_lines.append(BadLine(line, offset if has_offset else None, cause, file_bytes=file_bytes))
         return bad_lines
 
 
@@ -390,7 +399,7 @@ class BadLines:
         before = self._counter.lines_before(chunk.path, chunk.start) if chunk.plain and bad_lines else self.line
         rejects = []
         for bad_line in bad_lines:
-            self.counts[bad_line.kind] += 1
+            self.counts[bad_line.counted_as] += 1
             line = before + bad_line.line + 1
             self._check(chunk, line, bad_line)
             rejects.append(_reject_line(chunk, line, bad_line))
@@ -449,7 +458,8 @@ def _repair_advice(chunk: Chunk, bad_line: BadLine, names: OptionNames) -> str:
         return f"Make a document of each of its paragraphs: {way(f'{names.split}=blank-line')}."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":
         return f"If it is plain text, add {way('--format', 'txt')}."
-    alternative = f", or skip such lines: {way(*names.skip.split())}" if names.skip else ""
+    what = "lines" if bad_line.file_bytes is None else "files, each as a whole"
+    alternative = f", or skip such {what}: {way(*names.skip.split())}" if names.skip else ""
     if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":
         if chunk.path != STDIN and (conversion := encoding_advice(chunk.path, bad_line.offset or 0)):
             return conversion
@@ -462,6 +472,8 @@ def _reject_line(chunk: Chunk, line: int, bad_line: BadLine) -> bytes:
     tree: dict[str, Any] = {"file": str(chunk.path)}
     tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad_line.offset}
     tree["cause"] = bad_line.cause
+    if bad_line.file_bytes is not None:
+        tree["left_out_bytes"] = bad_line.file_bytes
     if bad_line.content is not None:
         try:
             tree["content"] = bad_line.content.decode()

@@ -20,6 +20,7 @@ from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.config.settings_base import show
 from lmtrain.data.data_settings import DataSettings
+from lmtrain.data.store.cut_one_text import finer_split
 from lmtrain.data.training_data_by_source import excess_warnings
 from lmtrain.errors import DataError, SettingsError, split_ways, way
 from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
@@ -315,10 +316,12 @@ def _show_progress() -> Iterator[Report]:
     """
     with progress("read", "bytes", interrupted="the same command goes on where this one was.") as shown:
 
+        earlier: dict[str, int] = {}  # by step: what was done when it was first reported, perhaps by an earlier start
+
         def show(step: str, done: int, total: int) -> None:
             shown.set_activity(step)
             if done:
-                shown(done, total)
+                shown(done, total, earlier.setdefault(step, done))
 
         yield show
 
@@ -337,8 +340,8 @@ def _describe(made: TextDataset, data: DataSettings, folder: TextFolder) -> Iter
     yield f"data.text={show(data.text)}: {plural(made.num_files, 'file')}, {format_bytes(made.num_bytes)} of text"
     yield f"tokenizer: {made.tokenizer_kind}, {made.vocab_size:,} pieces, {origin}"
     yield f"dataset: {_describe_dataset(made)}, made in {format_seconds(made.seconds)}: {data.path}"
-    if made.num_documents == made.num_files == 1 and data.text_split == "file":
-        yield "the text is one document; data.text_split=blank-line makes a document of each of its paragraphs"
+    if made.num_documents == made.num_files == 1 and (finer := finer_split(data.texts, data.text_split)):
+        yield f"the text is one document; data.text_split={finer[0]} makes a document of each of its {finer[1]}"
 
 
 def _describe_dataset(made: TextDataset) -> str:

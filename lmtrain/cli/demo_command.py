@@ -22,6 +22,7 @@ from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, build_table
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime.files.atomic_files import read_json
+from lmtrain.runtime.processes.command_watch import watch_command
 from lmtrain.units import format_bytes, format_seconds
 
 LAYOUT = "tp=2,pp=2"
@@ -90,7 +91,8 @@ def _run_verb(console: Any, *arguments: object) -> None:
     words = [str(a) for a in arguments]
     _headline(console, "$ lmtrain", shlex.join(words))
     sys.stdout.flush()
-    code = subprocess.run([sys.executable, "-m", "lmtrain", *words]).returncode
+    with watch_command(None):  # because: the child prints how far it is
+        code = subprocess.run([sys.executable, "-m", "lmtrain", *words]).returncode
     if code != 0:
         failure = LmtrainError(f"lmtrain {words[0]} ended with exit code {code}. Its message is above.")
         failure.exit_code = code

@@ -15,15 +15,20 @@ import inspect
 import re
 import typing
 from collections.abc import Collection, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from lmtrain.errors import LmtrainError
+from lmtrain.runtime.processes.command_watch import watch_command
 
 # because: depending on its version, typer bundles click under a name of its own or imports the package
 ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -71,6 +76,7 @@ _FILES = {
     "watch": "runs.watch_command", "verify": "checkpoint.verify_command", "env": "env_command",
     "demo": "demo_command",
 }  # fmt: skip
+WATCHERS = ("watch",)  # verbs that wait for what others do, and are silent as long as nothing happens
 _FUNCTIONS = {"import": "import_"}  # verbs whose name cannot be a function's, as it is a keyword of Python
 
 
@@ -173,9 +179,35 @@ def build_verb(name: str) -> Any:
         function_name = _FILES[name].rpartition(".")[2].removesuffix("_command")
         root.command(name=name, epilog=epilog)(getattr(module, _FUNCTIONS.get(name, function_name)))
     command = get_command(root).commands[name]  # type: ignore[attr-defined]
-    for leaf in getattr(command, "commands", {"": command}).values():
+    for subcommand, leaf in getattr(command, "commands", {"": command}).items():
         _refuse_misread_options(leaf)
+        _watch(leaf, f"{name} {subcommand}".rstrip())
     return command
+
+
+def _watch(command: Any, words: str) -> None:
+    """Change the click command of `lmtrain WORDS`, in place, so that it is never silent for long while it works, and
+    answers Ctrl-C within a second, whatever it does.
+    """
+    invoke = command.invoke
+
+    def invoke_watched(ctx: Any) -> Any:
+        print_line = None if words in WATCHERS else partial(print_still_at_work, words, monotonic())
+        with watch_command(print_line):
+            return invoke(ctx)
+
+    command.invoke = invoke_watched
+
+
+def print_still_at_work(words: str, began_s: float) -> None:
+    """Print, on rank 0, that `lmtrain WORDS`, which began at this clock time, has printed nothing for a while."""
+    from lmtrain.cli.screen.print_messages_and_json import print_notice
+    from lmtrain.observe.screen.metrics_row_text import format_clock
+    from lmtrain.runtime.processes.process_environment import ProcessEnv
+
+    with suppress(LmtrainError):  # because: an error in this process's environment is reported elsewhere
+        if ProcessEnv.detect().rank == 0:
+            print_notice(f"lmtrain {words}: at work, {format_clock(monotonic() - began_s)} elapsed")
 
 
 def _refuse_misread_options(command: Any) -> None:

@@ -31,6 +31,7 @@ from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, Dat
 from lmtrain.data.sample_dataset_interface import Dataset, OffsetOrder, OrderedDataset, SampleOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
+from lmtrain.data.store.cut_one_text import finer_split
 from lmtrain.data.store.document_boundaries import record_path
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.store.joined_dataset import open_dataset, shard_prefixes
@@ -403,9 +404,9 @@ def _no_validation_error(builder: DatasetBuilder, opened: OpenDatasets, alternat
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
         way_out = "Preprocess text with a document in each line (.jsonl) or file, or set"
         if isinstance(builder.settings, DataSettings) and builder.settings.text is not None:
-            split = {"file": "blank-line", "blank-line": "line"}.get(builder.settings.text_split)
-            cut = f"Cut plain text into documents with {way(f'data.text_split={split}')}"
-            way_out = f"{'Give a text of several documents' if split is None else cut}, or set"
+            finer = finer_split(builder.settings.texts, builder.settings.text_split)
+            cut = f"Cut plain text into documents with {way(f'data.text_split={finer[0]}')}" if finer else ""
+            way_out = f"{cut or 'Give a text of several documents'}, or set"
         return SettingsError([
             f"{name} has only one document, so none is left to validate on. {way_out} {alternative} or "
             f"{without}."

@@ -181,6 +181,31 @@ def test_it_goes_on_or_branches_off(trained: Path, tmp_path: Path) -> None:
     assert plan("--from-run", tmp_path / "branch")["resume_from"] == str(tmp_path / "branch/checkpoints/step_00000008")
 
 
+@pytest.mark.parametrize("length", ["train.steps=6", "train.steps=9"])
+def test_with_other_data_every_way_out_goes_on(toy: Toy, trained: Path, tmp_path: Path, length: str) -> None:
+    """In a branch, in a run that begins with the same settings or those of its first start, or with its weights."""
+    other = tmp_path / "other"
+    outputs = ("--output", other, "--output", tmp_path / "rest")
+    lmtrain("data", "split", toy.data, "--shares", "1,1", *outputs)
+    words = ["--from-run", trained, f"data.path={other}", length]
+    said = lmtrain("pretrain", *words, code=65)
+    ways = re.findall(r": (run\.dir=.+?)(?=, or |, begin|\. |\.$|$)|or (run\.dir=.+?) for all", said.partition("\n")[0])
+    assert len(ways) == 4
+    plans = [
+        lmtrain("pretrain", *replaced(words, (first or second).split()), "--dry-run", "--json").partition("{")[2]
+        for first, second in ways
+    ]
+    begins = [json.loads(f"{{{text}")["resume_from"] for text in plans]
+    assert begins[0] == str(trained / "checkpoints/step_00000006")
+    assert {str(begin).partition(":")[0] for begin in begins[1:]} == {"nothing"}
+
+
+def replaced(words: list[object], others: list[str]) -> list[object]:
+    """The words of a command line with those that a way out names, in place of a setting of the same name."""
+    keys = {word.partition("=")[0] for word in others if "=" in word}
+    return [*(word for word in words if str(word).partition("=")[0] not in keys), *others]
+
+
 @pytest.mark.wide
 def test_from_a_checkpoint_of_a_run(trained: Path, tmp_path: Path) -> None:
     earlier, new = trained / "checkpoints/step_00000004", f"run.dir={tmp_path / 'new'}"

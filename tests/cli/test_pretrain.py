@@ -249,6 +249,19 @@ def test_a_named_checkpoint_is_only_the_beginning(toy: Toy, run: Path, tmp_path:
     assert "already holds checkpoints of a run that did not begin there" in lmtrain("pretrain", *other, code=73)
 
 
+def test_first_weights_are_only_the_beginning(toy: Toy, run: Path, tmp_path: Path) -> None:
+    """The command goes on with the run that began from them; in the folder of another run they would not be read."""
+    new, wanted = tmp_path / "new", {"checkpoint__init_from": run}
+    lmtrain("pretrain", *toy.settings(new, train__steps=4, **wanted))
+    (new / "lineage.json").unlink()  # as in a run that began from another program's model
+    assert f"continuing from {new}" in lmtrain("pretrain", *toy.settings(new, train__steps=6))
+    assert f"continuing from {new}" in lmtrain("pretrain", *toy.settings(new, train__steps=8, **wanted))
+    before = (run / "metrics.jsonl").read_bytes()
+    said = lmtrain("pretrain", *toy.settings(run, train__steps=16, checkpoint__init_from=new), code=73)
+    assert f"checkpoint.init_from={new} begins a run, but run.dir={run} already holds checkpoints of a run that" in said
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_fault_that_was_left_behind_is_refused(toy: Toy, tmp_path: Path) -> None:
     env = {"LMTRAIN_FAULT": "kill:point=step"}
     assert "LMTRAIN_ALLOW_FAULTS" in lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=2, env=env)

@@ -35,6 +35,7 @@ from data_tools.read.cut_files_into_chunks import (
 )
 from data_tools.read.find_input_files import STDIN, Inputs, Source, find_sources
 from data_tools.read.parse_chunks_and_bad_lines import (
+    WHOLE_FILE,
     BadLine,
     BadLines,
     ChunkBadLines,
@@ -297,7 +298,10 @@ class Tally:
 
     def drop_bad(self, bad_lines: Sequence[BadLine]) -> None:
         """Count bad lines as dropped documents."""
-        self.dropped.update(f"bad line: {line.kind}" for line in bad_lines)
+        self.dropped.update(
+            line.counted_as if line.counted_as.startswith(WHOLE_FILE) else f"bad line: {line.kind}"
+            for line in bad_lines
+        )
 
     def add(self, other: Tally) -> None:
         """Add the counts of another tally."""

@@ -25,6 +25,7 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     resolve_text_inputs,
 )
+from lmtrain.data.store.cut_one_text import finer_split
 from lmtrain.errors import UsageError, fill_in, join_few, shell_quoted
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
@@ -147,7 +148,7 @@ def preprocess(
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
     if as_json:
         return print_json(facts)
-    _print(summary, split, max_documents, tokenizer_files(tokenizer))
+    _print(summary, inputs, split, max_documents, tokenizer_files(tokenizer))
     return _print_way_to_join(prefix, options.keys)
 
 
@@ -203,7 +204,9 @@ def _show_progress(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _print(summary: Summary, split: str, max_documents: int | None, tokenizer: Sequence[Path]) -> None:
+def _print(
+    summary: Summary, inputs: Sequence[str], split: str, max_documents: int | None, tokenizer: Sequence[Path]
+) -> None:
     echo(
         f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
         f"{format_bytes(summary.num_bytes)} of text -> "
@@ -212,14 +215,9 @@ def _print(summary: Summary, split: str, max_documents: int | None, tokenizer: S
     )
     if summary.num_documents == max_documents:
         echo(f"ended with document {max_documents:,}, as --max-documents asks: any text after it was left out")
-    for counts, what, done in (
-        (summary.rejects, "bad line", "left out"), (summary.filtered, "document", "filtered out")
-    ):  # fmt: skip
-        if counts:
-            parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
-            echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
-    if summary.num_documents == summary.num_text_files == 1 and split == "file":
-        echo("the text is one document; --split=blank-line makes a document of each of its paragraphs")
+    _print_left_out(summary, split)
+    if summary.num_documents == summary.num_text_files == 1 and (finer := finer_split(inputs, split)):
+        echo(f"the text is one document; --split={finer[0]} makes a document of each of its {finer[1]}")
     if len(tokenizer) > 1:
         echo(f"the tokenizer is that of {' and '.join(map(str, tokenizer))}")
     _print_lengths(summary.lengths)
@@ -235,6 +233,24 @@ def _print_way_to_join(prefix: Path, keys: Sequence[str]) -> None:
             f"{len(keys)} datasets, one for each key: `lmtrain data merge {made} --output {shell_quoted(str(prefix))}` "
             "joins them, and data=blend of a run mixes them"
         )
+
+
+def _print_left_out(summary: Summary, split: str) -> None:
+    """Print how many bad lines, text files that are bad as a whole, and filtered documents were left out, by cause."""
+    from data_tools.read.parse_chunks_and_bad_lines import WHOLE_FILE
+
+    rejects = summary.rejects.items()
+    lines = {cause: count for cause, count in rejects if not cause.startswith(WHOLE_FILE)}
+    files = {cause.removeprefix(WHOLE_FILE): count for cause, count in rejects if cause.startswith(WHOLE_FILE)}
+    for counts, what, done in (
+        (lines, "bad line", "left out"), (files, "text file", "left out as a whole"),
+        (summary.filtered, "document", "filtered out"),
+    ):  # fmt: skip
+        if counts:
+            parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
+            echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
+    if files and split == "file":
+        echo("with --split=blank-line or --split=line only the paragraphs or lines at fault are left out")
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:

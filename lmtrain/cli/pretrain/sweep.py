@@ -42,6 +42,7 @@ from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
 from lmtrain.runfolder.read_and_record_run_end import read_stop_or_empty
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import write_json
+from lmtrain.runtime.processes.command_watch import note_interrupt_received, watch_command
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, stop_requests
 from lmtrain.train.run_config import RunConfig, read_run_config
@@ -283,7 +284,9 @@ class _CommandRunner:
         old_handlers = {number: signal.signal(number, self._forward) for number in STOPS}
         try:
             stdout = subprocess.PIPE if captures_output else None
-            with subprocess.Popen([sys.executable, "-m", "lmtrain", *words], stdout=stdout) as self._child:
+            # because: the child prints how far it is
+            command = [sys.executable, "-m", "lmtrain", *words]
+            with watch_command(None), subprocess.Popen(command, stdout=stdout) as self._child:
                 if self.stopped:  # because: a signal can arrive while the process is being created
                     self._child.terminate()
                 output = self._child.communicate()[0] or b""
@@ -298,6 +301,7 @@ class _CommandRunner:
         """Forward the signal `number` to the child process; a signal handler. If the terminal has sent Ctrl-C to the
         child as well, the child counts the two signals as one.
         """
+        note_interrupt_received()
         self._forwarded = True
         if self._child is not None:
             self._child.send_signal(number)

@@ -16,6 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lmtrain.config.settings_base import show
+from lmtrain.runtime.processes.command_watch import note_output
 from lmtrain.runtime.terminal_safe_text import escape_control_characters
 
 _NAME_WIDTH = 15  # characters for a fact's name
@@ -28,6 +29,11 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False} | options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, and note that this command has printed something."""
+        note_output()
+        super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(escape_control_characters(text), **options)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lmtrain.errors import LmtrainError, StoppedEarly
+from lmtrain.runtime.processes.command_watch import note_output
 from lmtrain.runtime.terminal_safe_text import escape_control_characters, warn, wrap_text
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _TITLE = "error: "
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
     """Print a line on stdout, or on stderr with `err`; `style` is typer's, such as `bold=True`."""
+    note_output()
     escaped_text = escape_control_characters(str(text))
     typer.echo(typer.style(escaped_text, **style) if style else escaped_text, err=err, nl=nl)
 
@@ -38,6 +40,7 @@ def print_json(facts: object, *, indent: int | None = 1, **json_options: Any) ->
 
 def print_text(text: str) -> None:
     """Print a model's or a config's text: to a terminal with control characters escaped, elsewhere unchanged."""
+    note_output()
     typer.echo(escape_control_characters(text) if sys.stdout.isatty() else text, nl=False)
 
 
@@ -76,6 +79,7 @@ def print_notice(message: str) -> None:
     """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 
+    note_output()
     if hasattr(sys.stderr, "rich_proxied_file"):  # because: a second console would overwrite the progress line
         print(escape_control_characters(message), file=sys.stderr)
     else:

@@ -116,9 +116,8 @@ def check_outputs(prefix: Path, shares: Sequence[float], outputs: Sequence[Path]
     """Raise UsageError unless there are two or three shares, each with an output of its own that is not the dataset
     `prefix` to split.
     """
-    names = zip(("train", "valid", "test"), shares, strict=False)
     base = outputs[0] if len({*outputs}) == 1 else prefix
-    words = [word for name, _ in names for word in ("--output", f"{base}_{name}")]
+    words = [word for name in _names_of_parts(shares) for word in ("--output", f"{base}_{name}")]
     as_in = way(*words, instead_of="--output")
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
         raise UsageError(
@@ -133,6 +132,13 @@ def check_outputs(prefix: Path, shares: Sequence[float], outputs: Sequence[Path]
         )
     if prefix.absolute() in (output.absolute() for output in outputs):
         raise UsageError(f"--output {prefix} is the dataset to split. Give other names, as in {as_in}.")
+
+
+def _names_of_parts(shares: Sequence[float]) -> list[str]:
+    """Return a name for each part with these shares, at most three: the largest is to train on."""
+    others, largest = iter(("valid", "test")), max(shares, default=0.0)
+    train = next((number for number, share in enumerate(shares[:3]) if share == largest), 0)
+    return ["train" if number == train else next(others) for number in range(len(shares[:3]))]
 
 
 def _verify_source(dataset: IndexedDataset) -> None:

@@ -1,7 +1,8 @@
 """Progress of a command other than training: a live line on a terminal, elsewhere a plain line every few seconds.
 
 A report only stores numbers; a thread decides when they are shown. So lines come at even intervals however the work
-goes, and also while nothing reports. Used by the commands; depends on none of them.
+goes, and also while nothing reports: the thread is that of runtime/processes/command_watch.py, which stands beside
+every command. Used by the commands; depends on none of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import Event, Thread
 from time import monotonic
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,11 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lmtrain.observe.screen.metrics_row_text import format_clock
+from lmtrain.runtime.processes.command_watch import note_output, watch_command
 from lmtrain.units import format_bytes, format_count, plural
 
-INTERVAL_S = 5.0  # seconds between two plain lines
-_MAX_INTERVAL_S = 60.0
-_INTERVAL_SHARE = 0.05  # because: a line every 5 s for a day makes a log too long to read
 _MIN_BAR = 8
 
 
@@ -124,43 +122,27 @@ class ProgressReporter:
 
 
 @contextmanager
-def progress(
-    console: Console, activity: str, unit: str = "", *, stop_note: str = "", interval_s: float = INTERVAL_S
-) -> Iterator[ProgressReporter]:
+def progress(console: Console, activity: str, unit: str = "", *, stop_note: str = "") -> Iterator[ProgressReporter]:
     """Show the progress of the enclosed block on `console`, as "ACTIVITY 12.3 of 45.6 MiB, ...": a live line, or a
-    plain line every `interval_s` seconds. The block passes its counts of `unit` to the yielded reporter. `stop_note` is
-    printed after Ctrl-C.
+    plain line after each few seconds in which nothing is printed. The block passes its counts of `unit` to the yielded
+    reporter. `stop_note` is printed after Ctrl-C.
 
     `unit` is "bytes" or a plural such as "documents". `stop_note` tells the user what exists now, and how to continue.
     """
     reporter = ProgressReporter(activity, unit)
     try:
         if is_live(console):
-            with Live(reporter, console=console, refresh_per_second=4, transient=True):
+            with watch_command(None), Live(reporter, console=console, refresh_per_second=4, transient=True):
                 yield reporter
         else:
-            with _printed_lines(reporter, console, interval_s):
+            with watch_command(lambda: _print(console, reporter.text())):
                 yield reporter
     except KeyboardInterrupt:
         if stop_note:
-            console.print(f"stopped: {stop_note}", markup=False, highlight=False, soft_wrap=True)
+            _print(console, f"stopped: {stop_note}")
+            note_output()
         raise
 
 
-@contextmanager
-def _printed_lines(reporter: ProgressReporter, console: Console, interval_s: float) -> Iterator[None]:
-    ended = Event()
-
-    def print_lines() -> None:
-        began, wait_s = monotonic(), interval_s
-        while not ended.wait(wait_s):
-            console.print(reporter.text(), markup=False, highlight=False, soft_wrap=True)
-            wait_s = max(interval_s, min(_INTERVAL_SHARE * (monotonic() - began), _MAX_INTERVAL_S))
-
-    thread = Thread(target=print_lines, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -33,6 +33,7 @@ from lmtrain.observe.screen.metrics_row_text import (
 )
 from lmtrain.observe.stragglers.find_slow_ranks import slow_link_line, slow_rank_line
 
+FIRST_STEP = "computing the first step"
 _NUM_LOSSES = 512
 _TWO_COLUMN_WIDTH = 70  # terminal width below which the figures stand in one column
 
@@ -71,7 +72,7 @@ class RunPanel:
         self.last_evals: dict[str, Row] = {}
         self.last_save: tuple[int, float] | None = None  # step, and the clock's time at which its row came
         self.losses: tuple[float, ...] = ()
-        self.activity = "computing the first step"
+        self.activity = FIRST_STEP
         self._row_at_s = self._began_s = clock()
         self._stopped_at_s: float | None = None
 

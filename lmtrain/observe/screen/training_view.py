@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from io import UnsupportedOperation
 from pathlib import Path
+from time import monotonic
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -22,8 +23,9 @@ from rich.text import Text
 
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.screen.command_progress import is_live
-from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
-from lmtrain.observe.screen.metrics_row_text import Row, eval_line, step_line, valid_line
+from lmtrain.observe.screen.live_panel import FIRST_STEP, RunPanel, SaveSchedule
+from lmtrain.observe.screen.metrics_row_text import Row, eval_line, format_clock, step_line, valid_line
+from lmtrain.runtime.processes.command_watch import begin_part, note_output, watch_command
 from lmtrain.runtime.terminal_safe_text import plain_text, warn, wrap_text
 
 
@@ -74,6 +76,7 @@ def print_line(console: Console, text: str) -> None:
     A failed write is ignored, because a full disk or a closed pipe is no reason to end a run, whose log has the line
     too.
     """
+    note_output()
     text = plain_text(text)
     text = wrap_text(text, console.width) if console.file.isatty() else text
     data = f"{text}\n".encode(console.encoding, "backslashreplace")
@@ -92,19 +95,23 @@ class RunView:
     """Plain-line view for a log file, a pipe or a batch job. A context manager, like the live view."""
 
     def __init__(
-        self, console: Console, title_facts: Mapping[str, str], total_steps: int, log: RunLog | None = None
-    ) -> None:
+        self, console: Console, title_facts: Mapping[str, str], total_steps: int, log: RunLog | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:  # fmt: skip
         self.console, self.facts, self.total_steps, self._log = console, dict(title_facts), total_steps, log
+        self._clock, self._since_s, self._activity, self._in_silence = clock, clock(), FIRST_STEP, ExitStack()
 
     def __enter__(self) -> Self:
+        self._in_silence.enter_context(watch_command(self._print_activity))
         self._line("  ".join(f"{name} {value}" for name, value in self.facts.items()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
+        self._in_silence.close()
 
     def show_row(self, row: Row) -> None:
         """Show a step, validation or evaluation row of metrics.jsonl; rows of other events have no line."""
+        self._activity, self._since_s = "", self._clock()
         match row["event"]:
             case "step":
                 self._line(step_line(row, self.total_steps))
@@ -117,11 +124,20 @@ class RunView:
         self._line(text)
 
     def show_activity(self, text: str) -> None:
-        """Show the current activity of the run while no rows come; plain lines show nothing."""
+        """Show the current activity of the run while no rows come: a plain line after some seconds of silence."""
+        if not self._activity:
+            self._since_s = self._clock()
+            begin_part()
+        self._activity = text
 
     def show_stop(self, text: str) -> None:
         """Show a stop request; called from a signal handler, at any point."""
         self._show(text)
+
+    def _print_activity(self) -> None:
+        """Print what the run is doing and for how long, because nothing was printed for a while."""
+        seconds = format_clock(self._clock() - self._since_s)
+        print_line(self.console, f"{self._activity or 'training'}, {seconds} so far")
 
     def _line(self, text: str) -> None:
         if self._log is not None:
@@ -147,9 +163,11 @@ class LiveView(RunView):
     def __enter__(self) -> Self:
         self._live.start()
         super().__enter__()
+        self._in_silence.enter_context(watch_command(None))  # because: the panel is drawn all the time
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        super().__exit__(kind, error, at)
         self.panel.freeze()
         with suppress(OSError):
             self._live.stop()
@@ -164,6 +182,7 @@ class LiveView(RunView):
             self.console.print(Text(plain_text(text), overflow="fold"))
 
     def show_activity(self, text: str) -> None:
+        super().show_activity(text)
         self.panel.activity = text
 
     show_stop = show_activity  # because: the panel is drawn by another thread

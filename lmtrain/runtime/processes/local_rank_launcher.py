@@ -25,6 +25,7 @@ from types import FrameType
 from typing import IO, Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
+from lmtrain.runtime.processes.command_watch import end_watch
 from lmtrain.runtime.processes.process_environment import STORE_FD_VARIABLE, ProcessEnv
 from lmtrain.runtime.processes.start_rank_processes import (
     OrphanAdoption,
@@ -132,6 +133,7 @@ def launch(
 
     A restart begins with a new store and token once all processes of the job are gone.
     """
+    end_watch()  # because: the ranks print and answer from here on, and only a process with one thread forks safely
     with _StopForwarder() as stops, OrphanAdoption():
         starter = RankStarter(
             program, env.shared_environment(), env.host, report=report, explain_no_server=explain_no_server,

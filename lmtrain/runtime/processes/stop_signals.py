@@ -19,6 +19,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from lmtrain.runtime.processes.command_watch import announce_stops_by, note_interrupt_received
+from lmtrain.runtime.terminal_safe_text import warn
+
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _URGENT_STOPS = (signal.SIGTERM, signal.SIGINT)
 STOP_NAMES = tuple(number.name for number in STOPS)
@@ -43,22 +46,24 @@ class StopRequest:
         self._repeat_after_s, self._clock = repeat_after_s, clock
         self._urgent_since: float | None = None
         self._num_urgent = 0
-        self._raises = self._is_deferred = self._woken = self._raised = False
+        self._raises = self._is_deferred = self._woken = self._raised = self._is_announced = False
         self.rendezvous_started = False  # whether this process has begun to wait for its peers
         self._stop_event = threading.Event()
         self._previous: dict[signal.Signals, Any] = {}
         self.began_s = clock()
         self.requested: str | None = None  # the first signal's name
         # called with that name within the signal handler: it may only set a variable or write unbuffered output
-        self.on_request: Callable[[str], None] = lambda name: None
+        self.on_request: Callable[[str], None] | None = None  # None while a stop ends this process at once
 
     def __enter__(self) -> StopRequest:
         for number in STOPS:
             self._previous[number] = signal.signal(number, self._receive)
         unblock_stops()  # because: a launcher may have blocked them until now
+        announce_stops_by(self.announce)
         return self
 
     def __exit__(self, *_: object) -> None:
+        announce_stops_by(None)
         for number, handler in self._previous.items():
             # because: None stands for a handler that was not set by Python and cannot be restored
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -132,15 +137,28 @@ class StopRequest:
             self._stop_event.wait(wait_s)
         return self.ends_at_once
 
+    def announce(self, name: str) -> None:
+        """Tell the user of the stop signal `name`, which the main thread has not received within a second, as it is in
+        a long call. Called from another thread.
+        """
+        if self.requested is None and not self._is_announced:
+            self._is_announced = True
+            if self.on_request is None:
+                warn(f"{name}: stopping as soon as the computation that is under way ends")
+            else:
+                self.on_request(name)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         """Handle the stop signal `number`: record the first, raise `Stopped` if this process must end at once, and let
         the third SIGTERM or SIGINT end the process.
         """
+        note_interrupt_received()
         name = signal.Signals(number).name
         is_first, was_woken, self._woken = self.requested is None, self._woken, False
         if is_first:
             self.requested = name
-            self.on_request(name)
+            if self.on_request is not None and not self._is_announced:
+                self.on_request(name)
         is_repeat = number in _URGENT_STOPS and self._count_if_new() and self._num_urgent > 1
         if is_repeat and self._num_urgent > 2:
             signal.signal(number, signal.SIG_DFL)

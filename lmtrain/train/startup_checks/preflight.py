@@ -36,10 +36,11 @@ from lmtrain.errors import (
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.run_estimates.checkpoint_size import check_manifest_limits, checkpoint_bytes, count_saved_tensors
-from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, METRICS
 from lmtrain.runfolder.folder_reader import read_settings
 from lmtrain.runfolder.lineage import Parent
-from lmtrain.runfolder.settings_differences import compare_settings, flatten
+from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runfolder.settings_differences import compare_settings, first_start, flatten
 from lmtrain.runtime.files.atomic_files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.pip_install_hint import install_command
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem
@@ -394,6 +395,8 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
     if settings.fallback:
         newest = newest_readable(newest)
     parent = recorded_parent(config)
+    if newest is not None and settings.init_from is not None and parent is None:
+        _check_began_from_weights(config, settings.init_from)
     if settings.resume == "auto":
         return newest
     if settings.resume == "none":
@@ -422,6 +425,23 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
             f"{leave_out('checkpoint.resume', shown='leave checkpoint.resume out')} to go on with the run in it."
         )
     return newest or chosen
+
+
+def _check_began_from_weights(config: RunConfig, init_from: str) -> None:
+    """Raise OutputError if the run in run.dir, which has saved checkpoints, did not begin from the weights `init_from`:
+    it would go on, and they would not be read.
+    """
+    metrics, recorded = Path(config.run.dir) / METRICS, [_recorded_settings(config)]
+    if not recorded[0].get("checkpoint.init_from") and metrics.is_file():  # because: a later start may leave it out
+        starts = (row for row in read_metrics(metrics) if row["event"] == "start")
+        recorded.append(dict(flatten(first_start(starts) or {})))
+    named = {Path(path).resolve() for settings in recorded if (path := settings.get("checkpoint.init_from"))}
+    if Path(init_from).resolve() not in named:
+        raise OutputError(
+            f"checkpoint.init_from={init_from} begins a run, but run.dir={config.run.dir} already holds checkpoints of "
+            f"a run that did not begin there. Choose another run.dir, such as {another_run_dir(config)}, or "
+            f"{leave_out('checkpoint.init_from', shown='leave checkpoint.init_from out')} to go on with the run in it."
+        )
 
 
 def with_final_model(config: RunConfig, inputs: Inputs) -> RunConfig:

@@ -195,7 +195,7 @@ def check_same_run(
     if differ:
         raise CheckpointError(
             f"The checkpoint {path} was made with other settings: {'; '.join(text for _, text in differ)}. "
-            f"Go on with its settings, {_advice_to_keep_changes(path, config, [name for name, _ in differ])}."
+            f"Go on with its settings, {_advice_to_keep_changes(path, config, [name for name, _ in differ], state)}."
         )
     rows, saved_rows = (each.weights().get(POSITIONS, (None,))[0] for each in (model, saved_model))
     if rows != saved_rows:
@@ -251,10 +251,12 @@ def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple
     return f"train.global_batch with train.rampup, as samples up to step {saved_step},", reached, saved_samples
 
 
-def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequence[str]) -> str:
+def _advice_to_keep_changes(
+    path: Path, config: RunConfig, changed_names: Sequence[str], state: Mapping[str, Any]
+) -> str:
     """Return the end of an error message: how to train with the settings in `changed_names`, which differ from the
-    checkpoint at `path`. The advice is a new run, from the checkpoint's weights if the model and tokenizer are the
-    same.
+    checkpoint at `path` with the saved `state`. The advice is a branch if only the data differ, and a new run, from the
+    checkpoint's weights if the model and tokenizer are the same.
     """
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
     if is_own and _are_defaults(config, changed_names):
@@ -269,9 +271,11 @@ def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequen
             else f"or leave checkpoint.resume out to begin {config.run.dir} anew"
         )  # fmt: skip
     if is_own:
+        is_branch = all(name.startswith("data") for name in changed_names) and not config.stages
+        branch = _branch_with_data(config, state["step"]) if is_branch else ""
         anew = another_run_dir(config, "checkpoint.resume=none")
         weights = _from_weights(path, config)
-        return f"begin a new run: {anew}{_again(config)}, or one from its weights alone: {weights}"
+        return f"{branch}begin a new run: {anew}{_again(config)}, or one from its weights alone: {weights}"
     return (
         f"begin a new run, without checkpoint.resume, or one from its weights alone: {_from_weights(path)}, "
         "without checkpoint.resume"
@@ -293,6 +297,13 @@ def _value_at(settings: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
     return node
+
+
+def _branch_with_data(config: RunConfig, step: int) -> str:
+    """Return a clause on how to go on, from the run's newest checkpoint, of `step`, with the data that are typed."""
+    longer = [] if config.total_steps > step else [f"train.steps={step + 1000}"]
+    words = another_run_dir(config, "--from-run", config.run.dir, *longer, instead_of="train.tokens" if longer else "")
+    return f"go on from step {step} with these data in a branch: {words}, "
 
 
 def _again(config: RunConfig) -> str:

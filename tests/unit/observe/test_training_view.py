@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import re
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.training_view import LiveView, RunLog, RunView, build_view
+from lmtrain.runtime.processes import command_watch
 
 FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "device": "1 x NVIDIA H200, bf16"}
 
@@ -276,3 +278,34 @@ def test_the_panel_names_the_stage_from_its_beginning_on(columns: int) -> None:
         shown = console.export_text()
         assert words in shown
         assert f"step {row.get('step', 700)}/2000" in shown
+
+
+def test_what_a_run_does_between_its_rows_is_said_in_a_pipe() -> None:
+    """A line about each measurement and save while it takes long; its time counts from its beginning."""
+    clock, out = Clock(), io.StringIO()
+    view = RunView(Console(file=out), FACTS, 2000, clock=clock)
+    activities: list[Callable[[], None]] = [
+        lambda: None,
+        lambda: view.show_row(_row(100)),
+        lambda: view.show_activity("validating on 64 samples"),
+        lambda: view.show_activity("evaluating lambada: 40%"),
+        lambda: view.show_row({"event": "eval", "step": 100, "name": "lambada", "headline": "x", "measures": {"x": 1}}),
+    ]
+    for activity in activities:
+        activity()
+        clock.now_s += 65.0
+        view._print_activity()
+    lines = [line for line in out.getvalue().splitlines() if line.endswith("so far")]
+    assert lines == [
+        "computing the first step, 1m05s so far", "training, 1m05s so far",
+        "validating on 64 samples, 1m05s so far", "evaluating lambada: 40%, 2m10s so far", "training, 1m05s so far",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_silence_of_a_run_prints_its_activity_but_for_a_panel(live: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=live)
+    with (LiveView if live else RunView)(console, FACTS, 2000) as view:
+        print_line = command_watch._lines[-1]
+        assert print_line == (None if live else view._print_activity)
+    assert not command_watch._lines

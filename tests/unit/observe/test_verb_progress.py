@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import pty
 import re
+import threading
 from time import sleep
 
 import pytest
 from rich.console import Console
 
 from lmtrain.observe.screen.command_progress import ProgressReporter, progress
+from lmtrain.runtime.processes import command_watch
 from tests.unit.observe.test_training_view import drain
 
 
@@ -69,18 +71,24 @@ def test_the_next_part_of_the_work_begins_anew() -> None:
     assert shown.text().endswith("5 of 10 documents, 2.5/s, 1m04s elapsed, 2s left")
 
 
-def test_plain_lines_come_at_even_times_whatever_is_reported() -> None:
-    console, out = plain()
-    with progress(console, "[matching]", interval_s=0.05):
-        sleep(0.28)
-    lines = out.getvalue().splitlines()
-    assert 3 <= len(lines) <= 6
-    assert set(lines) == {"[matching] 0s elapsed"}
+def test_a_silence_prints_the_innermost_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_watch, "INTERVAL_S", 0.0)  # a line whenever the thread looks
+    printed = threading.Event()
+
+    class Out(io.StringIO):
+        def write(self, text: str) -> int:
+            printed.set()
+            return super().write(text)
+
+    out = Out()
+    with progress(Console(file=out, width=40), "[matching]"):
+        assert printed.wait(10)
+    assert set(out.getvalue().splitlines()) == {"[matching] 0s elapsed"}
 
 
 def test_what_ends_soon_says_nothing() -> None:
     console, out = plain()
-    with progress(console, "matching", interval_s=5.0) as shown:
+    with progress(console, "matching") as shown:
         for done in range(1000):
             shown(done, 1000)
     assert out.getvalue() == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,13 @@ def test_many_damaged_datasets(tmp_path: Path) -> None:
 def test_ten_thousand_damaged_datasets(tmp_path: Path) -> None:
     found, harmless = mutate_and_open(tmp_path, 10_000, seed=1)
     assert found + harmless > 9_500
+
+
+@pytest.mark.parametrize(("shares", "names"), [
+    ((98, 2), "train valid"), ((10, 90), "valid train"), ((1, 1), "train valid"), ((5, 5, 90), "valid test train"),
+    ((1, 98, 1), "valid train test"),
+])  # fmt: skip
+def test_the_largest_part_is_advised_to_be_called_train(tmp_path: Path, shares: tuple[int, ...], names: str) -> None:
+    words = " ".join(f"--output {tmp_path}/a_{name}" for name in names.split())
+    with pytest.raises(UsageError, match=re.escape(f"as in {words}.")):
+        merge_split_verify_datasets.check_outputs(tmp_path / "a", shares, [])

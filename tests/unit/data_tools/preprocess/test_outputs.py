@@ -281,3 +281,15 @@ def test_an_old_dataset_stays_until_the_new_one_is_whole(folder: Path, tmp_path:
     assert {name: data for name, data in old.items() if (tmp_path / name).read_bytes() == data} == old
     run(folder, tmp_path / "data", overwrite=True)
     assert (tmp_path / "data.bin").read_bytes() != old["data.bin"]
+
+
+def test_a_file_that_can_only_be_read_from_its_start_is_named(folder: Path, tmp_path: Path) -> None:
+    """After a kill in its middle it is decompressed again, which can take long."""
+    inputs, said, chance = tmp_path / "in", list[str](), random.Random(0)
+    shutil.copytree(folder / "tokenizer", inputs / "tokenizer")
+    rows = [json.dumps({"text": chance.randbytes(1000).hex()}) for _ in range(300)]
+    (inputs / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+    interrupted(inputs, tmp_path / "out" / "d", "data.slice", 3)
+    run(inputs, tmp_path / "out" / "d", said=said)
+    told = rf"{inputs}/a\.jsonl\.gz can only be read from its start: [\d.]+ .iB of its text are read again, and not "
+    assert re.match(told, said[1])

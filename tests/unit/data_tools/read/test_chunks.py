@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import re
 from pathlib import Path
 
@@ -167,3 +168,23 @@ def test_a_paragraph_that_is_too_long_is_left_out_alone(tmp_path: Path) -> None:
         read = [read_content(chunk, limits, lambda: None) for chunk in chunks]
         assert [text for content, _ in read for _, text in content.texts(0, "text")] == ["one", "three"]
         assert [bad.offset for _, problems in read for bad in problems] == [5]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+def test_a_resumed_read_counts_only_what_it_reads_of_the_file(tmp_path: Path, kind: str) -> None:
+    """The compressed bytes that an earlier run counted are not counted again."""
+    path, chance = tmp_path / f"a.{kind}", random.Random(0)
+    rows = [{"text": chance.randbytes(1000).hex()} for _ in range(300)]
+    if kind == "parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    else:
+        data = "\n".join(map(json.dumps, rows)).encode()
+        path.write_bytes(gzip.compress(data) if kind == "jsonl.gz" else data)
+    limits = SizeLimits(slice_bytes=20_000)
+    chunks = [chunk for portion in portions(path, limits) for chunk in portion.chunks]
+    assert len(chunks) > 4
+    counted = 0
+    for chunk in chunks:
+        counted += chunk.num_disk_bytes
+        rest = [chunk.num_disk_bytes for portion in portions(path, limits, chunk.next) for chunk in portion.chunks]
+        assert counted + sum(rest) == pytest.approx(path.stat().st_size, abs=1)

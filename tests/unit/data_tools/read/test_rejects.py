@@ -185,7 +185,7 @@ def test_text_files_are_one_document_each(tmp_path: Path, suffix: str) -> None:
     limits = SizeLimits(max_doc_bytes=200)
     summary = run(tmp_path / "in", tmp_path / "out", on_error=OnError.SKIP, limits=limits)
     assert documents(tmp_path / "out") == expected(["one\r\ntwo\n", "", "x" * 200])
-    assert summary.rejects == {"invalid UTF-8": 1, "longer than a document may be": 1}
+    assert summary.rejects == {"whole file: invalid UTF-8": 1, "whole file: longer than a document may be": 1}
     rejects = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
     assert [(Path(r["file"]).name[0], r["line"], r["byte"]) for r in rejects] == [("b", 2, 8), ("d", 1, 0)]
     with pytest.raises(DataError, match=r"b\.txt(\.gz)?:2 \(byte 8\): invalid UTF-8"):
@@ -228,3 +228,22 @@ def test_plain_text_in_a_pipe_gets_the_advice_to_set_the_format() -> None:
     chunk = Chunk(source=0, path=STDIN, kind="jsonl", start=0, stop=9, num_bytes=9)
     with pytest.raises(DataError, match=r"not valid JSON \(x\)\. If it is plain text, add --format txt\.$"):
         BadLines(OnError.STOP).add(chunk, [BadLine(0, 0, "not valid JSON (x)")], 1)
+
+
+def test_a_text_file_with_two_bad_bytes_is_left_out_as_a_whole_and_counted_so(tmp_path: Path) -> None:
+    """It is no bad line: all of it is lost, which is said, and what loses less."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "bad.txt").write_bytes(b"good\n\nb\xffd \xfe\n\ngood")
+    (folder / "good.txt").write_bytes(b"fine")
+    summary = run(folder, tmp_path / "whole", on_error=OnError.SKIP)
+    assert (summary.rejects, summary.num_documents) == ({"whole file: invalid UTF-8": 1}, 1)
+    rejects = (tmp_path / "whole.rejects.jsonl").read_text()
+    assert json.loads(rejects) == {
+        "file": str(folder / "bad.txt"), "line": 3, "byte": 7, "cause": "invalid UTF-8", "left_out_bytes": 17
+    }  # fmt: skip
+    summary = run(folder, tmp_path / "parts", on_error=OnError.SKIP, text_split="blank-line")
+    assert (summary.rejects, summary.num_documents) == ({"invalid UTF-8": 1}, 3)
+    (folder / "bad.txt").write_bytes("\N{EURO SIGN}".encode() + b"\xff")
+    with pytest.raises(DataError, match="or skip such files, each as a whole: --on-error skip"):
+        run(folder, tmp_path / "stopped")
