@@ -310,6 +310,8 @@ def test_eight_places_say_the_same_at_six_moments(
     lmtrain("merge", "--last", 2, "--of", run, "--output", merged)
     facts = check_checkpoint(run, merged, "merged")
     assert {key: facts[key] for key in DECAY} == DECAY
+    said = lmtrain("report", merged, code=66)
+    assert f"Use {run} for the run of the newest of them" in said
 
 
 def test_eight_places_say_the_same_of_a_branch(toy: Toy, tmp_path: Path) -> None:

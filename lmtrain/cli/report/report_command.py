@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin
+from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin, read_merge
 from lmtrain.cli.inspect.run_folder_view import facts_of_run, finite_or_none, ingredient_lines
 from lmtrain.cli.page.html_document import (
     Cells,
@@ -38,7 +38,7 @@ from lmtrain.cli.report.rank_timeline_and_memory_sections import kernel_parts, l
 from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.cli.shared_options import check_output_folder, parse_output_file, refuse_lists
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LmtrainError, UsageError, shorten, way
+from lmtrain.errors import LmtrainError, MissingInputError, UsageError, shorten, way
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
 from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
@@ -88,6 +88,7 @@ def report(
             f"{way('--output', str(out.with_suffix('.html')))}; `lmtrain.metrics(RUN)` gives the numbers in Python."
         )
     refuse_lists(runs)
+    _refuse_merged(runs)
     found_runs = read_runs(expand_runs(runs))
     if svg is not None:
         with storage_errors(svg, "Making"):
@@ -110,6 +111,18 @@ def report(
             with atomic_file(svg / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
                 file.write(_encode(standalone_svg(picture.svg)))
         echo(f"{svg}: {len(pictures)} pictures as SVG")
+
+
+def _refuse_merged(paths: Sequence[Path]) -> None:
+    """Raise MissingInputError if one of the paths is a merged checkpoint, which has no metrics to report."""
+    for path in paths:
+        if (record := read_merge(path)) is not None:
+            run = record.parents[-1].run
+            raise MissingInputError(
+                f"{path} is a merged checkpoint, the {record.summary}, and no run, so it has no metrics. Use "
+                f"{way(run, instead_of=str(path))} for the run of the newest of them; `lmtrain inspect {path}` "
+                "describes the merge."
+            )
 
 
 def _encode(text: str) -> bytes:

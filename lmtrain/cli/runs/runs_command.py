@@ -197,7 +197,7 @@ def _run_row(run: RunFolder) -> dict[str, Any]:
     warning = loss_warning(_first_row_of_stage(run, rows, now), last) if run.state == "finished" else ""
     return {
         "run": str(run.path), "name": run.name, **now.to_dict(),
-        "loss": _loss_or_text(last), "valid_loss": _loss_or_text(valid[-1]) if valid else None,
+        "loss": _loss_or_text(last), "loss/valid": _loss_or_text(valid[-1]) if valid else None,
         "last_row": last_write_time(rows, run.metrics), "why": run.end_reason or warning, "missing": run.problems,
     }
 
@@ -278,7 +278,7 @@ def _table_cells(row: dict[str, Any]) -> dict[str, str]:
         "run": "  " * row.get("depth", 0) + row["name"], "from step": _describe_branch_point(row),
         "state": row["state"], "stage": row["stage"] or "", "step": "" if row["step"] is None else f"{row['step']:,}",
         "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
-        "loss": format_loss(row["loss"]), "valid": format_loss(row["valid_loss"]),
+        "loss": format_loss(row["loss"]), "valid": format_loss(row["loss/valid"]),
         "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
         "last row": _ago_or_empty(row["last_row"]), _WHY_STOPPED: row["why"].split("\n")[0],
     }  # fmt: skip
