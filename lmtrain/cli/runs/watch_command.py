@@ -138,7 +138,6 @@ def _build_panel(run: Path) -> RunPanel:
     return RunPanel(
         {"run": str(run)} | title, now.steps or 0, stages={stage.name: stage.last_step for stage in now.named_stages},
         saves=SaveSchedule(saves.get("interval_steps"), saves.get("interval_s")),
-        start={"step": now.step, "stage": now.stage_name},
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from lmtrain.cli.runs.runs_command import select_rows
 from lmtrain.runfolder.run_facts import RunFacts, facts_at, facts_of_checkpoint, facts_of_rows, parameters_text
 from lmtrain.train.run_config import RunConfig, config_of_checkpoint, readable_config
+from tests.cli.harness import on_terminal
 from tests.unit.train.test_stages import composed
 
 STAGES = (
@@ -75,6 +76,35 @@ def test_parameters_say_whether_padding_counts(config: RunConfig) -> None:
     assert readable_config({"model": 3}) is None
 
 
+def written(folder: Path, config: RunConfig, *rows: dict[str, Any]) -> Path:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return folder
+
+
+def test_a_list_leaves_out_what_a_restart_does_again(config: RunConfig, tmp_path: Path) -> None:
+    rows = [row("step", 5, "trunk", tokens=80), row("step", 9, "decay", tokens=144), row("start", 5, "trunk")]
+    [listed] = select_rows([written(tmp_path, config, *rows)], [], [])
+    assert (listed["step"], listed["stage"], listed["tokens"]) == (5, "trunk", 80)
+
+
+def test_a_watched_run_gets_the_facts_of_the_stage_that_begins(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path, config, row("start", 0, "trunk"), row("step", 6, "trunk", lr=1e-3))
+    (run / ".lock").write_text("process 1 on another machine\n")
+
+    def next_poll(_: float) -> None:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row("stage", 6, "decay")) + "\n")
+        (run / "stop.json").write_text(json.dumps({"cause": "done", "exit_code": 0}))
+
+    monkeypatch.setattr("lmtrain.cli.runs.watch_command.time.sleep", next_poll)
+    before, _, after = on_terminal("watch", run, columns=200).partition("batch 4 samples of 8 tokens")
+    assert "batch 8 samples of 16 tokens" in before
+    assert "dataset: y" in after
+
+
 @pytest.mark.parametrize(
     ("losses", "why"), [((4.0, 3.0, 5.0, 4.5), ""), ((4.0, 3.0, 5.0, 5.5), "loss above its first")]
 )
@@ -84,8 +114,7 @@ def test_losses_of_two_stages_are_not_compared(
     stages = ["trunk", "trunk", "decay", "decay"]
     rows = [row("step", step, stages[at], loss=losses[at]) for at, step in enumerate((1, 6, 7, 10))]
     rows.insert(2, row("stage", 6, "decay"))
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    written(tmp_path, config, *rows)
     (tmp_path / "stop.json").write_text(json.dumps({"cause": "done", "exit_code": 0}))
     [listed] = select_rows([tmp_path], [], [])
     assert (listed["stage"], listed["why"], listed["state"]) == ("decay", why, "finished")
