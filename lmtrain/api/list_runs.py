@@ -13,7 +13,7 @@ from lmtrain.cli.runs.runs_command import select_rows
 @checked
 def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the runs in a folder and its subfolders, a dict for each: what `lmtrain runs list FOLDER --json` prints,
-    such as `run` (its folder), `name`, `state`, `step`, `loss` and `valid_loss`. Raise MissingInputError if there are
-    none.
+    such as `run` (its folder), `name`, `state`, `step`, `stage`, `loss` and `loss/valid`. Numbers have the names that
+    they have in `lmtrain.metrics`. Raise MissingInputError if there are none.
     """
     return select_rows([Path(folder)], [], [])

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from lmtrain.api.check_arguments import check_dtype, check_token_ids, checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.errors import UsageError
 from lmtrain.eval import sample_text_from_prompt as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
@@ -25,7 +27,9 @@ from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import Request
 from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runfolder.run_facts import facts_of_checkpoint
 from lmtrain.runtime.machine.choose_device import memory_errors
+from lmtrain.train.run_config import config_of_checkpoint
 from lmtrain.units import format_count, plural
 
 _FEWER_ROWS = "Give fewer rows or shorter texts at a time, or load the model with another dtype."
@@ -101,6 +105,17 @@ class Model:
     def num_parameters(self) -> int:
         """The number of parameters; tied weights count once, rows that pad the vocabulary not at all."""
         return self.settings.num_parameters
+
+    @property
+    def run(self) -> dict[str, Any] | None:
+        """The facts about the run when it saved the checkpoint, by the names that `lmtrain.runs` has: `step`, `steps`,
+        `stage`, `batch`, `seq_len`, `data`, `tokens`, `lr`, `starts`, `borders`, `parameters` and more. None for a
+        Hugging Face folder.
+        """
+        if not (self.path / MANIFEST).is_file():
+            return None
+        state = load_manifest(self.path).state
+        return facts_of_checkpoint(config_of_checkpoint(state), state).to_dict()
 
     @property
     def seq_len(self) -> int:

@@ -34,8 +34,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     beyond the step at which a later start resumed, and repeated rows of one event, step and name, of which the last
     counts. Raise DataError, with the line's number, if a line is not a row.
     """
+    return rows_in_force(_read_all_rows(path))
+
+
+def rows_in_force(written: Iterable[Row]) -> list[Row]:
+    """Return rows in the order of writing, without those that a restart made obsolete, as `read_metrics` does."""
     rows: dict[tuple[str, int, str], Row] = {}
-    for row in _read_all_rows(path):
+    for row in written:
         if row["event"] == "start":
             rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
         key = (row["event"], row_step(row), str(row.get("name")))
@@ -121,7 +126,9 @@ class RowFollower:
 
 
 def read_last_rows(path: Path) -> list[Row]:
-    """Return the newest few hundred rows, for estimates; empty if the file is missing. Damaged lines are skipped."""
+    """Return the newest few hundred rows, for estimates; empty if the file is missing. Damaged lines are skipped, and
+    rows that a restart made obsolete are among them.
+    """
     return RowFollower(path, _FEW_ROWS_BYTES).rows()
 
 

@@ -479,6 +479,27 @@ def read_run_config(run_folder: Path) -> RunConfig:
     return build_settings(RunConfig, read_settings(run_folder))
 
 
+def readable_config(settings: Mapping[str, Any]) -> RunConfig | None:
+    """Build the settings that a run has recorded; None if this version of lmtrain does not accept them."""
+    try:
+        return build_settings(RunConfig, dict(settings)) if settings else None
+    except LmtrainError:
+        return None
+
+
+def config_of_checkpoint(state: Mapping[str, Any]) -> RunConfig | None:
+    """Build the settings with which a run saved a checkpoint, with the vocabulary that its data had. `state` is the
+    state in the checkpoint's manifest. Return None if it has no settings, or some that this version does not accept.
+    """
+    settings, model = state.get("settings"), state.get("model")
+    if not isinstance(settings, dict):
+        return None
+    if isinstance(model, dict) and isinstance(settings.get("model"), dict):
+        sizes = {key: model[key] for key in ("vocab_size",) if key in model}
+        settings = settings | {"model": settings["model"] | sizes}
+    return readable_config(settings)
+
+
 def with_resolved_paths(settings: dict[str, Any], run_folder: Path) -> dict[str, Any]:
     """Return a copy of a run's recorded settings in which relative paths (of data, tokenizer, checkpoints) start with
     the directory in which the run was launched, so that they can be opened from another directory.

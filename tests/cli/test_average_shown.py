@@ -51,7 +51,7 @@ def test_the_average_in_a_checkpoint_is_what_the_run_has_measured(run: Path, hel
 def test_lists_and_views_have_both(run: Path) -> None:
     valid = last(run, "valid")
     (row,) = json.loads(lmtrain("runs", run, "--json"))
-    assert row["valid_loss"] == valid["loss"] != valid["ema"]["loss"]
+    assert row["loss/valid"] == valid["loss"] != valid["ema"]["loss"]
     shown = lmtrain("inspect", run)
     assert f"best validation {valid['loss']:.4f} at step 12" in " ".join(shown.split())
     assert f"; average of the weights {valid['ema']['loss']:.4f}" in shown

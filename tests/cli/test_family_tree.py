@@ -19,7 +19,7 @@ def row(path: Path) -> dict[str, Any]:
     return {
         "run": str(path), "name": path.name, "state": "finished", "step": 1200, "steps": 1200, "stage": None,
         "loss": 3.25,
-        "valid_loss": 3.5, "tokens_per_s": 1e6, "tokens": 10, "last_row": None, "why": "", "missing": [],
+        "loss/valid": 3.5, "tokens_per_s": 1e6, "tokens": 10, "last_row": None, "why": "", "missing": [],
     }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_two_starts_from_nothing_are_two(toy: Toy, tmp_path: Path) -> None:
     assert [(row["step"], row["attempt"]) for row in rows if row["event"] == "step"] == [(1, 1), (2, 1), (1, 2), (2, 2)]
     facts = json.loads(lmtrain("inspect", tmp_path / "run", "--json"))
     last = [row["elapsed_s"] for row in rows if row["event"] == "step" and row["step"] == 2]
-    assert (facts["attempts"], facts["elapsed_s"]) == (2, pytest.approx(sum(last)))
+    assert (facts["starts"], facts["elapsed_s"]) == (2, pytest.approx(sum(last)))
 
 
 def test_a_run_of_an_older_version_is_read(run: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_of_a_run_on_another_machine_it_is_not_said_that_it_was_killed(
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("stop.json", '"done"', "[]"), ("stop.json", "{", "[{"), ("metrics.jsonl", '"attempt":', '"attempts":'),
+        ("stop.json", '"done"', "[]"), ("stop.json", "{", "[{"), ("metrics.jsonl", '"step":', '"steps":'),
         ("metrics.jsonl", '"loss": ', '"loss": "x", "was": '), ("config.json", '"model": {', '"model": 3, "was": {'),
     ],
 )  # fmt: skip

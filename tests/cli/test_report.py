@@ -81,7 +81,7 @@ def test_a_page_that_needs_no_other_and_keeps_extremes(run: Path, tmp_path: Path
         assert len(curve["step"]) == len(curve["tokens"]) == len(curve["seconds"]) <= 3000
     assert {mark[1] for mark in data["marks"]} == {"save", "restart"}
     told = " ".join(said(out).split())
-    assert re.search(r"model gpt.* data .* layout .* batch \d+ samples optimizer adamw, learning rate \S+", told)
+    assert re.search(r"learning rate \S+ .*model gpt.* batch [\d,]+ samples .*data .* layout .* optimizer adamw", told)
     assert "What happened" in told
     assert all(words in told for _, kind, *_, words in data["marks"] if kind == "restart")
     assert "The slowest is rank 2" in told

@@ -107,7 +107,7 @@ def test_commands_that_look_at_a_run_name_the_stage(run: Path) -> None:
     assert listed["stage"] == "long"
     assert "stage           long, 3 of 3, steps 11 to 12" in lmtrain("inspect", run)
     at_border = run / "checkpoints" / "step_00000010"
-    assert json.loads(lmtrain("inspect", at_border, "--json"))["stage"]["name"] == "decay"
+    assert json.loads(lmtrain("inspect", at_border, "--json"))["stage"] == "decay"
     lmtrain("report", run)
     page = (run / "report.html").read_text()
     assert "the stage decay began after step 6" in page

@@ -61,8 +61,13 @@ def export(
     with progress("written", "bytes", interrupted=f"{output} is not there; the same command begins anew.") as report:
         if to == "hf":
             from lmtrain.exchange.huggingface.import_and_export import export_hf
+            from lmtrain.runfolder.run_facts import facts_of_checkpoint
+            from lmtrain.train.run_config import config_of_checkpoint
 
-            facts = export_hf(checkpoint, output, dtype=dtype, weights=weights, report=report)
+            facts = export_hf(
+                checkpoint, output, dtype=dtype, weights=weights, report=report,
+                describe=lambda state: facts_of_checkpoint(config_of_checkpoint(state), state),
+            )  # fmt: skip
         else:
             from lmtrain.exchange.megatron.import_and_export import export_megatron
 

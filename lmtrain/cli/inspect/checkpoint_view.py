@@ -21,11 +21,13 @@ from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
 from lmtrain.checkpoint.view_with_ema_as_weights import AVERAGE_PREFIX, WeightSet, average_facts
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
 from lmtrain.cli.inspect.merged_checkpoint_view import merge_lines
-from lmtrain.cli.inspect.run_folder_view import describe_model, describe_stage, lineage_lines, stage_facts
+from lmtrain.cli.inspect.run_folder_view import describe_model, lineage_lines
 from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.runfolder.lineage import parse_lineage
+from lmtrain.runfolder.run_facts import RunFacts, facts_of_checkpoint, parameters_text
 from lmtrain.runfolder.settings_differences import differences
-from lmtrain.units import format_bytes, format_count, plural
+from lmtrain.train.run_config import config_of_checkpoint
+from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -45,6 +47,7 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
     contents = Contents(path, weights=weights)
     manifest, place = contents.manifest, path / MANIFEST
     state, parallel = manifest.state, layout_of(manifest.state)
+    now = facts_of_checkpoint(config_of_checkpoint(state), state | {"step": manifest.step})
     tensors: dict[str, dict[str, Any]] = {
         name: {
             "dtype": tensor.dtype,
@@ -57,10 +60,9 @@ def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> 
     return {
         "checkpoint": str(path),
         "verified": verify,
-        "step": manifest.step,
+        **now.to_dict(),
+        "facts": now,
         "samples": state.get("samples"),
-        "tokens": state.get("tokens"),
-        "stage": stage_facts(state.get("settings") or {}, manifest.step),
         "layout": parallel.layout_text if parallel else None,
         "digest": manifest.digest,
         "parameters": sum(math.prod(t["shape"]) for name, t in tensors.items() if name.startswith("model.")),
@@ -86,9 +88,12 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
     lines = [
         (key, f"{facts[key]:,}" if isinstance(facts[key], int) else "-") for key in ("step", "samples", "tokens")
     ]
-    lines += [("stage", describe_stage(facts["stage"]))] if facts["stage"] else []
+    now: RunFacts = facts["facts"]
+    lines += [("stage", now.stage.text)] if now.stage and now.stage_name else []
+    lines += [("batch", now.batch_text), ("data", now.data or "")] if now.batch_text else []
+    lines += [("learning rate", f"{now.lr:.2e}")] if now.lr is not None else []
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
-    lines.append(("parameters", format_count(facts["parameters"])))
+    lines.append(("parameters", parameters_text(facts["parameters"], now.padded_parameters).replace(" parameters", "")))
     size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
     kinds = [kind for kind, prefix in _OTHER_TENSORS if any(name.startswith(prefix) for name in names)]
     other_tensors = f" with the {' and the '.join(kinds)}" if kinds else ""

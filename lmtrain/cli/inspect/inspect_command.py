@@ -77,7 +77,7 @@ def inspect(
             f"{path} is neither a run folder (it has no metrics.jsonl), nor a checkpoint (it has no manifest.json), "
             f"nor a dataset (there is no {path}.idx). Check the path."
         )
-    shown_facts = {key: value for key, value in facts.items() if key != "losses"}
+    shown_facts = {key: value for key, value in facts.items() if key not in ("losses", "facts")}
     return print_json(to_json_data(shown_facts), allow_nan=False) if as_json else print_facts(facts)
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from lmtrain.checkpoint.find_and_prune import best_checkpoint, list_broken, list_checkpoints, list_damaged
 from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin
-from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LmtrainError, MissingInputError, join_few, shorten
+from lmtrain.errors import MissingInputError, join_few, shorten
 from lmtrain.observe.screen.metrics_row_text import (
     eval_figures,
     format_domains,
@@ -31,10 +30,11 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, ENVIRONMENT, METRICS, step
 from lmtrain.runfolder.folder_reader import read_run_state, read_settings
 from lmtrain.runfolder.lineage import MERGED, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
+from lmtrain.runfolder.run_facts import RunFacts, data_text, facts_of_rows
 from lmtrain.runfolder.settings_differences import changed_histories
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_KEY, row_measures, score_by_step
 from lmtrain.runtime.files.atomic_files import read_json
-from lmtrain.train.run_config import RunConfig, read_run_config
+from lmtrain.train.run_config import readable_config
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
 _CURVE_WIDTH = 40  # characters
@@ -61,14 +61,15 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     steps, valid, evals, saves = ([row for row in rows if row["event"] == event] for event in events)
     losses = [row["loss"] for row in steps if row.get("loss") is not None]
     state, settings = read_run_state(path), read_settings(path)
+    now = facts_of_run(settings, rows, state["state"])
     return {
         "run": str(path),
         "verified": verify,
         **state,
         "stopped": state["stopped"] or "still running, or killed",
-        "attempts": max((row["attempt"] for row in rows), default=0),
+        **now.to_dict(),
+        "facts": now,
         "last_step": steps[-1] if steps else None,
-        "stage": stage_facts(settings, steps[-1]["step"]) if steps else None,
         "last_validation": valid[-1] if valid else None,
         "best_validation": min((row for row in valid if row.get("loss") is not None), key=_loss_or_inf, default=None),
         "last_evaluations": {row["name"]: row for row in evals},
@@ -79,7 +80,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "smoothed_loss": smoothed_loss(losses),
         "losses": losses,
         "elapsed_s": float(np.nanmax(read_record(metrics).columns["seconds"], initial=0.0)),  # of all starts
-        **settings_facts(path, settings),
+        "layout": layout_text(settings),
         "lineage": [parent.to_dict() for parent in read_lineage(path)],
         "checkpoints": [checkpoint.name for checkpoint in list_checkpoints(path / CHECKPOINTS)],
         "damaged": [
@@ -133,97 +134,29 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     return {"name": name, "by": measure, "value": value}
 
 
-def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `steps`, `parameters` (their number) and `layout` (as text) of a run, computed from its settings.
-    Parameters and layout are None if this version cannot read the settings.
-    """
-    try:
-        config = read_run_config(path)
-    except LmtrainError:
-        return {"steps": settings.get("train", {}).get("steps"), "parameters": None, "layout": None}
-    return {
-        "steps": config.total_steps,
-        "parameters": config.model.num_parameters,
-        "layout": config.parallel.layout_text,
-    }
+def facts_of_run(settings: Mapping[str, Any], rows: Rows, state: str) -> RunFacts:
+    """Return what a run is by its recorded `settings` and its newest `rows` in force."""
+    train = settings.get("train")
+    steps = finite_or_none(train.get("steps")) if isinstance(train, dict) else None
+    return facts_of_rows(readable_config(settings), rows, state, steps=steps)
 
 
-def read_stages(settings: Mapping[str, Any]) -> tuple[RunConfig, ...]:
-    """Return the settings of each of a run's training stages, in order, from its recorded `settings`. Return () if the
-    run has no stages, or if this version cannot read its settings.
-    """
-    if not settings.get("stages"):
-        return ()
-    try:
-        return build_settings(RunConfig, dict(settings)).stage_configs
-    except LmtrainError:
-        return ()
-
-
-def stage_facts(settings: Mapping[str, Any], step: int) -> dict[str, Any] | None:
-    """Return a dict about the training stage to which step number `step` (from 1) belongs: its name, its number among
-    all stages, its first and its last step, all counted from 1. Return None if the run has no stages or its settings
-    cannot be read.
-    """
-    stages = read_stages(settings)
-    if not stages:
-        return None
-    number = next((k for k, stage in enumerate(stages) if step <= stage.end_step), len(stages) - 1)
-    stage = stages[number]
-    return {
-        "name": stage.stage_name, "number": number + 1, "stages": len(stages), "first_step": stage.first_step + 1,
-        "last_step": stage.end_step,
-    }  # fmt: skip
-
-
-def describe_stage(facts: Mapping[str, Any]) -> str:
-    """Return a training stage in words, such as "decay, 2 of 3, steps 21 to 30". `facts` is a dict of `stage_facts`."""
-    return (
-        f"{facts['name']}, {facts['number']} of {facts['stages']}, steps {facts['first_step']:,} to "
-        f"{facts['last_step']:,}"
-    )
-
-
-def stage_table(stages: Sequence[RunConfig]) -> list[dict[str, str]]:
-    """Return a table for printing with a row for each training stage (column -> text): steps, tokens, batch size,
-    sequence length, learning rate and data. A column name that begins with "<" is left-aligned.
-    """
-    rows = []
-    for stage in stages:
-        sizes = stage.batch_plan.sizes_between(stage.first_step, stage.end_step)
-        batches = dict.fromkeys((sizes[0], sizes[-1]))
-        rates = (stage.learning_rate(step) for step in (stage.first_step, stage.end_step - 1))
-        rows.append({
-            "<stage": stage.stage_name, "steps": f"{stage.first_step + 1:,} to {stage.end_step:,}",
-            "tokens": format_count(stage.num_tokens), "batch": " to ".join(map(str, batches)),
-            "sequence": f"{stage.seq_len:,}", "learning rate": " to ".join(f"{rate:.3g}" for rate in rates),
-            "<data": _data_text(stage.data.to_dict()),
-        })  # fmt: skip
-    return rows
-
-
-def _data_text(data: Mapping[str, Any]) -> str:
-    """Return the paths of a stage's datasets as text, from the settings of its data; several have their weights, the
-    largest weight first, and at most 8 are named.
-    """
-    if data.get("path"):
-        return str(data["path"])
-    parts = sorted(data.get("datasets") or (), key=lambda part: -(part.get("weight") or 0))
-    shown = [f"{part['path']} {part['weight']:g}" if part.get("weight") else str(part["path"]) for part in parts[:8]]
-    return ", ".join([*shown, *([f"{len(parts) - 8:,} more"] if len(parts) > 8 else [])])
+def layout_text(settings: Mapping[str, Any]) -> str | None:
+    """Return the parallel layout in a run's `settings` in words; None if this version cannot read them."""
+    config = readable_config(settings)
+    return config.parallel.layout_text if config is not None else None
 
 
 def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, str]]:
     """Yield (label, text) lines that describe a run, for printing. `facts` is the dict of `run_facts`; with
     `show_curve`, one line is a small chart of the loss in block characters.
     """
-    row, losses = facts["last_step"] or {}, facts["losses"]
-    step, steps = int(row.get("step", 0)), facts["steps"]
-    share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
+    row, losses, now = facts["last_step"] or {}, facts["losses"], facts["facts"]
+    share = f" of {now.steps:,} ({now.step / now.steps:.0%})" if now.steps else ""
     yield "state", describe_state(facts)
-    yield "step", f"{step:,}{share}" + (f", attempt {facts['attempts']}" if facts["attempts"] > 1 else "")
-    if facts["stage"]:
-        yield "stage", describe_stage(facts["stage"])
+    yield "step", f"{now.step:,}{share}" + (f", {plural(now.starts, 'start')}" if now.starts > 1 else "")
+    if now.stage_name:
+        yield "stage", now.stage.text if now.stage else now.stage_name
     if losses:
         smooth = "" if facts["smoothed_loss"] is None else f", smoothed {facts['smoothed_loss']:.4f}"
         yield "loss", f"{losses[-1]:.4f}{smooth}, at first {losses[0]:.4f}"
@@ -245,7 +178,7 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
     if facts["damaged"]:
         yield "damaged", ", ".join(facts["damaged"])
     yield from lineage_lines(facts["lineage"])
-    yield from ingredient_lines(facts)
+    yield from ingredient_lines(now, facts["settings"])
     yield "environment", _describe_environment(facts)
     for key, values in facts["changed"].items():
         held = (f"{show(value)} from step {step:,}" for step, value in values)
@@ -315,15 +248,15 @@ def _progress_lines(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tupl
     """Yield (name, text) lines for printing about a run's speed, optimizer, tokens and elapsed time. `facts` is the
     dict of `run_facts`, `row` the newest step row of its metrics, or {}.
     """
-    figures = dict(speed_figures(row))
+    figures, now = dict(speed_figures(row)), facts["facts"]
     if row:
-        yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
+        yield "speed", f"{now.speed_text or '-'}, {figures['compute']}, memory {figures['memory']}"
         skipped = f", skipped {row['skipped']}" if row.get("skipped") else ""
         yield "optimizer", f"learning rate {row['lr']:.2e}, gradient norm {row['grad_norm']:.3f}{skipped}"
-    if row.get("tokens") is not None:
-        yield "tokens", f"{format_count(row['tokens'])} in {format_count(row['samples'])} samples"
+    if now.tokens and row.get("samples") is not None:
+        yield "tokens", f"{format_count(now.tokens)} in {format_count(row['samples'])} samples"
     time_left = f", {format_seconds(row['eta_s'])} left" if facts["state"] == "running" and row.get("eta_s") else ""
-    yield "time", format_seconds(facts["elapsed_s"]) + time_left
+    yield "time trained", format_seconds(facts["elapsed_s"]) + time_left
 
 
 def _describe_saves(facts: dict[str, Any]) -> str:
@@ -357,16 +290,18 @@ def lineage_lines(lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
         yield "descends from", f"{describe_origin(lineage[:number])}{gone}{differing}"
 
 
-def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield three (label, text) lines for printing: a run's model, its data and its parallel layout. `facts` is the
-    dict of `run_facts`.
-    """
-    model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
-    yield "model", describe_model(model, facts["parameters"])
-    paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
+def ingredient_lines(now: RunFacts, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) lines for printing about what a run is at a step: model, batch, data and parallel layout."""
+    model, data, precision = (settings.get(key, {}) for key in ("model", "data", "precision"))
+    yield "model", describe_model(model, now.parameters_text)
+    train, is_staged = settings.get("train", {}), bool(settings.get("stages"))
+    # because: settings of another version cannot be read, but without stages one batch holds for the whole run
+    recorded = f"{show(train['global_batch'])} samples" if "global_batch" in train and not is_staged else ""
+    if batch := now.batch_text or recorded:
+        yield "batch", batch
     origin = f", made of {show(data['text'])}" if data.get("text") else ""
-    yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "") + origin
-    yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
+    yield "data", f"{data.get('kind', '-')}: {now.data or data_text(data)}{origin}"
+    yield "layout", f"{layout_text(settings) or 'not known'}; {precision.get('kind', '-')}"
 
 
 def _describe_environment(facts: dict[str, Any]) -> str:
@@ -379,15 +314,13 @@ def _describe_environment(facts: dict[str, Any]) -> str:
     return f"{' '.join(known) or 'not recorded'}; {ENVIRONMENT}"
 
 
-def describe_model(model: dict[str, Any], parameters: int | None = None) -> str:
-    """Return a model's kind, size, layers, width and sequence length as text. `model` is its settings as recorded; keys
-    that are missing, as in settings of another version, are left out.
+def describe_model(model: Mapping[str, Any], parameters: str = "") -> str:
+    """Return a model's kind, size, layers and width as text. `model` is its settings as recorded; keys that are
+    missing, as in settings of another version, are left out. `parameters` is the number of its parameters in words.
     """
-    size = "" if parameters is None else f", {format_count(parameters)} parameters"
     shape = [plural(model["num_layers"], "layer")] if "num_layers" in model else []
     shape += [f"{model['width']} wide"] if "width" in model else []
-    length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
-    return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
+    return ", ".join([str(model.get("kind", "-")), *[parameters] * bool(parameters), *shape])
 
 
 def finite_or_none(value: Any) -> Any:

@@ -69,17 +69,18 @@ def print_plan_facts(facts: dict[str, Any]) -> None:
     "ranks", each if `facts` has it.
     """
     from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs
-    from lmtrain.train.layouts.ranks_and_memory_table import SINGLE_ROWS, layout_lines, merge_rows
+    from lmtrain.train.layouts.ranks_and_memory_table import SINGLE_ROWS, layout_lines, merge_rows, padding_lines
     from lmtrain.train.layouts.run_stages_table import stage_lines
 
     print_pairs(
         (key.replace("_", " "), _format_fact(key, value))
-        for key, value in facts.items() if key not in ("ranks", "stages")
+        for key, value in facts.items() if key not in ("ranks", "stages", "padded_parameters")
     )  # fmt: skip
     if rows := facts.get("stages"):
         echo("\n".join(["", *stage_lines(rows, PlainConsole().width)]))
     if (ranks := facts.get("ranks")) is not None:
-        echo("\n".join(["", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merge_rows(ranks))]))
+        padding = padding_lines(facts["parameters"], facts["padded_parameters"])
+        echo("\n".join(["", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merge_rows(ranks)), *padding]))
 
 
 def _format_fact(key: str, value: object) -> str:

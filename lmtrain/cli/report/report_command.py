@@ -11,14 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin
-from lmtrain.cli.inspect.run_folder_view import (
-    finite_or_none,
-    ingredient_lines,
-    read_stages,
-    settings_facts,
-    stage_table,
-)
+from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin, read_merge
+from lmtrain.cli.inspect.run_folder_view import facts_of_run, finite_or_none, ingredient_lines
 from lmtrain.cli.page.html_document import (
     Cells,
     Part,
@@ -44,11 +38,13 @@ from lmtrain.cli.report.rank_timeline_and_memory_sections import kernel_parts, l
 from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.cli.shared_options import check_output_folder, parse_output_file, refuse_lists
 from lmtrain.config.settings_base import show
-from lmtrain.errors import LmtrainError, UsageError, shorten, way
+from lmtrain.errors import LmtrainError, MissingInputError, UsageError, shorten, way
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
 from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
 from lmtrain.runfolder.lineage import Parent, read_lineage
+from lmtrain.runfolder.metrics_rows import read_last_rows, rows_in_force
+from lmtrain.runfolder.run_facts import RunFacts
 from lmtrain.runfolder.settings_differences import changed_histories, differences, flatten
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
@@ -92,6 +88,7 @@ def report(
             f"{way('--output', str(out.with_suffix('.html')))}; `lmtrain.metrics(RUN)` gives the numbers in Python."
         )
     refuse_lists(runs)
+    _refuse_merged(runs)
     found_runs = read_runs(expand_runs(runs))
     if svg is not None:
         with storage_errors(svg, "Making"):
@@ -114,6 +111,18 @@ def report(
             with atomic_file(svg / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
                 file.write(_encode(standalone_svg(picture.svg)))
         echo(f"{svg}: {len(pictures)} pictures as SVG")
+
+
+def _refuse_merged(paths: Sequence[Path]) -> None:
+    """Raise MissingInputError if one of the paths is a merged checkpoint, which has no metrics to report."""
+    for path in paths:
+        if (record := read_merge(path)) is not None:
+            run = record.parents[-1].run
+            raise MissingInputError(
+                f"{path} is a merged checkpoint, the {record.summary}, and no run, so it has no metrics. Use "
+                f"{way(run, instead_of=str(path))} for the run of the newest of them; `lmtrain inspect {path}` "
+                "describes the merge."
+            )
 
 
 def _encode(text: str) -> bytes:
@@ -150,7 +159,7 @@ def page_parts(runs: Sequence[RunFolder], records: Sequence[Record], charts: Cha
     for run in runs[:1] if all(layout == layouts[0] for layout in layouts) else runs:
         yield from layout_parts(run, _title_suffix(run, runs))
     for run in runs:
-        if stages := stage_table(read_stages(run.settings)):
+        if stages := [stage.cells() for stage in _now(run).named_stages]:
             title = f"Stages{_title_suffix(run, runs)}"
             yield section_heading(title, "As the settings of the last start plan them.", "stages")
             yield html_table(stages)
@@ -176,32 +185,44 @@ def run_summary(run: RunFolder, record: Record) -> dict[str, str]:
     number of starts. Facts that are not recorded have no column.
     """
     facts = {"<run": run.name, "<state": f"{run.state}{f': {run.end_reason}' * bool(run.end_reason)}"[:400]}
-    train, last_step = run.settings.get("train"), int(record.steps[-1]) if record.steps.size else 0
-    total = train.get("steps") if isinstance(train, dict) else None
-    progress = f" of {total:,} ({last_step / total:.0%})" if type(total) is int and total > 0 else ""
-    facts["step"] = f"{last_step:,}{progress}"
+    now = _now(run)
+    last_step = int(record.steps[-1]) if record.steps.size else 0
+    facts["step"] = f"{now.step:,}" + (f" of {now.steps:,} ({now.step / now.steps:.0%})" if now.steps else "")
+    if now.stage_name:
+        facts["<stage"] = now.stage.text if now.stage else now.stage_name
     rows = record.rows.get("valid", [])
     validations = [(row["loss"], row["step"]) for row in rows if finite_or_none(row.get("loss")) is not None]
     if validations:
         facts["best validation"] = f"{min(validations)[0]:.4f} at step {min(validations)[1]:,}"
-    for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
+    for key, name, form in (("loss", "loss", "number"),):
         steps, values = record.column(key)
         if values.size:
             facts[name] = format_value(float(values[-1]), form)  # type: ignore[arg-type]  # because: names of forms
         non_finite = {key: value for step, key, value in record.non_finite if step == last_step}
         if key in non_finite:
             facts[name] = f"{non_finite[key]}" + (f"; {facts[name]} at step {int(steps[-1]):,}" if values.size else "")
-    for key, name, format_ in (("tokens_per_s", "tokens/s", format_count), ("mfu", "MFU", "{:.1%}".format)):
-        if (values := record.column(key)[1]).size:
-            facts[name] = format_(float(np.median(values)))
+    if now.tokens:
+        facts["tokens"] = format_count(now.tokens)
+    if now.lr is not None:
+        facts["learning rate"] = f"{now.lr:.3g}"
+    if now.tokens_per_s is not None:
+        median = format_count(float(np.median(record.column("tokens_per_s")[1])))
+        facts["speed"] = f"{now.speed_text}; median {median}"
+    if (values := record.column("mfu")[1]).size:
+        facts["median MFU"] = f"{float(np.median(values)):.1%}"
     seconds = record.columns.get("seconds", np.empty(0))
     if seconds.size and np.isfinite(seconds[-1]):
         facts["time trained"] = format_seconds(float(seconds[-1]))
     if lineage := _lineage(run):
         facts["<began from"] = describe_origin([parent.to_dict() for parent in lineage])
-    if (starts := len(record.rows.get("start", []))) > 1:
-        facts["starts"] = f"{starts}"
+    if now.starts > 1:
+        facts["starts"] = f"{now.starts}"
     return facts
+
+
+def _now(run: RunFolder) -> RunFacts:
+    """Return what the run is at its newest step."""
+    return facts_of_run(run.settings, rows_in_force(read_last_rows(run.metrics)), run.state)
 
 
 def _lineage(run: RunFolder) -> list[Parent]:
@@ -221,10 +242,9 @@ def _configuration_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
     """
     if not run.settings:
         return
-    yield from ingredient_lines({**settings_facts(run.path, run.settings), "settings": run.settings})
-    train, optim = (group if isinstance(group := run.settings.get(key), dict) else {} for key in ("train", "optim"))
-    yield "batch", f"{show(train.get('global_batch'))} samples"
-    yield "optimizer", f"{optim.get('kind', '-')}, learning rate {show(optim.get('lr'))}"
+    yield from ingredient_lines(_now(run), run.settings)
+    optim = group if isinstance(group := run.settings.get("optim"), dict) else {}
+    yield "optimizer", str(optim.get("kind", "-"))
 
 
 def _event_section(runs: Sequence[RunFolder], charts: Charts) -> Iterator[str]:

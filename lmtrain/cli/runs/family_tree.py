@@ -70,7 +70,7 @@ def _row_of_checkpoint(folder: Path, name: str, note: str) -> Row:
     """Return a table row, titled `name`, for a folder that is not a run: a merged checkpoint with how it was made,
     another checkpoint, or a folder that is gone, with the text `note`.
     """
-    empty = dict.fromkeys(("step", "steps", "stage", "loss", "valid_loss", "tokens_per_s", "tokens", "last_row"))
+    empty = dict.fromkeys(("step", "steps", "stage", "loss", "loss/valid", "tokens_per_s", "tokens", "last_row"))
     row: Row = {"run": str(folder), "name": name, "state": GONE, **empty, "why": note, "missing": []}
     if (record := read_merge(folder)) is not None:
         row |= {"state": MERGE, "step": record.parents[-1].step, "why": describe_merge(folder)}

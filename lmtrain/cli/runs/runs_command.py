@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.inspect.run_folder_view import ago, finite_or_none, format_loss
+from lmtrain.cli.inspect.run_folder_view import ago, facts_of_run, format_loss
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.settings_keys.verb_synonyms import explain_absent
 from lmtrain.cli.shared_options import Json, refuse_lists
@@ -20,7 +20,15 @@ from lmtrain.config.settings_base import show
 from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint, way
 from lmtrain.runfolder.folder_reader import RunFolder, find_runs, read_runs
 from lmtrain.runfolder.lineage import MERGED, WEIGHTS
-from lmtrain.runfolder.metrics_rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
+from lmtrain.runfolder.metrics_rows import (
+    last_write_time,
+    loss_warning,
+    read_first_step,
+    read_last_rows,
+    rows_in_force,
+    to_json_data,
+)
+from lmtrain.runfolder.run_facts import RunFacts
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.similar_path import missing_path
 from lmtrain.units import format_count
@@ -75,7 +83,9 @@ def list_runs(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the runs below a folder: state, step, loss, speed, time of the last row, and why they stopped."""
+    """List the runs below a folder: state, step, loss, speed over the last 50 steps, time of the last row, and why they
+    stopped.
+    """
     rows = select_rows(folders or [], state or [], where or [])
     if tree:
         from lmtrain.cli.runs.family_tree import family_rows
@@ -180,19 +190,27 @@ def _run_row(run: RunFolder) -> dict[str, Any]:
     """Return a dict with the facts about a run for `lmtrain runs`: folder, state, step, losses, speed, time of its last
     metrics row, and why it stopped. Numbers that are not recorded are None, the step 0.
     """
-    rows = read_last_rows(run.metrics)
+    rows = rows_in_force(read_last_rows(run.metrics))
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
-    train_settings = run.settings.get("train", {})
-    warning = loss_warning(read_first_step(run.metrics), last) if run.state == "finished" else ""
+    now = facts_of_run(run.settings, rows, run.state)
+    warning = loss_warning(_first_row_of_stage(run, rows, now), last) if run.state == "finished" else ""
     return {
-        "run": str(run.path), "name": run.name, "state": run.state, "step": finite_or_none(last.get("step")) or 0,
-        "steps": finite_or_none(train_settings.get("steps")) if isinstance(train_settings, dict) else None,
-        "stage": last.get("stage"),
-        "loss": _loss_or_text(last), "valid_loss": _loss_or_text(valid[-1]) if valid else None,
-        "tokens_per_s": finite_or_none(last.get("tokens_per_s")), "tokens": finite_or_none(last.get("tokens")),
+        "run": str(run.path), "name": run.name, **now.to_dict(),
+        "loss": _loss_or_text(last), "loss/valid": _loss_or_text(valid[-1]) if valid else None,
         "last_row": last_write_time(rows, run.metrics), "why": run.end_reason or warning, "missing": run.problems,
-    }  # fmt: skip
+    }
+
+
+def _first_row_of_stage(run: RunFolder, rows: Sequence[dict[str, Any]], now: RunFacts) -> dict[str, Any]:
+    """Return the first row of a step of the stage that a run is in, with which its loss is compared; {} if that is not
+    among the newest `rows`, since losses of two stages are of different data.
+    """
+    if now.stage is None or now.stage.number == 1:
+        return read_first_step(run.metrics)
+    rows_of_stage = (row for row in rows if row["event"] == "step" and row.get("stage") == now.stage_name)
+    is_there = any(row["event"] == "stage" and row.get("stage") == now.stage_name for row in rows)
+    return next(rows_of_stage, {}) if is_there else {}
 
 
 def _loss_or_text(row: dict[str, Any]) -> float | str | None:
@@ -260,7 +278,7 @@ def _table_cells(row: dict[str, Any]) -> dict[str, str]:
         "run": "  " * row.get("depth", 0) + row["name"], "from step": _describe_branch_point(row),
         "state": row["state"], "stage": row["stage"] or "", "step": "" if row["step"] is None else f"{row['step']:,}",
         "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
-        "loss": format_loss(row["loss"]), "valid": format_loss(row["valid_loss"]),
+        "loss": format_loss(row["loss"]), "valid": format_loss(row["loss/valid"]),
         "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
         "last row": _ago_or_empty(row["last_row"]), _WHY_STOPPED: row["why"].split("\n")[0],
     }  # fmt: skip

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from lmtrain.cli.inspect.run_folder_view import age_s, describe_model, describe_state, read_stages, settings_facts
+from lmtrain.cli.inspect.run_folder_view import age_s, describe_state, facts_of_run, ingredient_lines
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few, own
@@ -22,7 +22,7 @@ from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_line
 from lmtrain.runfolder.file_names import CONFIG, METRICS
 from lmtrain.runfolder.folder_reader import find_runs, not_a_run, read_run_state, read_settings, record_errors
-from lmtrain.runfolder.metrics_rows import RowFollower
+from lmtrain.runfolder.metrics_rows import RowFollower, read_last_rows, rows_in_force
 
 EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
@@ -80,9 +80,9 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
     """
     follower, redrawer, panel = RowFollower(run / METRICS), Redrawer(console), _build_panel(run)
     while True:
-        state, rows = read_run_state(run), follower.rows()
-        if any(row["event"] == "start" for row in rows) and panel.row:
-            panel = _build_panel(run)  # because: the new start may have other settings
+        state, rows = read_run_state(run), rows_in_force(follower.rows())
+        if any(row["event"] in ("start", "stage") for row in rows) and panel.row:
+            panel = _build_panel(run)  # because: a new start may have other settings, and a stage has others
         for row in rows:
             panel.show_row(row, age_s(row["time"]) if "time" in row else 0.0)
         panel.activity, is_over = _describe_row_state(state, panel.row), state["state"] not in _LIVE_STATES
@@ -133,13 +133,12 @@ def _build_panel(run: Path) -> RunPanel:
     last start. A layout that this version of lmtrain cannot read is left out.
     """
     settings = read_settings(run)
-    facts, saves = settings_facts(run, settings), settings.get("checkpoint", {})
-    words = describe_model(settings.get("model", {}), facts["parameters"])
-    title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
+    now = facts_of_run(settings, rows_in_force(read_last_rows(run / METRICS)), str(read_run_state(run)["state"]))
+    saves, title = settings.get("checkpoint", {}), dict(ingredient_lines(now, settings))
     return RunPanel(
-        title, int(facts["steps"] or 0), saves=SaveSchedule(saves.get("interval_steps"), saves.get("interval_s")),
-        stages={stage.stage_name: stage.end_step for stage in read_stages(settings)},
-    )  # fmt: skip
+        {"run": str(run)} | title, now.steps or 0, stages={stage.name: stage.last_step for stage in now.named_stages},
+        saves=SaveSchedule(saves.get("interval_steps"), saves.get("interval_s")),
+    )
 
 
 def _describe_row_state(state: dict[str, Any], row: Mapping[str, Any]) -> str:

@@ -8,8 +8,9 @@ folder takes its name, its model's scores of random tokens are compared with the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ from lmtrain.exchange.stream_tensors_to_disk import (
     write_tensors,
 )
 from lmtrain.layout import Piece
+from lmtrain.runfolder.run_facts import RunFacts, facts_of_checkpoint
 from lmtrain.runtime.files.atomic_files import new_folder
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -97,12 +99,14 @@ def export_hf(
     check: bool = True,
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
+    describe: Callable[[Mapping[str, Any]], RunFacts] = partial(facts_of_checkpoint, None),
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Hugging Face folder `output`, and return the facts to report, such as the
     largest difference of logits. `dtype` is fp32, bf16 or fp16; None stands for the types of an imported model that was
     not trained since, otherwise for fp32. If `weights` is "ema", the average of the weights is exported. If `check`,
     logits and token ids are compared with the source's. `report` is called with bytes done and bytes in all. Files of
-    several tensors have at most `shard_bytes`.
+    several tensors have at most `shard_bytes`. `describe` returns what the run was at the checkpoint, from the state in
+    its manifest; without it, the card has only what needs no settings.
     """
     reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = checked_model(reader)
@@ -130,7 +134,10 @@ def export_hf(
         if settings.shape.causal:
             files[GENERATION_CONFIG] = json_bytes(begin_and_end_ids(special) | {"pad_token_id": special.get("pad")})
     files[CONFIG] = json_bytes(config)
-    card = model_card(output.name, reader.path, reader.state, settings, config, original, tokenizer_class, weights)
+    card = model_card(
+        output.name, reader.path, reader.state, settings, config, original, tokenizer_class, weights,
+        run=describe(reader.state),
+    )  # fmt: skip
     files["README.md"] = card.encode()
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
     facts |= reader.describe_weights()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from lmtrain import __version__
@@ -20,6 +20,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runfolder.run_facts import RunFacts
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.units import format_measure
 
@@ -34,12 +35,13 @@ Row = tuple[str, object]
 
 def model_card(
     name: str, checkpoint: Path, state: Mapping[str, Any], settings: ModelSettings, config: Mapping[str, Any],
-    original: Mapping[str, bytes], tokenizer_class: str = "AutoTokenizer", weights: WeightSet = "model",
+    original: Mapping[str, bytes], tokenizer_class: str = "AutoTokenizer", weights: WeightSet = "model", *,
+    run: RunFacts,
 ) -> str:  # fmt: skip
     """Return the text of a README.md for the exported folder `name`. `checkpoint` and `state` are the source's path and
     the state in its manifest, `config` is the exported config.json, `original` has the files kept from an imported
     folder ({} for a model of lmtrain's own), `tokenizer_class` is the transformers class that loads the tokenizer, and
-    `weights` tells whether the weights or their average were exported.
+    `weights` tells whether the weights or their average were exported. `run` is what the run was at the checkpoint.
     """
     architecture, causal = config["architectures"][0], settings.shape.causal
     tags = "\n".join(f"- {tag}" for tag in ("lmtrain", config["model_type"]))
@@ -50,7 +52,7 @@ def model_card(
         "## Model",
         _table(_model_rows(settings, architecture, str(config["dtype"]))),
         "## Training",
-        *_training(state, original, weights),
+        *_training(state, original, weights, run),
         "## Evaluation",
         _evaluation(checkpoint, state, weights),
         "## Use",
@@ -88,7 +90,9 @@ def _model_rows(settings: ModelSettings, architecture: str, dtype: str) -> list[
     ]
 
 
-def _training(state: Mapping[str, Any], original: Mapping[str, bytes], weights: WeightSet) -> Iterator[str]:
+def _training(
+    state: Mapping[str, Any], original: Mapping[str, bytes], weights: WeightSet, run: RunFacts
+) -> Iterator[str]:
     """Yield the paragraphs of a model card about the training. `state` is the state in the checkpoint's manifest,
     `original` has the files kept from an imported folder, and `weights` tells whether the weights or their average were
     exported.
@@ -102,17 +106,23 @@ def _training(state: Mapping[str, Any], original: Mapping[str, bytes], weights: 
     elif not isinstance(recorded, dict):
         yield "The checkpoint does not record how it was trained."
     else:
-        yield _table(_training_rows(state, recorded, weights))
+        yield _table(_training_rows(state, recorded, weights, run))
+        if run.named_stages:
+            yield "The stages of the run, and what each step of them read:"
+            yield _stage_table(run)
         yield "All settings of the run that concern its model and its training:"
         groups = {group: recorded[group] for group in _SETTINGS if group in recorded}
         yield f"```json\n{json.dumps(groups, indent=1, ensure_ascii=False)}\n```"
 
 
-def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any], weights: WeightSet) -> list[Row]:
-    train, optim, schedule, data = (
+def _training_rows(
+    state: Mapping[str, Any], recorded: Mapping[str, Any], weights: WeightSet, run: RunFacts
+) -> list[Row]:
+    optim, schedule, data = (
         group if isinstance(group, dict) else {}
-        for group in (*(recorded.get(name) for name in ("train", "optim", "schedule")), state.get("data"))
+        for group in (*(recorded.get(name) for name in ("optim", "schedule")), state.get("data"))
     )
+    of_stage = f" of the stage {run.stage_name}" if run.stage_name else ""
     checkpoint = recorded.get("checkpoint") or {}
     first_weights = checkpoint.get("init_from")
     whose = "the average in" if checkpoint.get("init_weights") == "ema" else "those of"
@@ -122,20 +132,44 @@ def _training_rows(state: Mapping[str, Any], recorded: Mapping[str, Any], weight
         ("weights before the first step", f"{whose} {Path(first_weights).name}" if first_weights else "random"),
         ("weights", None if average is None else f"the {average.summary}"),
         ("merged", None if merge is None else merge.summary),
-        ("steps", state["step"]),
+        ("steps", run.step),
+        ("steps of the run", run.steps),
+        ("starts", run.starts),
         ("samples", state.get("samples")),
-        ("tokens", state.get("tokens")),
-        ("batch", f"{train.get('global_batch')} sequences of {state.get('seq_len')} tokens"),
+        ("tokens", run.tokens),
+        ("stage", run.stage.text if run.stage and run.stage_name else None),
+        (f"batch{of_stage}", run.batch_text or None),
+        (f"data{of_stage}", _names_alone(run.data)),
+        ("parameters with padding", run.padded_parameters if run.padded_parameters != run.parameters else None),
         ("optimizer",
-         f"{optim.get('kind')}, learning rate {optim.get('lr')}, weight decay {optim.get('weight_decay')}"),
-        ("learning-rate schedule", f"{schedule.get('kind')}, {schedule.get('warmup_steps')} warm-up steps"),
+         f"{optim.get('kind')}, learning rate {optim.get('lr')}{' of the run' * bool(run.named_stages)}, weight decay "
+         f"{optim.get('weight_decay')}"),
+        ("learning rate of the last step", None if run.lr is None else f"{run.lr:.6g}"),
+        (f"learning-rate schedule{of_stage}",
+         run.stage.schedule if run.stage and run.stage_name
+         else f"{schedule.get('kind')}, {schedule.get('warmup_steps')} warm-up steps"),
         ("precision", (recorded.get("precision") or {}).get("kind")),
         ("seed", str(state.get("seed"))),
-        ("tokens of the training data", data.get("num_tokens")),
-        ("documents of the training data", data.get("num_documents")),
-        ("SHA-256 of the training data", data.get("content_sha256")),
+        (f"tokens of the training data{of_stage}", data.get("num_tokens")),
+        (f"documents of the training data{of_stage}", data.get("num_documents")),
+        (f"SHA-256 of the training data{of_stage}", data.get("content_sha256")),
         ("fingerprint of the tokenizer", (state.get("tokenizer") or {}).get("fingerprint")),
     ]  # fmt: skip
+
+
+def _stage_table(run: RunFacts) -> str:
+    """Return a Markdown table of the stages that the run has begun by this checkpoint, the steps of the last one up to
+    it.
+    """
+    begun = [stage for stage in run.named_stages if stage.first_step <= run.step]
+    rows = [stage.cells() | {"<data": _names_alone(stage.data) or ""} for stage in begun]
+    lines = [f"| {' | '.join(title.lstrip('<') for title in rows[0])} |", "|---" * len(rows[0]) + "|"] if rows else []
+    return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row.values()))} |" for row in rows)])
+
+
+def _names_alone(data: str | None) -> str | None:
+    """Return the datasets in a text without the folders in which they lie, which a card does not show."""
+    return None if data is None else ", ".join(PurePath(path).name for path in data.split(", "))
 
 
 def _evaluation(checkpoint: Path, state: Mapping[str, Any], weights: WeightSet) -> str:

@@ -9,6 +9,8 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
+from lmtrain.runfolder.run_facts import SPEED_WINDOW_STEPS
+
 # Dense peaks from the vendors' data sheets in FLOP/s (half of the figure "with sparsity"), with fp32 accumulation:
 # (fp16 on tensor cores, bf16 on tensor cores, fp32 without tensor cores). The first match counts.
 _PEAKS: tuple[tuple[str, float | None, float | None, float | None], ...] = (
@@ -68,7 +70,7 @@ class Throughput:
         *,
         flops_per_token: float | None = None,
         peak: float | None = None,  # FLOP/s of all devices together
-        window_steps: int = 50,
+        window_steps: int = SPEED_WINDOW_STEPS,
     ) -> None:
         self._flops_per_token, self._peak = flops_per_token, peak
         self._marks: deque[tuple[int, float, int]] = deque(maxlen=window_steps + 1)  # (step, time in s, tokens so far)

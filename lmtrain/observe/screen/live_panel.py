@@ -77,8 +77,11 @@ class RunPanel:
         self._stopped_at_s: float | None = None
 
     def show_row(self, row: Row, age_s: float = 0.0) -> None:
-        """Show a step, validation, evaluation or save row of metrics.jsonl, which was written `age_s` seconds ago."""
+        """Show a row of metrics.jsonl, which was written `age_s` seconds ago."""
         match row["event"]:
+            case "start" | "stage":
+                self.start = dict(row)
+                self.row = {key: value for key, value in self.row.items() if key != "stage"}
             case "step":
                 if row.get("loss") is not None:
                     self.losses = (*self.losses, float(row["loss"]))[-_NUM_LOSSES:]

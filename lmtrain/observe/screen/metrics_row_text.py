@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from lmtrain.runfolder.run_facts import SPEED_WINDOW_STEPS
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds
 
 Row = Mapping[str, Any]
@@ -111,7 +112,7 @@ def speed_figures(row: Row) -> list[tuple[str, str]]:
     mfu = "" if row.get("mfu") is None else f", MFU {format_percent(row['mfu'])}"
     of_start, in_all = (" this start", " in all") if row.get("attempt", 1) > 1 else ("", "")
     return [
-        ("speed", figure("tokens_per_s", format_count, " tokens/s")),
+        (f"last {SPEED_WINDOW_STEPS} steps", figure("tokens_per_s", format_count, " tokens/s")),
         ("compute", figure("flops_per_s", format_flops, "/s") + mfu),
         ("data wait", figure("data_wait_s", format_milliseconds, " a step")),
         ("memory", figure("memory_bytes", format_bytes) + _fullest_rank_text(row)),

@@ -25,6 +25,7 @@ from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, 
 from lmtrain.plan.run_estimates.simulate_pipeline import price_runs, summarize_schedule
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
 from lmtrain.runfolder.file_names import IMPORTED
+from lmtrain.runfolder.run_facts import padded_parameters
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, has_kernel_compiler
 from lmtrain.train.layouts.ranks_and_memory_table import range_text
 from lmtrain.train.run_config import RunConfig
@@ -182,6 +183,7 @@ def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False)
     return {
         "model": inputs.model.kind,
         "parameters": inputs.model.num_parameters,
+        "padded_parameters": padded_parameters(inputs.model),
         "vocabulary": shape.vocab_size,
         **({"of_which_used": pieces} if (pieces := inputs.tokenizer.vocab_size) < shape.vocab_size / 2 else {}),
         "steps": steps,

@@ -14,6 +14,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.attention_activation_bytes import FP32_BYTES
 from lmtrain.placement.layers_and_shards_of_ranks import Placement, shard_rows, stages_of_rank
 from lmtrain.placement.weight_and_activation_bytes import count_elements, placements_of_stages, rank_bytes
+from lmtrain.runfolder.run_facts import parameters_text
 from lmtrain.train.run_config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
@@ -129,6 +130,14 @@ def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
             cell.ljust(width) if key in _LEFT_ALIGNED else cell.rjust(width)
             for key, cell, width in zip(headings, cells, widths, strict=True)
         ).rstrip()
+
+
+def padding_lines(parameters: int, padded: int) -> Iterator[str]:
+    """Yield a line to put below the table of ranks if its numbers of parameters count padding, which the number of the
+    model's `parameters` does not; `padded` is that with padding.
+    """
+    if padded != parameters:
+        yield f"params counts padding of the vocabulary; in all {parameters_text(parameters, padded)}"
 
 
 def _cell_text(key: str, value: Any) -> str:

@@ -17,6 +17,7 @@ from lmtrain.data.resume_position_by_source import KEY_DIGITS
 from lmtrain.errors import join_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import count_rank_bytes, fullest_rank
+from lmtrain.runfolder.run_facts import stages_of
 from lmtrain.train.layouts.dry_run_speed_and_memory import (
     dry_run_facts,
     measurement_facts,
@@ -95,20 +96,19 @@ def stage_rows(config: RunConfig, inputs: Inputs, *, step: int = 0, runs_here: b
     inputs_of = {stage.stage_name: stage_inputs for stage, stage_inputs in inputs.stages(config)}
     tokens: dict[str, int] = {}  # content of a source -> its tokens that the run has read
     rows = []
-    for stage in config.stage_configs:
+    for stage, planned in zip(config.stage_configs, stages_of(config), strict=True):
         if not isinstance(stage, StageConfig):
             return []
         given = config.stages[stage.stage_name]
         status = "done" if stage.end_step <= step else "current" if stage.first_step < step else "ahead"
         samples = stage.batch_plan.range_of(stage.end_step)[0] - stage.batch_plan.range_of(stage.first_step)[0]
         length, amount = next((key, value) for key in LENGTHS if (value := getattr(given, key)) is not None)
-        totals = {"steps": stage.num_steps, "samples": samples, "tokens": samples * stage.seq_len}
+        totals = {"steps": planned.num_steps, "samples": samples, "tokens": planned.tokens}
         rows.append({
             "stage": stage.stage_name, "status": status, "first_step": stage.first_step, "end_step": stage.end_step,
             **totals, "given": {length: amount}, "is_rounded": totals[length] != amount,
-            "lr_first": stage.learning_rate(stage.first_step), "lr_last": stage.learning_rate(stage.end_step - 1),
-            "batch_sizes": stage.batch_plan.sizes_between(stage.first_step, stage.end_step),
-            "micro_batch": stage.train.micro_batch, "seq_len": stage.seq_len,
+            "lr_first": planned.lr_first, "lr_last": planned.lr_last, "batch_sizes": [*planned.batch_sizes],
+            "micro_batch": stage.train.micro_batch, "seq_len": planned.seq_len,
             "sources": _source_rows(stage, inputs_of.get(stage.stage_name), tokens),
             **({"reached_step": step} if status == "current" else {}),
             **_forecast(stage, inputs.model, runs_here=runs_here),

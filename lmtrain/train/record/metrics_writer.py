@@ -50,6 +50,7 @@ from lmtrain.runfolder.file_names import (
     WORKING_DIRECTORY,
 )
 from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics, row_step
+from lmtrain.runfolder.run_facts import facts_at, padded_parameters
 from lmtrain.runfolder.tensorboard_metric_names import EDGES, Histogram, score_by_step
 from lmtrain.runtime.files.atomic_files import atomic_file, read_json, write_json
 from lmtrain.runtime.machine.choose_device import device_name
@@ -57,7 +58,7 @@ from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import environment_report
 from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
-from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, rank_rows
+from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, padding_lines, rank_rows
 from lmtrain.train.record.changed_settings_and_rate import change_lines
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_objects_and_resume import Progress, Run, checkpoint_state, held_pieces
@@ -146,17 +147,19 @@ def open_view(
     the device's name, `step` the step from which the run goes on, and `log` also receives the lines.
     """
     epoch = plural(steps := inputs.steps_per_epoch(config.train.global_batch), "step", format_count(steps))
+    now = facts_at(with_final_model(config, inputs), step, state="running", stage_name=config.stage_name)
     title = {
         "run": str(Path(config.run.dir)),
-        "model": f"{inputs.model.kind} {format_count(model.settings.num_parameters)} parameters",
+        "model": f"{inputs.model.kind}, {now.parameters_text}",
         "device": f"{device} {config.precision.kind}",
-        "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens, {epoch} an epoch",
+        "batch": now.batch_text,
+        "data": f"{now.data}, {plural(inputs.data.train.num_samples, 'sample')}, {epoch} an epoch",
     } | ({"layout": config.parallel.layout_text} if model.mesh.world.size > 1 else {})
     # because: a panel that never moves looks like a hung run
     is_live = model.mesh.rank == 0 and step < config.total_steps
     saves = SaveSchedule(config.checkpoint.interval_steps, config.checkpoint.interval_s)
-    start = {"step": step} | ({"stage": config.stage_name} if config.stage_name else {})
-    stages = {stage.stage_name: stage.end_step for stage in config.stage_configs if stage.stage_name}
+    start = {"step": step} | ({"stage": now.stage_name} if now.stage_name else {})
+    stages = {stage.name: stage.last_step for stage in now.named_stages}
     view = stack.enter_context(
         build_view(console, title, config.total_steps, log=log, saves=saves, stages=stages, start=start)
         if is_live
@@ -181,7 +184,8 @@ def show_start_notes(
         view.show_note(f"validation reads {inputs.data.validation_note}")
     if mesh.world.size > 1:
         rows = merge_rows(rank_rows(config, inputs.model, hosts))
-        view.show_note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
+        padding = padding_lines(inputs.model.num_parameters, padded_parameters(inputs.model))
+        view.show_note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows), *padding]))
     for text in skip_messages:
         view.show_note(f"warning: {text}")
     for path in list_broken(Path(config.run.dir) / CHECKPOINTS):
@@ -436,10 +440,12 @@ def _record_stage(run: Run) -> None:
     run.progress.attempt = start_number(run.folder) - 1 if run.metrics is not None else 1
     record(run, "stage", {"weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256})
     config = run.config
-    rates = " to ".join(f"{config.learning_rate(step):.3g}" for step in (config.first_step, config.end_step - 1))
+    now = facts_at(config, config.first_step, state="running", stage_name=config.stage_name)
+    cells = now.stage.cells() if now.stage else {}
     run.view.show_note(
         f"the stage {config.stage_name} begins after step {config.first_step} and ends after step {config.end_step}: "
-        f"{config.train.global_batch} samples of {config.seq_len} tokens in a step, learning rate {rates}"
+        f"{cells['batch']} samples of {cells['sequence']} tokens in a step of {cells['<data']}, learning rate "
+        f"{cells['learning rate']}"
     )
 
 

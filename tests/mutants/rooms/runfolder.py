@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         name="save_counts_at_the_step_it_was_written",
         file="lmtrain/runfolder/metrics_rows.py",
-        function="read_metrics",
+        function="rows_in_force",
         old='key = (row["event"], row_step(row), str(row.get("name")))',
         new='key = (row["event"], row["step"], str(row.get("name")))',
         breaks="The row of the very checkpoint that a run went on from is taken for work that is gone, and of two "

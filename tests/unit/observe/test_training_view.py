@@ -82,7 +82,7 @@ def test_the_panel_shows_every_figure_whole(width: int) -> None:
     text = _panel(width)
     for figure in (
         "runs/first", "124M", "step 1234/2000", "left 16m36s", "6.9150", "3.3012 at step 1000", "3.00e-04", "0.840",
-        "412k tokens/s", "412 TFLOP/s, MFU 41.6%", "1.2 ms a step", "61.0 GiB", "26m44s, 647M tokens",
+        "last 50 steps 412k tokens/s", "412 TFLOP/s, MFU 41.6%", "1.2 ms a step", "61.0 GiB", "26m44s, 647M tokens",
         "smoothed loss 6.9375", "step 1200, 0s ago", "Ctrl-C stops after a step",
     ):  # fmt: skip
         assert figure in text

@@ -14,6 +14,8 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, encode_manifest
 from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.exchange.huggingface.import_and_export import export_hf, import_hf
+from lmtrain.runfolder.run_facts import facts_of_checkpoint
+from lmtrain.train.run_config import config_of_checkpoint
 from tests.unit.exchange.huggingface.published import TOKENIZERS, exported, publish
 from tests.unit.exchange.models import bert, llama
 
@@ -27,7 +29,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def card_of(source: Path, output: Path, weights: WeightSet = "model") -> str:
-    export_hf(source, output, check=False, weights=weights)
+    export_hf(
+        source, output, check=False, weights=weights,
+        describe=lambda state: facts_of_checkpoint(config_of_checkpoint(state), state),
+    )  # fmt: skip
     return (output / "README.md").read_text()
 
 
@@ -46,7 +51,7 @@ def test_it_has_the_recipe_of_the_run(run: Path, tmp_path: Path) -> None:
         "| weights before the first step | random |",
         "| samples | 8 |",
         "| tokens | 128 |",
-        "| batch | 2 sequences of 16 tokens |",
+        "| batch | 2 samples of 16 tokens |",
         "| optimizer | adamw, learning rate 0.0003, weight decay 0.1 |",
         "| tokens of the training data | 3,368 |",
         "| SHA-256 of the training data | 530be483b035dcb9a188a8cf7dce5ad149127473f79be52109c1806d651166fb |",
