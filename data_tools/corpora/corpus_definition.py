@@ -28,10 +28,12 @@ from data_tools.corpora.download import (
     has_expected_file,
     manual_instructions,
 )
-from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, Tally, to_line
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, Tally, check_outputs, to_line
+from data_tools.corpus.split_sample_shuffle import SPLITS
 from data_tools.read.compressed_and_parquet_readers import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import atomic_file, is_safe_name
+from lmtrain.runtime.files.existing_output import made_from
 from lmtrain.similar_path import missing_path
 from lmtrain.tokenizer.text_from_json_lines import Document
 
@@ -254,13 +256,19 @@ def get_corpus(
     *,
     offline: bool = False,
     report: ReportBytes | None = None,
-) -> Report:
+    overwrite: bool = False,
+) -> Report | None:
     """Write the documents of a training corpus to train.jsonl, valid.jsonl and test.jsonl in the folder `output`. They
     are read from `local_paths` or, if that is empty, from the published files, which are downloaded unless `offline`.
-    Return the counts of documents.
+    Return the counts of documents; None if an earlier call has written the same. Raise OutputError if other documents
+    are there, unless `overwrite` is given.
 
     A split without documents gets no file.
     """
+    report_file, made = output / "get.report.json", made_from(["get", recipe.name], local_paths)
+    existing = [path for split in SPLITS if os.path.lexists(path := output / f"{split}.jsonl")]
+    if not check_outputs(existing, report_file, "text", made if existing else None, overwrite=overwrite):
+        return None
     paths = list(local_paths) or fetch_files(recipe, output, offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
@@ -282,8 +290,12 @@ def get_corpus(
                 tally.changed[f"to {split}"] += 1
         if not targets:
             raise DataError(f"{paths[0]} holds no document of {recipe.name}. Give {recipe.takes}.")
+        report_file.unlink(missing_ok=True)  # because: it must not describe other documents
+    for path in existing:
+        if path.stem not in targets:  # a split that only the replaced corpus had
+            path.unlink()
     tally.num_in += tally.dropped.total()
-    return Report(f"get {recipe.name}", tally).write(output / "get.report.json")
+    return Report(f"get {recipe.name}", tally, made).write(report_file)
 
 
 def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes | None) -> list[Path]:

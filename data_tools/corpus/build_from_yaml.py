@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from data_tools.corpus.clean import build_clean
 from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
 from data_tools.corpus.copies.dedupe import (
     EXACT_FILE,
+    INPUTS_FILE,
     NEAR_FILE,
     DropStep,
     MinHash,
@@ -30,6 +31,7 @@ from data_tools.corpus.copies.dedupe import (
     record_inputs,
 )
 from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
+    SPLIT_REPORT,
     CollectStep,
     ReadOptions,
     Report,
@@ -50,8 +52,14 @@ from lmtrain.config.settings_base import Problem, Settings
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import example
 from lmtrain.runtime.files.atomic_files import read_json, storage_errors, write_json
+from lmtrain.runtime.files.existing_output import Kind, check_output, file_identities
 
 DOCUMENTS = "documents.jsonl"
+_WORK = Kind(
+    "the work folder of `lmtrain corpus dedupe`",
+    # because: a kill while the folder is removed may leave any of its files
+    lambda path: path.is_dir() and any(name.endswith((INPUTS_FILE, ".u64", ".u16")) for name in os.listdir(path)),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +186,7 @@ def _build_steps(recipe: BuildSettings, options: StepOptions) -> list[_BuildStep
         steps.append(_BuildStep("dedupe", dedupe.to_dict(), lambda i, o: dedupe_documents(i, o, dedupe, options)))
     if (decontaminate := recipe.decontaminate) is not None:
         files = [Path(name) for name in decontaminate.against]
-        facts = decontaminate.to_dict() | {"files": _identity(files)}
+        facts = decontaminate.to_dict() | {"files": file_identities(files)}
         run = _step_runner(DecontaminateStep(read_passages(files), decontaminate.action), options)
         steps.append(_BuildStep("decontaminate", facts, run))
     if recipe.shuffle:
@@ -197,15 +205,9 @@ def _step_key(step: _BuildStep, inputs: Inputs, recipe: BuildSettings) -> str:
     """Return a hash of a step's name, its settings, and the path, size and modification time of its input files. If the
     hash is the same as at an earlier run, the step's output is still valid.
     """
-    files = _identity([source.path for source in find_step_sources(inputs)])
+    files = file_identities([source.path for source in find_step_sources(inputs)])
     facts = [step.name, step.settings, recipe.key, recipe.on_error, recipe.seed, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _identity(files: Sequence[Path]) -> list[list[Any]]:
-    """Return [path, size, modification time] of each file that exists."""
-    states = [(path, os.stat(path)) for path in files if path.exists()]
-    return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in states]
 
 
 def dedupe_documents(inputs: Inputs, output: Path, settings: DedupeSettings, options: StepOptions) -> Report:
@@ -213,6 +215,7 @@ def dedupe_documents(inputs: Inputs, output: Path, settings: DedupeSettings, opt
     are in a work folder beside `output`, which is removed at the end.
     """
     folder = output.with_name(f"{output.name}.work")
+    check_output(folder, _WORK, overwrite=False, is_default=True)
     clear_folder(folder)
     try:
         sign_documents(inputs, folder, MinHash() if settings.near else None, options)
@@ -247,8 +250,13 @@ def drop_copies(inputs: Inputs, folder: Path, output: Path, options: StepOptions
     it.
     """
     check_inputs(folder, inputs)
-    marks = (("exact copy", folder / EXACT_FILE), ("near copy", folder / NEAR_FILE))
+    marks = zip(("exact copy", "near copy"), marks_of_copies(folder), strict=True)
     return _step_runner(DropStep(tuple(mark for mark in marks if mark[1].exists())), options)(inputs, output)
+
+
+def marks_of_copies(folder: Path) -> list[Path]:
+    """Return the files of a work folder that list exact and near copies; they may not exist."""
+    return [folder / EXACT_FILE, folder / NEAR_FILE]
 
 
 def _write_output(recipe: BuildSettings, inputs: Inputs, options: StepOptions) -> Report:
@@ -259,6 +267,6 @@ def _write_output(recipe: BuildSettings, inputs: Inputs, options: StepOptions) -
     if recipe.split is not None:
         return run_step(
             SplitStep(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), options,
-            output / "split.report.json",
+            output / SPLIT_REPORT,
         )  # fmt: skip
     return _step_runner(CollectStep(), options)(inputs, output / DOCUMENTS)

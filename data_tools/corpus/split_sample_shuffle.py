@@ -221,7 +221,8 @@ def shuffle(
                 with open(name, "rb") as bucket:
                     target.writelines(line for _, line in sorted(_read_entries(bucket)))
                 name.unlink()
-    return Report("shuffle", tally).write(part.output_path(report_file))
+            part.output_path(report_file).unlink(missing_ok=True)  # because: it must not describe another output
+    return Report("shuffle", tally, options.made_from).write(part.output_path(report_file))
 
 
 def _read_entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:

@@ -40,6 +40,7 @@ _PART = re.compile(r"rows\.part-(\d{5})-of-(\d{5})\.u64|rows\.u64")
 _CHUNK = 512  # because: 512 x 256 x 8 bytes is 1 MB, which fits a core's cache
 Indices = npt.NDArray[np.int64]
 EXACT_FILE, NEAR_FILE = "exact.u64", "near.u64"
+INPUTS_FILE = "inputs.json"
 PAIRS_FILE = Path("pairs.u64")
 KEEP = ("first", "longest")
 _NUMBERS_AT_ONCE = 1 << 20
@@ -186,7 +187,7 @@ def record_inputs(folder: Path, inputs: Inputs, minhash: MinHash | None) -> None
     """Record the input files and the parameters of the signatures in the work folder. All tasks of an array write the
     same.
     """
-    write_json(folder / "inputs.json", _input_facts(inputs, minhash))
+    write_json(folder / INPUTS_FILE, _input_facts(inputs, minhash))
 
 
 def check_inputs(folder: Path, inputs: Inputs) -> None:
@@ -194,7 +195,7 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
     work folder `folder`; MissingInputError if it made none. The folder refers to documents by their positions in these
     files.
     """
-    path = folder / "inputs.json"
+    path = folder / INPUTS_FILE
     if not path.exists():
         raise MissingInputError(f"{path} does not exist. Run `lmtrain corpus sign` first, with the same --work.")
     if read_json(path)["files"] != _input_facts(inputs, None)["files"]:
@@ -222,7 +223,7 @@ class SignedDocuments:
             raise MissingInputError(
                 f"{folder} has {len(row_files)} of {max(counts)} parts. Run the missing parts of `lmtrain corpus sign`."
             )
-        shape = read_json(folder / "inputs.json")["minhash"]
+        shape = read_json(folder / INPUTS_FILE)["minhash"]
         self.minhash = MinHash(**shape) if shape else None
         self._rows = [load_array(folder / name, np.uint64).reshape(-1, len(ROW_COLUMNS)) for name in row_files]
         width = self.minhash.num_hashes if self.minhash else 1

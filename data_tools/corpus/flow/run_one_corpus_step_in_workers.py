@@ -17,7 +17,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,12 +44,15 @@ from data_tools.read.parse_chunks_and_bad_lines import (
     read_content,
 )
 from data_tools.read.process_portions_in_workers import build_budget, process_portions
-from lmtrain.errors import DataError, MissingInputError, UsageError, leave_out
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, leave_out
 from lmtrain.runtime.files.atomic_files import atomic_file, read_errors, read_json, write_json
+from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, has_rows_with
 from lmtrain.tokenizer.text_from_json_lines import Document, Reject
 
 Documents = Iterator[tuple[int, Document]]  # (position, document) pairs
 OFFSET_BITS = 44  # offset bits of a position: a million files of up to 16 TiB each
+SPLIT_REPORT = "split.report.json"  # in the folder of the step `split`
+_REPORT = Kind("the report of a corpus step", begins_with(b'{\n "step":'))
 ReportDocuments = Callable[[str, int], None]  # receives the step's name and the number of documents done
 
 
@@ -114,6 +117,7 @@ class StepOptions:
     workers: int = 1
     reading: ReadOptions = field(default_factory=ReadOptions)
     report: ReportDocuments | None = None
+    made_from: str | None = None  # what the report records of inputs and options; see existing_output.py
 
 
 def run_step(
@@ -142,7 +146,8 @@ def run_step(
                 options.report(step.name, tally.num_in)
         if part.is_whole:
             require_documents(step.name, tally)
-    return Report(step.name, tally).write(part.output_path(report_file))
+        part.output_path(report_file).unlink(missing_ok=True)  # because: it must not describe another output
+    return Report(step.name, tally, options.made_from).write(part.output_path(report_file))
 
 
 def require_documents(step: str, tally: Tally) -> None:
@@ -315,12 +320,14 @@ class Report:
 
     step: str
     tally: Tally
+    made_from: str | None = field(default=None, compare=False)  # text of `existing_output.made_from`; None: unknown
 
     def to_dict(self) -> dict[str, Any]:
-        return {"step": self.step} | {
+        counts = {
             name: dict(sorted(value.items())) if isinstance(value, Counter) else value
             for name, value in vars(self.tally).items()
         }
+        return {"step": self.step} | counts | ({} if self.made_from is None else {"made_from": self.made_from})
 
     def write(self, path: Path) -> Report:
         """Write the report as JSON, and return it."""
@@ -331,6 +338,30 @@ class Report:
 def report_path(output: Path) -> Path:
     """Return the path of the report beside a step's output."""
     return output.with_name(f"{output.name}.report.json")
+
+
+def check_outputs(
+    outputs: Sequence[Path], report_file: Path, key: str | None, made_from: str | None, *, overwrite: bool
+) -> bool:
+    """Return whether a step has to write its output files, of documents with their text under `key` if it is given, and
+    its report: False if the report records that they were made of the same inputs and options, `made_from`. Raise
+    OutputError if one of them must not be replaced.
+    """
+    with_text = "" if key is None else f' with a text under "{key}"'
+    kind = Kind(f"a file of JSON lines{with_text}", has_rows_with(*([] if key is None else [key])))
+    is_same = made_from is not None and all(map(Path.is_file, outputs)) and _recorded(report_file) == made_from
+    found = [check_output(path, kind, overwrite=overwrite, is_same=is_same) for path in outputs]
+    check_output(report_file, _REPORT, overwrite=overwrite, is_default=True, is_same=is_same)
+    return Found.SAME not in found
+
+
+def _recorded(report_file: Path) -> str | None:
+    """Return what the report at a path records of inputs and options; None if it is no report or records nothing."""
+    try:
+        facts = read_json(report_file) if report_file.is_file() else {}
+    except LmtrainError:
+        return None
+    return facts.get("made_from") if isinstance(facts, dict) else None
 
 
 def read_report(path: Path) -> Report:
@@ -361,6 +392,18 @@ def merge_parts(output: Path) -> int:
     return len(parts)
 
 
+def _is_joined(output: Path) -> bool:
+    """Return whether the file `output` has the content of its part files, one after the other."""
+    with suppress(OSError), open(output, "rb") as joined:
+        for path in _find_parts(output):
+            with open(path, "rb") as part:
+                while data := part.read(1 << 20):
+                    if joined.read(len(data)) != data:
+                        return False
+        return not joined.read(1)
+    return False
+
+
 def _find_parts(output: Path) -> list[Path]:
     """Return the part files that the tasks of a job array wrote for the file `output`, in order. Raise
     MissingInputError if there are none or one is missing, DataError if they come from arrays of different sizes.
@@ -383,13 +426,14 @@ def _find_parts(output: Path) -> list[Path]:
     return parts
 
 
-def merge_outputs(output: Path) -> list[tuple[Path, int]]:
+def merge_outputs(output: Path, *, overwrite: bool = False) -> list[tuple[Path, int]]:
     """Join the part files that the tasks of a job array wrote for a corpus step, write the sum of their reports, and
     remove the parts. Return (joined file, number of parts) for each output file. `output` is the step's output file, or
-    the output folder of the step `split`.
+    the output folder of the step `split`. Raise OutputError if another file is in the place of one, unless `overwrite`
+    is given.
     """
     outputs = outputs_in_parts(output) if output.is_dir() else [output]
-    report = output / "split.report.json" if output.is_dir() else report_path(output)
+    report = output / SPLIT_REPORT if output.is_dir() else report_path(output)
     if not outputs:
         raise MissingInputError(f"{output} holds no part files. Give the --output of the runs with --part.")
     parts, tally = _find_parts(report), Tally()
@@ -397,6 +441,9 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
     for report_of_part in reports:
         tally.add(report_of_part.tally)
     require_documents(reports[0].step, tally)
+    # because: a merge that was killed before it removed the parts goes on
+    others = [path for path in outputs if not _is_joined(path)]
+    check_outputs(others, report, None, None, overwrite=overwrite)
     merged = [(path, merge_parts(path)) for path in outputs]
     Report(reports[0].step, tally).write(report)
     for path in parts:

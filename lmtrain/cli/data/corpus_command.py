@@ -5,7 +5,7 @@ Every step streams, writes the same bytes with any number of workers, and runs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -51,6 +51,7 @@ Seed = Annotated[int, typer.Option(callback=check_seed, help="Seed of the random
 Keep = Annotated[
     Literal["first", "longest"], typer.Option(help="Which document of a group of near copies to keep.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace documents that are already there.")]
 WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="Folder that all tasks and steps share.")]
 
 
@@ -70,6 +71,7 @@ def list_recipes() -> None:
 
 @app.command()
 def get(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="A corpus of `lmtrain corpus list`.")],
     output: Annotated[
         Path,
@@ -80,6 +82,7 @@ def get(
         typer.Argument(help="Files that you have; for evaluation texts also folders and archives. [default: download]"),
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a known corpus as JSON lines, or published evaluation texts unchanged; files are downloaded unless given.
     """
@@ -87,14 +90,15 @@ def get(
 
     recipe = find_recipe(name)
     if isinstance(recipe, PublishedTexts):
+        refuse_unused_options(context, {"overwrite"}, f"{name}, texts of which there is one version only")
         with _show_bytes_fetched() as report:
             placed = get_texts(recipe, files or [], output, offline=offline, report=report)
         for path, origin in placed.items():
             echo(f"{path}: {origin or 'not among what was given'}")
         return
     with _show_bytes_fetched() as report:
-        result = get_corpus(recipe, files or [], output, offline=offline, report=report)
-    _print(result)
+        result = get_corpus(recipe, files or [], output, offline=offline, report=report, overwrite=overwrite)
+    _say_already_there(output) if result is None else _print(result)
 
 
 @app.command()
@@ -108,7 +112,7 @@ def fetch(
 
     with _show_bytes_fetched() as report:
         fresh = fetching.fetch([url], output, sha256=sha256, report=report)
-    echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
+    echo(f"{output}: {'fetched' if fresh else 'is already there'}, SHA-256 as promised")
 
 
 @app.command()
@@ -124,11 +128,11 @@ def clean(
     script: Annotated[list[str] | None, typer.Option(help="Allowed script (latin, han, ...). [default: all]")] = None,
     min_script_share: Annotated[float, typer.Option(help="The least share of letters in allowed scripts.")] = 0.5,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Repair damaged text, and drop documents that break a quality rule or are not in an allowed script."""
     step = build_clean_step(context, rule, script, min_script_share)
-    _run(step, resolve_text_inputs(inputs, format_, suffix), output, workers, part, key, on_error)
+    _run(context, step, resolve_text_inputs(inputs, format_, suffix))
 
 
 @app.command()
@@ -151,17 +155,20 @@ def dedupe(
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
     keep: Keep = "first",
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Drop exact and near copies of documents: the steps `sign`, `match`, `join` and `drop` in one command."""
     from data_tools.corpus.build_from_yaml import DedupeSettings, dedupe_documents
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path
     from lmtrain.config.build_typed_settings import build_settings
 
     if exact_only:
         refuse_unused_options(context, {"threshold", "keep"}, "--exact-only")
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
-    with _options_with_progress(workers, "0/1", key, on_error) as work:
-        _print(dedupe_documents(resolve_text_inputs(inputs, format_, suffix), output, settings, work))
+    found = resolve_text_inputs(inputs, format_, suffix)
+    made = _require_place(context, found, [output], report_path(output))
+    with _options_with_progress(workers, "0/1", key, on_error, made) as work:
+        _print(dedupe_documents(found, output, settings, work))
 
 
 @app.command()
@@ -216,58 +223,65 @@ def join(
 
 @app.command()
 def drop(
-    inputs: RereadInputs, work: WorkFolder, output: Output,
+    context: typer.Context, inputs: RereadInputs, work: WorkFolder, output: Output,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Write the documents that are not marked as copies: the last step of deduplication in several tasks."""
     from data_tools.corpus import build_from_yaml
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path
 
-    with _options_with_progress(workers, part, key, on_error) as working:
-        _print(build_from_yaml.drop_copies(resolve_text_inputs(inputs, format_, suffix), work, output, working))
+    found = resolve_text_inputs(inputs, format_, suffix)
+    made = _require_place(context, found, [output], report_path(output), build_from_yaml.marks_of_copies(work))
+    with _options_with_progress(workers, part, key, on_error, made) as working:
+        _print(build_from_yaml.drop_copies(found, work, output, working))
 
 
 @app.command()
 def decontaminate(
+    context: typer.Context,
     inputs: TextInputs,
     output: Output,
     against: Annotated[list[Path], typer.Option(help="A file of evaluation texts. Repeatable.")],
     action: Annotated[Literal["cut", "drop"], typer.Option(help="Cut passages out, or drop the document.")] = "cut",
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Remove passages that share 13 consecutive words with an evaluation text."""
     from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
 
     step = DecontaminateStep(read_passages(against), action)
-    _run(step, resolve_text_inputs(inputs, format_, suffix), output, workers, part, key, on_error)
+    _run(context, step, resolve_text_inputs(inputs, format_, suffix), against)
 
 
 @app.command()
 def split(
+    context: typer.Context,
     inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train.jsonl, valid.jsonl and test.jsonl.")],
     ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
     by: Annotated[Literal["text", "id"], typer.Option(help="Keep documents of equal text or id together.")] = "text",
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Split documents into train, valid and test by a hash of each document's text or id."""
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import run_step
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import SPLIT_REPORT, run_step
     from data_tools.corpus.split_sample_shuffle import split_outputs
 
     step = build_split(ratios, seed, by)
-    with _options_with_progress(workers, part, key, on_error) as work:
-        sources = resolve_text_inputs(inputs, format_, suffix)
-        _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
+    sources = resolve_text_inputs(inputs, format_, suffix)
+    outputs, report = split_outputs(output), output / SPLIT_REPORT
+    made = _require_place(context, sources, [*outputs.values()], report)
+    with _options_with_progress(workers, part, key, on_error, made) as work:
+        _print(run_step(step, sources, outputs, work, report))
 
 
 @app.command()
 def shuffle(
-    inputs: TextInputs, output: Output,
+    context: typer.Context, inputs: TextInputs, output: Output,
     seed: Seed = 0, memory: Annotated[str, typer.Option(help="Memory to use.")] = "256MiB",
     part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Put all documents in a random order, in two passes over the disk."""
     from data_tools.corpus import split_sample_shuffle
@@ -275,37 +289,43 @@ def shuffle(
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = resolve_text_inputs(inputs, format_, suffix)
-    with _options_with_progress(1, part, key, on_error) as work:
+    made = _require_place(context, found, [output], report_path(output))
+    with _options_with_progress(1, part, key, on_error, made) as work:
         _print(split_sample_shuffle.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
 
 @app.command()
 def sample(
-    inputs: TextInputs, output: Output,
+    context: typer.Context, inputs: TextInputs, output: Output,
     fraction: Annotated[float | None, typer.Option(help="Share of the documents to draw, approximately.")] = None,
     count: Annotated[
         int | None, typer.Option(help="Exact number of documents to draw; not from standard input.")
     ] = None,
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Draw a random sample of the documents, which keep their order."""
-    from data_tools.corpus.split_sample_shuffle import SampleStep, sample_limit
+    from data_tools.corpus.split_sample_shuffle import SampleStep, check_sample_size, sample_limit
 
-    work = _step_options(workers, part, key, on_error, None)
+    work = _step_options(workers, part, key, on_error, None, None)
+    check_sample_size(fraction, count)
     found = resolve_text_inputs(inputs, format_, suffix)
-    limit = sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed)
-    _run(SampleStep(limit, seed), found, output, workers, part, key, on_error)
+
+    def build_step() -> SampleStep:
+        return SampleStep(sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed), seed)
+
+    _run(context, build_step, found)
 
 
 @app.command()
 def merge(
     output: Annotated[Path, typer.Argument(help="The --output of the tasks: a file, or split's folder.")],
+    overwrite: Overwrite = False,
 ) -> None:
     """Join the part files that tasks with --part wrote into the file that a single task would have written."""
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import merge_outputs
 
-    for path, count in merge_outputs(output):
+    for path, count in merge_outputs(output, overwrite=overwrite):
         echo(f"{path}: joined {count} parts")
 
 
@@ -347,31 +367,71 @@ def build_clean_step(
 # ---- shared by the verbs ---------------------------------------------------------------------------------------------
 
 
-def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
+def _run(context: typer.Context, step: Any, inputs: Inputs, more_inputs: Sequence[Path] = ()) -> None:
+    """Run a corpus step, or the one that the function `step` returns, on the inputs, with the output and the options
+    that were typed. `more_inputs` are other files on which the result depends.
+    """
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path, run_step
 
-    with _options_with_progress(workers, part, key, on_error) as work:
-        _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
+    names = ("output", "workers", "part", "key", "on_error")
+    output, workers, part, key, on_error = (context.params[name] for name in names)
+    made = _require_place(context, inputs, [output], report_path(output), more_inputs)
+    with _options_with_progress(workers, part, key, on_error, made) as work:
+        built = step() if callable(step) else step
+        _print(run_step(built, inputs, {"documents": output}, work, report_path(output)))
+
+
+def _require_place(
+    context: typer.Context, inputs: Inputs, outputs: Sequence[Path], report: Path, more_inputs: Sequence[Path] = ()
+) -> str | None:
+    """Return what the report is to record of inputs and options, None if standard input is read. Exit if the outputs
+    were made of the same, and raise OutputError if they must not be replaced. `more_inputs` are other files on which
+    the result depends.
+    """
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import check_outputs, refuse_overwriting
+    from data_tools.read.cut_files_into_chunks import TaskPart
+    from data_tools.read.find_input_files import STDIN, find_sources
+    from lmtrain.runtime.files.existing_output import made_from
+
+    sources, params = find_sources(inputs), dict(context.params)
+    part, overwrite = TaskPart.parse(params.get("part", "0/1")), params.pop("overwrite")
+    refuse_overwriting(sources, outputs)
+    without_effect = ("workers", "memory", "output")
+    options = {name: value for name, value in params.items() if name not in without_effect}
+    files = [source.path for source in sources]
+    made = None if STDIN in files else made_from([context.command.name, options], map(Path, [*files, *more_inputs]))
+    paths = [part.output_path(path) for path in outputs]
+    if not check_outputs(paths, part.output_path(report), params["key"], made, overwrite=overwrite):
+        _say_already_there(context.params["output"])
+        raise typer.Exit
+    return made
+
+
+def _say_already_there(output: Path) -> None:
+    echo(f"{output} is already there, made from the same inputs with the same options.")
 
 
 def _step_options(
-    workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
-) -> StepOptions:
+    workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None,
+    made: str | None,
+) -> StepOptions:  # fmt: skip
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import ReadOptions, StepOptions
     from data_tools.read.cut_files_into_chunks import TaskPart
     from data_tools.read.parse_chunks_and_bad_lines import OnError
 
     cores = num_usable_cpus() if workers is None else workers
-    return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report)
+    return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report, made)
 
 
 @contextmanager
-def _options_with_progress(workers: int | None, part: str, key: str, on_error: str) -> Iterator[StepOptions]:
+def _options_with_progress(
+    workers: int | None, part: str, key: str, on_error: str, made: str | None = None
+) -> Iterator[StepOptions]:
     """Context manager: yield the options of a corpus step, and show the number of processed documents meanwhile. The
-    arguments are the values of --workers, --part, --key and --on-error.
+    arguments are the values of --workers, --part, --key and --on-error, and what `_require_place` returned.
     """
     with _show_documents_done() as report:
-        yield _step_options(workers, part, key, on_error, report)
+        yield _step_options(workers, part, key, on_error, report, made)
 
 
 def _print(result: Report) -> None:

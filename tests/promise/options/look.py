@@ -119,7 +119,7 @@ _CHANGING = (
     (r"\b\d[\d.,]*(e-?\d+)?[kMG]? ?(?:s|ms|us|µs|min|h|seconds?|tokens/s|(?:[kMG]i?)?B/s)\b", "TIME"),
     (r"\b[\d.]+ ?[kMGT]? ?(?:FLOP|tok)/s|\bmem [\d.]+ [kMG]iB", "RATE"),
     (r" +", " "), (r" (?=\n)", ""),  # columns are as wide as the numbers in them
-    (r'"key": "[0-9a-f]{64}"', "KEY"),  # of a step of `corpus build`: a hash of times too
+    (r'"(key|made_from)": "[0-9a-f]{64}"', "KEY"),  # of the steps of a corpus: a hash of times too
     (r"\bpid \d+|(?<=seconds ) *[\d.]+", "N"),
 )  # fmt: skip
 

@@ -41,6 +41,15 @@ CORPUS = [
     Row("corpus *", "--on-error", ("skip",), swap=_BAD_LINE, without=_ERROR),
     Row("corpus *", "--part", ("1/2",)),
     Row("corpus *", "--keep", ("longest",)),
+    *(
+        Row(f"corpus {verb}", "--overwrite", before=(line,), without=_ERROR)
+        for verb, line in {
+            "get": "corpus shuffle corpus.jsonl --output got/train.jsonl",
+            "split": "corpus split corpus.jsonl --output split --seed 1 --workers 1",
+            "merge": "corpus shuffle corpus.jsonl --output out.jsonl",
+            "*": "corpus shuffle corpus.jsonl --output out.jsonl --seed 7",
+        }.items()
+    ),
     Row("corpus fetch", "--sha256", ("1" * 64,), ends=_ERROR),
     Row("corpus fetch", "--output", ends=_ERROR),
     Row("corpus clean", "--rule", ("min_words=40",)),

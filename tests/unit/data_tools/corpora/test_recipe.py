@@ -41,7 +41,9 @@ def corpus(name: str) -> Recipe:
 
 
 def get(name: str, files: list[Path], output: Path) -> Report:
-    return get_corpus(corpus(name), files, output)
+    report = get_corpus(corpus(name), files, output, overwrite=True)
+    assert report is not None
+    return report
 
 
 def test_every_recipe_is_found_pinned_and_safe() -> None:

@@ -72,7 +72,9 @@ def test_articles_come_out_plain_and_the_rest_is_counted(tmp_path: Path) -> None
     )
     recipe = find_recipe("wikipedia")
     assert isinstance(recipe, Recipe)
-    tally = get_corpus(recipe, [path], tmp_path / "out").tally
+    report = get_corpus(recipe, [path], tmp_path / "out")
+    assert report is not None
+    tally = report.tally
     rows = read_jsonl(tmp_path / "out" / "train.jsonl")
     assert rows == [
         {"id": "enwiki/12", "title": "Elbe & co", "text": PLAIN},
