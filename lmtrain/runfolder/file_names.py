@@ -15,6 +15,7 @@ LINEAGE = "lineage.json"  # the checkpoints of other runs from which the run des
 CONFIG = "config.json"  # the settings of the newest start
 ENVIRONMENT = "environment.json"  # versions and machine of the newest start
 WORKING_DIRECTORY = "folder"  # key of environment.json: the start's working directory, for its relative paths
+SLURM_JOB = "slurm_job"  # key of environment.json: the number of the Slurm job in which the start ran, if it was in one
 TOKENIZER = "tokenizer.json"
 FAILED_STARTS = "starts.json"  # failed starts since the newest checkpoint: train/in_loop/failed_start_counter.py
 PHASE_TIMES = "phase_times.json"  # the longest time seen per phase, in seconds, for the watchdog of the next start

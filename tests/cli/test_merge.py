@@ -126,3 +126,17 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
         code = 66 if "--of" in arguments and "--last" in arguments and run not in arguments[:1] else 2
         assert message in lmtrain("merge", *arguments, *output, code=code), arguments
     assert os.listdir(tmp_path) == ["run"]
+
+
+def test_one_checkpoint_and_a_border_between_stages_are_said(toy: Toy, run: Path, tmp_path: Path) -> None:
+    last = run / "checkpoints/step_00000012"
+    said = lmtrain("merge", last, "--output", tmp_path / "one")
+    assert f"warning: {last} is the only checkpoint, and the mean of one is itself: its weights are copied." in said
+    border = ["stages.next.steps=2", "checkpoint.interval_steps=1"]
+    lmtrain("pretrain", "--from-run", run, f"run.dir={tmp_path}/b", *border)
+    said = lmtrain("merge", run, tmp_path / "b", "--output", tmp_path / "two")
+    assert f"training stages: no stage at {last}, next at {tmp_path}/b/checkpoints/step_00000014." in said
+    for number, names in enumerate((["--last", 2, "--of", run], ["--last", 2, "--of", tmp_path / "b"])):
+        said = lmtrain("merge", *names, "--output", tmp_path / f"within{number}")
+        assert "different training stages" not in said
+        assert "only checkpoint" not in said

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from lmtrain.cli.runs import queued_slurm_job
 from tests.cli.harness import Toy, lmtrain, on_terminal, start
 
 LONG_S = 120.0
@@ -57,6 +58,20 @@ def test_a_run_that_failed_says_why(ended: Path, tmp_path: Path) -> None:
     (copy / "stop.json").write_text(json.dumps({"cause": "the disk is full", "exit_code": 74}))
     assert "failed with exit code 74" in lmtrain("watch", copy)
     assert "the disk is full" in on_terminal("watch", copy)
+
+
+def test_it_goes_on_while_slurm_has_the_job_in_the_queue(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4242")
+    lmtrain("pretrain", *toy.settings(tmp_path, train__steps=3))
+    (tmp_path / "stop.json").write_text(json.dumps({"cause": "SIGUSR1", "exit_code": 75}))
+    states = iter(["PENDING", "PENDING", "", ""])
+    monkeypatch.setattr(queued_slurm_job, "_QUERY_S", 0.0)
+    monkeypatch.setattr(queued_slurm_job, "query_job_state", lambda number: next(states))
+    text = lmtrain("watch", tmp_path, "--every", 0.2)
+    assert len(re.findall(r"stopped by SIGUSR1 .*\nSlurm has job 4242 in the queue again", text)) == 1
+    assert list(states) == [""]
 
 
 def test_who_is_slow_is_said_when_it_changes(ended: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lmtrain.similar_path import missing_path
 if TYPE_CHECKING:
     from lmtrain.checkpoint.merge.average_checkpoint_contents import MergedContents
     from lmtrain.checkpoint.read_verified_contents import Contents
+    from lmtrain.train.run_config import RunConfig
 
 _MOST_WORKERS = 16  # because: more need more than the default memory, and read no disk faster
 EXAMPLES = (
@@ -107,6 +108,7 @@ def merge(
                 f"state. Use {way('--moments', 'none')}; a run that begins from the merged weights needs a warm-up."
             )
         merged = MergedContents(parents, merge_weights(mean, len(parents)), mean, keeps_moments)
+        _warn_of_one_checkpoint_or_several_stages(parents)
         _warn_of_learning_rates(parents)
         result = write_checkpoint(
             merged, output, merged.files(), merged.state(), MERGE, limits, overwrite=overwrite, report=report
@@ -180,16 +182,42 @@ def _warn_of_learning_rates(parents: Sequence[Contents]) -> None:
         )
 
 
+def _warn_of_one_checkpoint_or_several_stages(parents: Sequence[Contents]) -> None:
+    """Print a warning on stderr if there is a single checkpoint, whose mean is itself, or if a border between training
+    stages lies between the checkpoints.
+    """
+    if len(parents) == 1:
+        print_notice(
+            f"warning: {parents[0].path} is the only checkpoint, and the mean of one is itself: its weights are copied."
+        )
+    stages = {str(parent.path): stage for parent in parents if (stage := _stage_before(parent)) is not None}
+    # because: a run without stages and the first stage of its branch, which repeats it, are the same training
+    if len({stage.stage_name if stage.first_step else "" for stage in stages.values()}) > 1:
+        words = join_few([f"{stage.stage_name or 'no stage'} at {path}" for path, stage in stages.items()], max_shown=4)
+        print_notice(
+            f"warning: the checkpoints are of different training stages: {words}. Their data or settings changed at "
+            "the border in between, and the merge goes on with those of the newest."
+        )
+
+
 def _learning_rate(contents: Contents) -> float | None:
     """Return the learning rate of the last training step before the checkpoint, computed from the run's settings in the
     checkpoint. Return None if it has no settings or this version cannot read them.
+    """
+    stage = _stage_before(contents)
+    return None if stage is None else stage.learning_rate(max(contents.manifest.step - 1, 0))
+
+
+def _stage_before(contents: Contents) -> RunConfig | None:
+    """Return the settings of the stage to which the last step before the checkpoint belonged, or of the whole run if it
+    has no stages. Return None if the checkpoint has no settings or this version cannot read them.
     """
     from lmtrain.config.build_typed_settings import build_settings
     from lmtrain.train.run_config import RunConfig
 
     step = max(contents.manifest.step - 1, 0)
     try:
-        return build_settings(RunConfig, contents.manifest.state.get("settings")).stage_at(step).learning_rate(step)
+        return build_settings(RunConfig, contents.manifest.state.get("settings")).stage_at(step)
     except LmtrainError:  # because: settings of another version, or none, change a warning, not the merge
         return None
 

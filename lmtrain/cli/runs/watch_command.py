@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from lmtrain.cli.inspect.run_folder_view import age_s, describe_state, facts_of_run, ingredient_lines
+from lmtrain.cli.runs.queued_slurm_job import QueuedJob
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few, own
@@ -79,6 +80,7 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
     ends. With `only_once` draw it once and return.
     """
     follower, redrawer, panel = RowFollower(run / METRICS), Redrawer(console), _build_panel(run)
+    job = QueuedJob(run)
     while True:
         state, rows = read_run_state(run), rows_in_force(follower.rows())
         if any(row["event"] in ("start", "stage") for row in rows) and panel.row:
@@ -86,6 +88,8 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
         for row in rows:
             panel.show_row(row, age_s(row["time"]) if "time" in row else 0.0)
         panel.activity, is_over = _describe_row_state(state, panel.row), state["state"] not in _LIVE_STATES
+        if is_over and not only_once and (wait := job.describe_wait(state)):
+            panel.activity, is_over = wait, False
         if is_over:
             panel.freeze(at_last_row=True)
         # because: a panel that is no longer live does not show its `now` line
@@ -103,6 +107,7 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
     from lmtrain.observe.stragglers.find_slow_ranks import slow_link_line, slow_rank_line
 
     follower, total, slow_before, first = RowFollower(run / METRICS), _build_panel(run).total_steps, "", True
+    job, wait = QueuedJob(run), ""
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
         "stage": lambda row: f"the stage {row.get('stage')} begins after step {row['step']}",
@@ -120,8 +125,12 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
                 print_line(console, f"slow: {slow_now}" if slow_now else "all keep pace again")
             slow_before = slow_now
         is_over = only_once or state["state"] not in _LIVE_STATES
-        if is_over or first:
+        wait_before, wait = wait, job.describe_wait(state) if is_over and not only_once else ""
+        is_over = is_over and not wait
+        if is_over or first or (wait and not wait_before):
             print_line(console, _describe_row_state(state, steps[-1] if steps else {}))
+        if wait and wait != wait_before:
+            print_line(console, wait)
         if is_over:
             return
         first = False

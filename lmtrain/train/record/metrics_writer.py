@@ -45,6 +45,7 @@ from lmtrain.runfolder.file_names import (
     LINEAGE,
     LOG,
     METRICS,
+    SLURM_JOB,
     TENSORBOARD,
     TOKENIZER,
     WORKING_DIRECTORY,
@@ -56,7 +57,7 @@ from lmtrain.runtime.files.atomic_files import atomic_file, read_json, write_jso
 from lmtrain.runtime.machine.choose_device import device_name
 from lmtrain.runtime.processes import current_phase
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.runtime.processes.process_environment import environment_report
+from lmtrain.runtime.processes.process_environment import SlurmJob, environment_report
 from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, padding_lines, rank_rows
 from lmtrain.train.record.changed_settings_and_rate import change_lines
@@ -87,7 +88,9 @@ def open_records(
     goes_on = not progress.is_over(config.total_steps) or not (folder / CONFIG).is_file()
     if goes_on:
         write_json(folder / CONFIG, with_final_model(config, inputs).to_dict())
-        write_json(folder / ENVIRONMENT, environment_report() | {WORKING_DIRECTORY: str(Path.cwd())})
+        place: dict[str, Any] = {WORKING_DIRECTORY: str(Path.cwd())}
+        place |= {SLURM_JOB: job.number} if (job := SlurmJob.detect()) is not None else {}
+        write_json(folder / ENVIRONMENT, environment_report() | place)
         with atomic_file(folder / TOKENIZER) as file:
             file.write(inputs.tokenizer.to_bytes())
         if inputs.lineage:
