@@ -74,15 +74,19 @@ class Filters:
             verdict[lengths > self.max_tokens] = 2
         return verdict
 
-    def identity(self) -> list[Any]:
-        """Return a list of all settings that decide which documents are kept, with the versions of installed filters. A
-        killed run is resumed only by a run with an equal list.
+    def identity(self) -> dict[str, Any]:
+        """Return option -> value of all that decides which documents are kept, with the versions of installed filters.
+        A killed run is resumed only by a run with equal ones.
         """
         installed = [
             (point.name, point.value, point.dist.version if point.dist else "")
             for point in map(_find_entry_point, self.entry_points)
         ]
-        return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
+        return {
+            "--min-chars": self.min_chars, "--max-chars": self.max_chars, "--min-tokens": self.min_tokens,
+            "--max-tokens": self.max_tokens, "--script": [f"{name}:{share:g}" for name, share in self.scripts],
+            "--filter": list(self.entry_points), "installed filters": installed,
+        }  # fmt: skip
 
 
 def parse_script(text: str) -> tuple[str, float]:

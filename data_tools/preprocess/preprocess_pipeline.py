@@ -27,8 +27,9 @@ from data_tools.preprocess.encode_documents import (
     SequenceBatch,
     prepend_token,
 )
+from data_tools.preprocess.identify_run import FILES, TOKENIZER, Identity
 from data_tools.preprocess.length_and_script_filters import Filters
-from data_tools.preprocess.resumable_dataset_writer import OutputNames, Outputs, Totals
+from data_tools.preprocess.resumable_dataset_writer import OutputNames, Outputs, Totals, existing_datasets
 from data_tools.read.cut_files_into_chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.find_input_files import STDIN, Inputs, Source, TextSplit, find_sources
 from data_tools.read.line_ends_of_other_systems import line_end_notices
@@ -45,6 +46,7 @@ from data_tools.read.parse_chunks_and_bad_lines import (
     read_content,
 )
 from data_tools.read.process_portions_in_workers import build_budget, process_portions
+from lmtrain.data.store.indexed_dataset import SUFFIXES, DatasetInfo, dataset_file
 from lmtrain.errors import DataError, UsageError, leave_out, way
 from lmtrain.runtime import compiled_helpers
 from lmtrain.tokenizer.bulk_encoding import Encoder, TwinEncoder, build_encoder, dtype_for
@@ -257,6 +259,7 @@ class Summary:
     lengths: dict[str, int]  # documents by number of tokens
     files: tuple[str, ...]
     num_text_files: int  # input files of plain text
+    is_new: bool = True  # False if the datasets were made already, of the same inputs and options
 
     @property
     def bytes_per_token(self) -> float:
@@ -307,7 +310,10 @@ def preprocess(
         raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)} keys. Give one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     tokenizer_bytes = tokenizer.to_bytes()
-    with Outputs(names, _run_identity(sources, tokenizer_bytes, options), tokenizer) as outputs:
+    identity = _run_identity(sources, tokenizer_bytes, options)
+    if (existing := existing_datasets(names, identity)) is not None:
+        return _summary_of_existing(existing, names, sources)
+    with Outputs(names, identity, tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
         _report_earlier_run(outputs, sources, notify)
         if not outputs.finished and outputs.totals.num_documents != options.max_documents:
@@ -336,6 +342,18 @@ def preprocess(
         tuple(map(str, files)),
         sum(source.is_text for source in sources),
     )
+
+
+def _summary_of_existing(infos: list[DatasetInfo], names: OutputNames, sources: Sequence[Source]) -> Summary:
+    """Return the summary of a run that finds its datasets made already; `infos` are their sidecars."""
+    prefixes, num_documents = list(names.existing_prefixes()), sum(info.num_documents for info in infos)
+    return Summary(
+        num_documents // len(names.keys), sum(info.num_tokens for info in infos),
+        sum(info.num_bytes for info in infos), 0.0, 0.0, len(prefixes) // len(names.keys),
+        num_documents // len(names.keys), {}, {}, {},
+        tuple(str(dataset_file(prefix, suffix)) for prefix in prefixes for suffix in SUFFIXES),
+        sum(source.is_text for source in sources), is_new=False,
+    )  # fmt: skip
 
 
 def _tokenize_portions(
@@ -398,23 +416,23 @@ def _count_portion(portion: Portion, result: TokenizedPortion, totals: Totals, b
 # ---- identity and notices
 
 
-def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> str | None:
-    """Return a hash of the sources, tokenizer and options; a killed run is resumed only if it is equal. Return None for
-    standard input, which cannot be resumed.
-    """
+
+
+def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> Identity | None:
+    """Return the identity of a run, which a killed run must have to be resumed; None if it reads standard input."""
     if STDIN in {source.path for source in sources}:
         return None
-    facts = json.dumps([
-        [(str(s.path.absolute()), s.num_bytes, s.mtime_ns) for s in sources],
-        hashlib.sha256(tokenizer).hexdigest(),
-        [options.keys, options.append_eod, options.shard_tokens, options.on_error],
-        [options.split_sentences, options.lines_end_sentences, *([options.prepend_bos] if options.prepend_bos else [])],
-        [options.limits.slice_bytes, options.limits.max_doc_bytes],
-        *([options.text_split] if options.text_split != "file" else []),
-        *([["max_documents", options.max_documents]] if options.max_documents is not None else []),
-        options.filters.identity(),
-    ])
-    return hashlib.sha256(facts.encode()).hexdigest()
+    facts = options.filters.identity() | {
+        "--key": options.keys, "--append-eod": options.append_eod, "--prepend-bos": options.prepend_bos,
+        "--split": options.text_split, "--split-sentences": options.split_sentences,
+        "--lines-end-sentences": options.lines_end_sentences, "--shard-tokens": options.shard_tokens,
+        "--on-error": options.on_error, "--max-doc-bytes": options.limits.max_doc_bytes,
+        "--max-documents": options.max_documents, TOKENIZER: hashlib.sha256(tokenizer).hexdigest(),
+        "the size of a slice": options.limits.slice_bytes,
+        FILES: [(str(source.path.absolute()), source.num_bytes, source.mtime_ns) for source in sources],
+    }  # fmt: skip
+    result: Identity = json.loads(json.dumps(facts))
+    return result
 
 
 def _report_earlier_run(
@@ -434,7 +452,7 @@ def _report_earlier_run(
                 "again, and not tokenized again"
             )
     elif outputs.discarded:
-        notify("starting over: the interrupted run had other inputs or settings, read a pipe, or had finished nothing")
+        notify("starting over: --overwrite was given, or the interrupted run read a pipe or had finished nothing")
 
 
 def _label_bins(lengths: list[int]) -> dict[str, int]:

@@ -4,8 +4,8 @@ All files grow in a folder beside the output, locked by one process, together wi
 the last portion on which the journal and the files agree; at the end all files are renamed to their final names, each
 .idx last.
 
-The journal has one JSON object per line. The first line identifies the run by a hash of inputs and settings: a
-different run starts over. Each further line is written after a portion's output was flushed to the operating system,
+The journal has one JSON object per line. The first line has the run's inputs and settings: a different run is refused,
+unless --overwrite was given. Each further line is written after a portion's output was flushed to the operating system,
 and records where reading continues and the size of every file. Every line ends with a hash of itself and of the
 previous line. A kill can damage the last line only; other damage is detected by the hashes, and everything from there
 on is redone.
@@ -30,28 +30,30 @@ from typing import IO, Any
 import numpy as np
 
 from data_tools.preprocess.encode_documents import SequenceBatch
+from data_tools.preprocess.identify_run import describe_other_run, identity_hash
 from data_tools.read.cut_files_into_chunks import START, ReadPosition
 from lmtrain.data.store.dataset_writer import (
     DatasetSpool,
     SpoolState,
+    check_dataset,
     check_finished_files,
     open_without_links,
     publish,
-    refuse_existing_dataset,
-    working_folder,
 )
-from lmtrain.data.store.indexed_dataset import SUFFIXES, dataset_file
+from lmtrain.data.store.indexed_dataset import SUFFIXES, DatasetInfo, dataset_file, working_folder
 from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
+from lmtrain.runtime.files.existing_output import Found, Kind, check_output, has_rows_with
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.units import format_bytes
 
-_HEAD = {"format": "lmtrain preprocess journal", "version": 2}
+_HEAD = {"format": "lmtrain preprocess journal", "version": 3}
 _HASH_KEY = "sha256"
 _MAX_BYTES = 16 << 30  # a line takes a few hundred bytes per 4 MiB of source
 REJECTS = ".rejects.jsonl"
+_REJECTS = Kind("a list of bad lines", has_rows_with("file", "cause"))
 _READ_BYTES = 4 << 20
 _NUM_BINS = 40  # bins of the histogram: 0, 1, 2-3, 4-7, ... tokens
 
@@ -66,10 +68,11 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._last_hash = ""  # hash of the last line
         self.damaged = False  # True if `read` found a damaged line
+        self.other: dict[str, Any] | None = None  # identity of another run, of which `read` found work
 
-    def read(self, identity: str | None) -> list[dict[str, Any]] | None:
+    def read(self, identity: dict[str, Any] | None) -> list[dict[str, Any]] | None:
         """Return the entries of the journal, without its first line, up to the first damaged one. Return None if there
-        is no journal, if `identity`, the hash that identifies the run, is None, or if the first line has another one.
+        is no journal, if `identity`, the inputs and settings of the run, is None, or if the first line has others.
         """
         try:
             lines = atomic_files.read_bytes(self._path, _MAX_BYTES, follow_links=False).split(b"\n")[:-1]
@@ -86,13 +89,16 @@ class Journal:
                 self.damaged = True
                 break
             trees.append(tree)
+        if len(trees) > 1 and trees[0].get("identity") not in (None, identity):
+            known = trees[0]["identity"]
+            self.other = known if isinstance(known, dict) else {}  # because: version 2 had a hash
         if not trees or identity is None or trees[0] != _HEAD | {"identity": identity}:
             return None
         return trees[1:]
 
-    def start(self, identity: str | None, lines: list[dict[str, Any]]) -> None:
+    def start(self, identity: dict[str, Any] | None, lines: list[dict[str, Any]]) -> None:
         """Write a new journal in place of the old one and open it for appending. Its first line has `identity`, the
-        hash that identifies the run; then come `lines`, the entries of the old journal that the output files still
+        inputs and settings of the run; then come `lines`, the entries of the old journal that the output files still
         match.
         """
         with atomic_files.storage_errors(self._path, "Writing"):
@@ -201,13 +207,28 @@ class OutputNames:
                 yield from (self.prefix.with_name(name) for name in numbered if len(name) == len(stem) + 5)
 
 
+def existing_datasets(names: OutputNames, identity: dict[str, Any] | None) -> list[DatasetInfo] | None:
+    """Return the sidecars of the output datasets if an earlier run made them of the same inputs with the same settings,
+    `identity`, else None.
+    """
+    prefixes = list(names.existing_prefixes())
+    if names.overwrite or identity is None or not prefixes or working_folder(names.prefix).exists():
+        return None
+    try:
+        infos = [DatasetInfo.read(dataset_file(prefix, ".json")) for prefix in prefixes]
+        is_whole = all(dataset_file(prefix, suffix).is_file() for prefix in prefixes for suffix in SUFFIXES)
+    except LmtrainError:
+        return None
+    return infos if is_whole and {info.made_from for info in infos} == {identity_hash(identity)} else None
+
+
 class Outputs:
     """Context manager for writing the outputs of a run. It locks their working folder and resumes a killed run.
 
     The folder is kept after an error only if the same command could resume from it.
     """
 
-    def __init__(self, names: OutputNames, identity: str | None, tokenizer: Tokenizer) -> None:
+    def __init__(self, names: OutputNames, identity: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
         self.names, self.totals = names, Totals(shard_text_bytes=[0] * len(names.keys))
         self.finished = False  # an earlier start of this run did everything but the renaming
         self.resumed = False  # work of an earlier, killed start of this run is used
@@ -235,6 +256,8 @@ class Outputs:
             self.discarded = lines is None and any(path.name != ".lock" for path in self._folder.iterdir())
             self.found_damage = self._journal.damaged and lines is not None
             resources.callback(self._close)
+            if self._journal.other is not None and not self.names.overwrite:
+                raise OutputError(describe_other_run(self._folder, self._journal.other, self._identity or {}))
             if lines and "publish" in lines[-1] and not self._is_publishable(lines[-1]):
                 del lines[-1]
                 self.found_damage = True
@@ -293,14 +316,14 @@ class Outputs:
         for prefix in set(self.names.existing_prefixes()) - set(prefixes):
             for suffix in reversed(SUFFIXES):
                 dataset_file(prefix, suffix).unlink(missing_ok=True)
+        for key, shard in self._keys_and_shards():
+            publish(self._folder, _spool_name(key, shard), self.names.prefix_of(key, shard))
         rejects = self._folder / "rejects"
         with atomic_files.storage_errors(self._rejects_path, "Writing"):
             if rejects.exists() and rejects.stat().st_size:
                 os.replace(rejects, self._rejects_path)
             elif rejects.exists():  # no rejects: an existing file belongs to a replaced dataset
                 self._rejects_path.unlink(missing_ok=True)
-        for key, shard in self._keys_and_shards():
-            publish(self._folder, _spool_name(key, shard), self.names.prefix_of(key, shard))
         shutil.rmtree(self._folder, ignore_errors=True)
         paths = [dataset_file(prefix, suffix) for prefix in prefixes for suffix in SUFFIXES]
         return [*paths, *([self._rejects_path] if self._rejects_path.exists() else [])]
@@ -314,14 +337,13 @@ class Outputs:
         return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.names.keys))]
 
     def _refuse_existing_outputs(self, resources: ExitStack) -> None:
-        """Raise OutputError if an output dataset exists, unless --overwrite was given. If it raises, the working folder
+        """Raise OutputError if an output dataset exists and must not be replaced. If it raises, the working folder
         will be removed when `resources` is closed, provided that it holds nothing but its lock.
         """
-        if self.names.overwrite:
-            return
         try:
-            for prefix in self.names.existing_prefixes():
-                refuse_existing_dataset(prefix)
+            found = [check_dataset(prefix, overwrite=self.names.overwrite) for prefix in self.names.existing_prefixes()]
+            is_replaced = any(state is not Found.NOTHING for state in found)
+            check_output(self._rejects_path, _REJECTS, overwrite=self.names.overwrite, is_default=is_replaced)
         except OutputError:
             if not self.discarded:  # the folder may be new from this call
                 resources.callback(self._remove_if_empty)
@@ -470,6 +492,7 @@ class Outputs:
             "tokenizer_fingerprint": self._tokenizer.fingerprint,
             "vocab_size": self._tokenizer.vocab_size,
             "eod_id": self._tokenizer.eod_id,
+            "made_from": identity_hash(self._identity),
         }
         for spool, num_bytes in zip(self._spools, self.totals.shard_text_bytes, strict=True):
             spool.finish(facts | {"num_bytes": num_bytes}, self._tokenizer.to_bytes())

@@ -38,8 +38,7 @@ from data_tools.read.parse_chunks_and_bad_lines import (
     SourceTexts,
     refuse_blank_texts,
 )
-from lmtrain.data.store.dataset_writer import working_folder
-from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without
+from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without, working_folder
 from lmtrain.errors import (
     DataError,
     LmtrainError,

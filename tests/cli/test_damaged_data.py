@@ -97,7 +97,7 @@ def test_a_sidecar_that_was_changed_by_hand(copy: Copy, key: str) -> None:
     dataset_file(prefix, ".json").write_text(json.dumps(changed))
     for verb in ("inspect", "verify", "stats"):
         assert f"{prefix}.json is damaged: it does not match its own hash" in lmtrain("data", verb, prefix, code=65)
-    newer = ("blocks_sha256", "tokenizer_sha256", "sidecar_sha256")
+    newer = ("blocks_sha256", "tokenizer_sha256", "made_from", "sidecar_sha256")
     old = {name: value for name, value in tree.items() if name not in newer}
     dataset_file(prefix, ".json").write_text(json.dumps(old))
     assert "by an older lmtrain and has no hash of itself" in lmtrain("data", "verify", prefix)

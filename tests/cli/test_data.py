@@ -43,7 +43,9 @@ def test_merge_and_split(toy: Toy, tmp_path: Path) -> None:
     assert text.count(f"{number} documents") == 2
     assert dataset_file(tmp_path / "one", ".bin").read_bytes() == dataset_file(toy.data, ".bin").read_bytes()
     assert dataset_file(tmp_path / "two", ".idx").read_bytes() == dataset_file(toy.data, ".idx").read_bytes()
-    assert "--overwrite" in lmtrain("data", "split", tmp_path / "twice", "--shares", "1,1", *outputs, code=73)
+    again = lmtrain("data", "split", tmp_path / "twice", "--shares", "1,1", *outputs)
+    assert again.count("is already there") == 2
+    assert "--overwrite" in lmtrain("data", "split", tmp_path / "twice", "--shares", "1,2", *outputs, code=73)
     assert "not a list of numbers" in lmtrain("data", "split", toy.data, "--shares", "half", *outputs, code=2)
 
 

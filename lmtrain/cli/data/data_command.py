@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lmtrain.train.run_config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
-_UNWRITTEN = "no unfinished dataset is left. Begin again, with --overwrite if the first of several is done."
+_UNWRITTEN = "no unfinished dataset is left. The same command begins anew."
 
 Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset: its .bin's path without the suffix.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing datasets.")]
@@ -103,8 +103,8 @@ def merge(
 
     refuse_lists(prefixes, dataset_exists)
     with progress(f"writing {output}", interrupted=_UNWRITTEN):
-        merge_split_verify_datasets.merge(prefixes, output, overwrite=overwrite)
-    _print_written([output], as_json)
+        is_new = merge_split_verify_datasets.merge(prefixes, output, overwrite=overwrite)
+    _print_written([output], as_json, is_new=is_new)
 
 
 @app.command()
@@ -131,8 +131,8 @@ def split(
 
     wanted = parse_numbers("--shares", shares, f"Give shares, such as {example('98,2')}.")
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
-        merge_split_verify_datasets.split(prefix, wanted, output or [], overwrite=overwrite, seed=seed)
-    _print_written(output or [], as_json)
+        is_new = merge_split_verify_datasets.split(prefix, wanted, output or [], overwrite=overwrite, seed=seed)
+    _print_written(output or [], as_json, is_new=is_new)
 
 
 @app.command()
@@ -450,7 +450,7 @@ def _stage_index(stage: str | None, names: Sequence[str]) -> int:
     raise UsageError(f"--stage={stage} is not a stage of the run. {spelling_hint(stage, names, own)}")
 
 
-def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
+def _print_written(prefixes: Sequence[Path], as_json: bool, *, is_new: bool) -> None:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
 
 
@@ -465,7 +465,7 @@ def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
             documents, tokens = row["documents"], row["tokens"]
             echo(
                 f"{row['dataset']}: {plural(documents, 'document', f'{documents:,}')}, "
-                f"{plural(tokens, 'token', f'{tokens:,}')}"
+                f"{plural(tokens, 'token', f'{tokens:,}')}{'' if is_new else '; is already there'}"
             )
 
 

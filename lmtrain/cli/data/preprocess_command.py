@@ -211,7 +211,7 @@ def _print(
         f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
         f"{format_bytes(summary.num_bytes)} of text -> "
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
-        f"in {format_seconds(summary.seconds)}"
+        f"{f'in {format_seconds(summary.seconds)}' if summary.is_new else 'are already there'}"
     )
     if summary.num_documents == max_documents:
         echo(f"ended with document {max_documents:,}, as --max-documents asks: any text after it was left out")
@@ -220,7 +220,8 @@ def _print(
         echo(f"the text is one document; --split={finer[0]} makes a document of each of its {finer[1]}")
     if len(tokenizer) > 1:
         echo(f"the tokenizer is that of {' and '.join(map(str, tokenizer))}")
-    _print_lengths(summary.lengths)
+    if summary.lengths:
+        _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +19,20 @@ from typing import IO, Any
 import numpy as np
 
 from lmtrain.data.store.block_checksums import BlockSums, MappedFile, TokenBlocks, build_block_file, read_block_file
-from lmtrain.data.store.indexed_dataset import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dataset_file
-from lmtrain.errors import DataError, OutputError, way
+from lmtrain.data.store.indexed_dataset import (
+    CODES,
+    HEADER,
+    MAGIC,
+    SUFFIXES,
+    DatasetInfo,
+    Ints,
+    dataset_file,
+    working_folder,
+)
+from lmtrain.errors import DataError, LmtrainError
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
+from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
@@ -162,7 +172,7 @@ class DatasetSpool:
     def finish(self, facts: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
         """Write the .idx and close the files. If `facts` and `tokenizer` are given, also write the tokenizer's file,
         whose content is `tokenizer`, the file of block checksums and the .json sidecar. `facts` are the sidecar's
-        fields tokenizer_fingerprint, vocab_size, eod_id and num_bytes; the other fields are counted here.
+        fields tokenizer_fingerprint, vocab_size, eod_id, num_bytes and made_from; the other fields are counted here.
 
         `sync` puts the files on disk.
         """
@@ -286,17 +296,50 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
         atomic_files.fsync_dir(prefix.parent)
 
 
-def refuse_existing_dataset(prefix: Path) -> None:
-    """Raise OutputError if any file of a dataset with this prefix exists."""
-    for path in (dataset_file(prefix, suffix) for suffix in SUFFIXES):
-        if path.exists():
-            raise OutputError(f"{path} exists already. Choose another output, or add "
-                              f"{way('--overwrite')} to replace it.")  # fmt: skip
+_KINDS = {
+    ".idx": Kind("the index of a dataset", begins_with(MAGIC)),
+    ".json": Kind("the sidecar of a dataset", lambda path: _has_format(path, DatasetInfo.format)),
+}
 
 
-def working_folder(prefix: Path) -> Path:
-    """Return the folder where a dataset grows: beside its prefix, so that a rename moves the files."""
-    return prefix.with_name(f".{prefix.name}.tmp")
+def check_dataset(prefix: Path, *, overwrite: bool, made_from: str | None = None) -> Found:
+    """Return what is at a prefix at which a dataset is to be written, as `check_output` does for its files together.
+    Raise OutputError if one of the files must not be replaced. `made_from` describes inputs and options, see
+    existing_output.py; the dataset is the same if its sidecar records this text.
+    """
+    has_index = _KINDS[".idx"].fits(dataset_file(prefix, ".idx"))
+    is_unfinished = not has_index and _is_renaming(prefix)
+    is_same = has_index and made_from is not None and _recorded(dataset_file(prefix, ".json")) == made_from
+    other = Kind("a file of a dataset", lambda path: has_index)  # because: only the index tells what the others are
+    found = [
+        check_output(
+            dataset_file(prefix, suffix), _KINDS.get(suffix, other), overwrite=overwrite, is_same=is_same,
+            is_unfinished=is_unfinished,
+        )
+        for suffix in SUFFIXES
+    ]  # fmt: skip
+    return next((state for state in found if state is not Found.NOTHING), Found.NOTHING)
+
+
+def _is_renaming(prefix: Path) -> bool:
+    """Return whether a killed `publish` of a DatasetWriter has renamed some of the files of a dataset, not its .idx."""
+    folder = working_folder(prefix)
+    return any((folder / f"{n}.idx").exists() and not (folder / f"{n}.bin").exists() for n in ("data", "0-00000"))
+
+
+def _has_format(path: Path, format_: str) -> bool:
+    """Return whether a JSON file names this format, whether it is damaged or not."""
+    with suppress(OSError), open(path, "rb") as file:
+        return f'"format": "{format_}"'.encode() in file.read(1 << 16)
+    return False
+
+
+def _recorded(sidecar: Path) -> str | None:
+    """Return what the sidecar at a path records of inputs and options, None if it is missing or damaged."""
+    try:
+        return DatasetInfo.read(sidecar).made_from
+    except LmtrainError:
+        return None
 
 
 class DatasetWriter:
@@ -305,16 +348,17 @@ class DatasetWriter:
     The temporary files are in a folder beside the prefix, locked by one process at a time.
     """
 
-    def __init__(self, prefix: Path | str, dtype: Any, *, overwrite: bool = False) -> None:
+    def __init__(
+        self, prefix: Path | str, dtype: Any, *, overwrite: bool = False, made_from: str | None = None
+    ) -> None:
         self.prefix, self.dtype = Path(prefix), np.dtype(dtype)
-        self._overwrite = overwrite
+        self._overwrite, self._made_from = overwrite, made_from
         self._resources = ExitStack()
         self._facts: dict[str, Any] | None = None
         self._tokenizer: bytes | None = None
 
     def __enter__(self) -> DatasetWriter:
-        if not self._overwrite:
-            refuse_existing_dataset(self.prefix)
+        check_dataset(self.prefix, overwrite=self._overwrite)
         folder = working_folder(self.prefix)
         with ExitStack() as resources:
             resources.enter_context(atomic_files.folder_lock(folder))
@@ -346,7 +390,8 @@ class DatasetWriter:
         """
         self._tokenizer = tokenizer
         self._facts = {
-            "tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id, "num_bytes": num_bytes
+            "tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id, "num_bytes": num_bytes,
+            "made_from": self._made_from,
         }  # fmt: skip
 
 

@@ -52,6 +52,11 @@ def dataset_file(prefix: Path, suffix: str) -> Path:
     return prefix.parent / (prefix.name + suffix)  # because: `with_name` raises ValueError if the prefix is "." or "/"
 
 
+def working_folder(prefix: Path) -> Path:
+    """Return the folder where a dataset grows: beside its prefix, so that a rename moves the files."""
+    return prefix.with_name(f".{prefix.name}.tmp")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
     """Content of the sidecar. `content_sha256` covers the bytes of P.bin followed by those of P.idx."""
@@ -67,6 +72,7 @@ class DatasetInfo:
     content_sha256: str
     blocks_sha256: str | None = None  # hash of P.blocks; None in older sidecars
     tokenizer_sha256: str | None = None  # hash of P.tokenizer.json; None in older sidecars
+    made_from: str | None = None  # text of existing_output.made_from; None if it is not known
     sidecar_sha256: str | None = None  # hash of all other keys; None in older sidecars
     format: str = "lmtrain dataset"
     version: int = 1
@@ -131,7 +137,7 @@ def _check_hash(path: Path, tree: dict[str, Any]) -> None:
     A sidecar without a hash is accepted only if it is an old one: all old keys and no newer ones.
     """
     # because: a sidecar must not pass as an old one when a letter in the name of its hash key is damaged
-    new_keys = {"blocks_sha256", "tokenizer_sha256", _HASH_KEY}
+    new_keys = {"blocks_sha256", "tokenizer_sha256", "made_from", _HASH_KEY}
     old_keys = {field.name for field in fields(DatasetInfo)} - new_keys
     stored, newer_keys = tree.get(_HASH_KEY), sorted(set(tree) - old_keys)
     if stored is None and not newer_keys:
@@ -399,7 +405,9 @@ def _file_size(path: Path, companion: Path) -> int:
         return path.stat().st_size
     except OSError as error:
         if companion.exists():
-            is_bare = companion.suffix == ".bin" and not companion.with_suffix(".json").is_file()
+            prefix = companion.with_suffix("")
+            others = (working_folder(prefix), *(dataset_file(prefix, suffix) for suffix in SUFFIXES[2:]))
+            is_bare = companion.suffix == ".bin" and not any(map(os.path.lexists, others))
             bare = explain_unreadable(companion) if is_bare else ""
             raise MissingInputError(bare or f"{path} is missing beside {companion}. Make the dataset again.") from error
         raise MissingInputError(f"{path} does not exist. {_suggest_dataset(path.with_name(path.stem))}") from error

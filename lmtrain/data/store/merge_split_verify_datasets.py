@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.sample_dataset_interface import mix, permute
-from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.dataset_writer import DatasetWriter, check_dataset
 from lmtrain.data.store.document_boundaries import DocumentMap, split_documents, use_recorded_checksums
 from lmtrain.data.store.indexed_dataset import DatasetInfo, IndexedDataset, dataset_file
 from lmtrain.data.store.joined_dataset import UNKNOWN, open_dataset, require_compatible
 from lmtrain.errors import DataError, UsageError, way
 from lmtrain.runtime.files.atomic_files import read_bytes
+from lmtrain.runtime.files.existing_output import Found, made_from
 
 _COPIED_TOKENS = 1 << 22
 _COPIED_DOCUMENTS = 1 << 16
@@ -69,30 +70,44 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
     }
 
 
-def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> None:
+def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> bool:
     """Write the documents of all datasets, in order, to a new dataset with the prefix `output`; if the first has a
-    .json sidecar, so does the new one. Raise DataError if dtypes or tokenizers differ.
+    .json sidecar, so does the new one. Return False if an earlier call has made it of the same datasets. Raise
+    DataError if dtypes or tokenizers differ.
     """
+    if output.absolute() in (prefix.absolute() for prefix in prefixes):
+        raise UsageError(f"--output {output} is one of the datasets to join. Give another name.")
     datasets = [open_dataset(prefix) for prefix in prefixes]
-    first = datasets[0]
+    first, made = datasets[0], made_from("merge", _files(datasets))
+    if check_dataset(output, overwrite=overwrite, made_from=made) is Found.SAME:
+        return False
     require_compatible(datasets)
     for dataset in datasets:
         _verify_source(dataset)
-    with DatasetWriter(output, first.dtype, overwrite=overwrite) as writer:
+    with DatasetWriter(output, first.dtype, overwrite=overwrite, made_from=made) as writer:
         for dataset in datasets:
             _copy_documents(writer, dataset, DocumentMap.of(dataset), range(dataset.num_documents))
         if first.info is not None:
             byte_counts = [dataset.info.num_bytes for dataset in datasets if dataset.info]
             _describe_copy(writer, first, first.info, UNKNOWN if UNKNOWN in byte_counts else sum(byte_counts))
+    return True
+
+
+def _files(datasets: Sequence[IndexedDataset]) -> Iterator[Path]:
+    """Yield the files with the tokens and the documents of the datasets."""
+    for dataset in datasets:
+        for shard in dataset.shards:
+            yield from (dataset_file(shard.prefix, suffix) for suffix in (".bin", ".idx"))
 
 
 def split(
     prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False, seed: int | None = None
-) -> None:
+) -> bool:
     """Divide the documents of a dataset among new datasets with the prefixes `outputs` (two or three), in proportion to
     `shares`: consecutive documents, or randomly chosen ones if a seed is given.
 
-    Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially.
+    Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially. Outputs that
+    an earlier call has made of the same dataset stay; return False if these are all.
     """
     check_outputs(prefix, shares, outputs)
     dataset = open_dataset(prefix)
@@ -102,14 +117,23 @@ def split(
             f"--output {empty} would get no document: {prefix} has only {dataset.num_documents}. Give other shares, "
             "or text that is cut into more documents."
         )
+    made = {
+        output: made_from(["split", places.start, places.stop, seed], _files([dataset]))
+        for output, places in parts.items()
+    }
+    found = {output: check_dataset(output, overwrite=overwrite, made_from=made[output]) for output in parts}
+    parts = {output: places for output, places in parts.items() if found[output] is not Found.SAME}
+    if not parts:
+        return False
     _verify_source(dataset)
     map_ = DocumentMap.of(dataset)
     for output, places in parts.items():
-        with DatasetWriter(output, dataset.dtype, overwrite=overwrite) as writer:
+        with DatasetWriter(output, dataset.dtype, overwrite=overwrite, made_from=made[output]) as writer:
             for documents in [places] if seed is None else _shuffled_runs(dataset.num_documents, places, seed):
                 _copy_documents(writer, dataset, map_, documents)
             if dataset.info is not None:
                 _describe_copy(writer, dataset, dataset.info, UNKNOWN)
+    return True
 
 
 def check_outputs(prefix: Path, shares: Sequence[float], outputs: Sequence[Path]) -> None:

@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from lmtrain.data.store import merge_split_verify_datasets
 from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset, dataset_file
 from lmtrain.data.store.joined_dataset import UNKNOWN
-from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError, UsageError
+from lmtrain.runtime.processes.fault_injection import Fault, arm
 from tests.unit.data.writing import add_document
 
 LENGTHS = [3, 0, 5, 1, 9, 2, 2, 0]
@@ -96,10 +98,49 @@ def test_a_dataset_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--overwrite"):
         merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
     assert len(documents(tmp_path / "b")) == 1
-    before = documents(tmp_path / "a")
-    merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "a", overwrite=True)  # onto an input
-    assert documents(tmp_path / "a")[:2] == before
-    assert len(documents(tmp_path / "a")) == 3
+    both = [tmp_path / "a", tmp_path / "a"]
+    assert merge_split_verify_datasets.merge(both, tmp_path / "b", overwrite=True)
+    assert len(documents(tmp_path / "b")) == 4
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+    assert not merge_split_verify_datasets.merge(both, tmp_path / "b")
+    with pytest.raises(UsageError, match="is one of the datasets to join"):  # a kill would leave no input
+        merge_split_verify_datasets.merge(both, tmp_path / "a", overwrite=True)
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_a_merge_that_was_killed_while_files_are_renamed_is_completed(tmp_path: Path, count: int) -> None:
+    """Without --overwrite, as it was typed; meanwhile no verb takes what is there for a dataset."""
+    write(tmp_path / "a", [3, 4])
+    arm(Fault("exc", "data.publish", count))
+    with pytest.raises(RuntimeError, match="fault at"), patch_rmtree():
+        merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
+    with pytest.raises(MissingInputError, match=r"b\.idx"):
+        IndexedDataset.open(tmp_path / "b")
+    assert merge_split_verify_datasets.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
+    assert documents(tmp_path / "b") == 2 * documents(tmp_path / "a")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_no_part_of_a_split_is_written_if_one_of_them_cannot_be(tmp_path: Path) -> None:
+    write(tmp_path / "a", [3, 4])
+    write(tmp_path / "two", [1])
+    outputs = [tmp_path / "one", tmp_path / "two"]
+    with pytest.raises(OutputError, match=r"two\.\w+ is there already"):
+        merge_split_verify_datasets.split(tmp_path / "a", [1, 1], outputs)
+    assert not (tmp_path / "one.idx").exists()
+    assert merge_split_verify_datasets.split(tmp_path / "a", [1, 1], outputs, overwrite=True)
+    for path in tmp_path.glob("two.*"):
+        path.unlink()
+    made = (tmp_path / "one.idx").stat().st_mtime_ns
+    assert merge_split_verify_datasets.split(tmp_path / "a", [1, 1], outputs)  # the second is missing
+    assert (tmp_path / "one.idx").stat().st_mtime_ns == made
+    assert not merge_split_verify_datasets.split(tmp_path / "a", [1, 1], outputs)
+
+
+def patch_rmtree() -> Any:
+    """Keep the files of the working folder, as a kill does."""
+    return patch("lmtrain.data.store.dataset_writer.shutil.rmtree")
 
 
 @pytest.mark.parametrize(

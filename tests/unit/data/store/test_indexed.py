@@ -144,7 +144,7 @@ def test_any_letter_of_the_sidecar_that_changes_is_found(tmp_path: Path) -> None
 def test_a_sidecar_from_before_it_had_a_hash(tmp_path: Path) -> None:
     write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
     sidecar = tmp_path / "a.json"
-    newer = ("blocks_sha256", "tokenizer_sha256", "sidecar_sha256")
+    newer = ("blocks_sha256", "tokenizer_sha256", "made_from", "sidecar_sha256")
     old = {k: v for k, v in json.loads(sidecar.read_text()).items() if k not in newer}
     sidecar.write_text(json.dumps(old))
     assert verify(IndexedDataset.open(tmp_path / "a"))["sidecar_has_hash"] is False
@@ -283,13 +283,15 @@ def test_a_failed_writer_leaves_what_was_there(tmp_path: Path) -> None:
 
 def test_overwriting_must_be_asked_for_and_leaves_nothing_stale(tmp_path: Path) -> None:
     write(tmp_path / "a", [[[1]]], described=True)
-    with pytest.raises(OutputError, match="exists already"), DatasetWriter(tmp_path / "a", np.uint16):
+    with pytest.raises(OutputError, match="is there already"), DatasetWriter(tmp_path / "a", np.uint16):
         pass
     write(tmp_path / "a", [[[2, 3]]])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]
     (tmp_path / "b.json").write_text("mine")
-    with pytest.raises(OutputError, match=r"b\.json exists"), DatasetWriter(tmp_path / "b", np.uint16):
-        pass
+    for overwrite in (False, True):
+        writer = DatasetWriter(tmp_path / "b", np.uint16, overwrite=overwrite)
+        with pytest.raises(OutputError, match=r"b\.json is not the sidecar"), writer:
+            pass
 
 
 def test_every_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

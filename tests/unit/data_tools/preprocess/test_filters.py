@@ -87,7 +87,7 @@ def test_an_installed_filter() -> None:
     filters = Filters(entry_points=("even",))
     assert (kept(filters, "ab"), kept(filters, "abc")) == (None, "filter even")
     assert filters.needs_text
-    assert filters.identity()[-1] == [("even", f"{__name__}:even", "")]
+    assert filters.identity()["installed filters"] == [("even", f"{__name__}:even", "")]
 
 
 @pytest.mark.usefixtures("installed")

@@ -1,4 +1,6 @@
-"""A killed preprocessing run resumes and writes the same files; a run with other inputs or settings starts over."""
+"""A killed preprocessing run resumes and writes the same files; a run with other inputs or settings is refused, unless
+--overwrite was given.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from data_tools.preprocess.length_and_script_filters import Filters
 from data_tools.preprocess.preprocess_pipeline import Options, Summary, preprocess
 from data_tools.preprocess.resumable_dataset_writer import Outputs
 from data_tools.read.cut_files_into_chunks import SizeLimits
@@ -182,7 +186,7 @@ def test_any_changed_bit_of_an_interrupted_run_is_found(folder: Path, tmp_path: 
         try:
             run(folder, tmp_path / f"cut{number}" / "data", **SHARDED)
         except (DataError, OutputError) as error:
-            assert re.search("were damaged before all were renamed|exists already", str(error))  # noqa: PT017
+            assert re.search("were damaged before all were renamed|is there already", str(error))  # noqa: PT017
             refused += 1
         else:
             assert files(tmp_path / f"cut{number}") == wanted, path
@@ -227,31 +231,92 @@ def test_a_missing_later_shard_starts_over(folder: Path, tmp_path: Path) -> None
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
-def test_a_run_with_other_settings_starts_over_with_a_notice(folder: Path, tmp_path: Path) -> None:
-    changes: list[dict[str, Any]] = [{"append_eod": False}, {"on_error": OnError.SKIP}, {"shard_tokens": 10_000}]
-    for number, change in enumerate(changes):
-        interrupted(folder, tmp_path / f"{number}/data", "data.slice", 8)
-        said: list[str] = []
-        summary = run(folder, tmp_path / f"{number}/data", said=said, **change)
-        (line,) = said
-        assert line.startswith("starting over: the interrupted run had other inputs or settings")
-        assert (summary.resumed_documents, summary.num_documents) == (0, 58)
-        run(folder, tmp_path / f"fresh{number}/data", **change)
-        assert files(tmp_path / str(number)) == files(tmp_path / f"fresh{number}")
+def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def test_a_changed_input_starts_over(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "in"
-    copy.mkdir()
-    (copy / "tokenizer").symlink_to(folder / "tokenizer")
-    for path in folder.iterdir():
-        if path.is_file():
-            (copy / path.name).write_bytes(path.read_bytes())
-    interrupted(copy, tmp_path / "data", "data.slice", 8)
-    (copy / "c59.txt").write_text("another text")
+CHANGES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
+    ({"append_eod": False}, "with --append-eod, and this one has no --append-eod", ("--append-eod",)),
+    ({"on_error": OnError.SKIP}, "with --on-error quarantine", ("--on-error", "quarantine")),
+    ({"shard_tokens": 10_000}, "with no --shard-tokens, and this one has --shard-tokens 10000", ()),
+    ({"filters": Filters(min_chars=2, scripts=(("latin", 0.5),))}, "this one has --min-chars 2 --script latin:0.5", ()),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_run_with_other_settings_is_refused_and_loses_nothing(folder: Path, tmp_path: Path, number: int) -> None:
+    change, difference, words = CHANGES[number]
+    interrupted(folder, tmp_path / "out/data", "data.slice", 8)
+    before = everything(tmp_path)
+    with pytest.raises(OutputError, match=re.escape(difference)) as refused:
+        run(folder, tmp_path / "out/data", **change)
+    assert everything(tmp_path) == before
+    (ways,) = refused.value.ways
+    assert ways[0].new == words
+    assert ways[-1].new == ("--overwrite",)
     said: list[str] = []
-    assert run(copy, tmp_path / "data", said=said).resumed_documents == 0
-    assert said[0].startswith("starting over")
+    summary = run(folder, tmp_path / "out/data", said=said, overwrite=True, **change)
+    assert said[0].startswith("starting over: --overwrite was given")
+    run(folder, tmp_path / "fresh/data", **change)
+    assert (summary.resumed_documents, files(tmp_path / "out")) == (0, files(tmp_path / "fresh"))
+
+
+def test_a_run_with_the_old_settings_goes_on_after_a_refusal(folder: Path, tmp_path: Path) -> None:
+    interrupted(folder, tmp_path / "data", "data.slice", 8)
+    with pytest.raises(OutputError):
+        run(folder, tmp_path / "data", append_eod=False)
+    assert run(folder, tmp_path / "data").resumed_documents > 0
+
+
+def test_a_changed_input_is_refused_and_named(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "in"
+    shutil.copytree(folder, copy)
+    interrupted(copy, tmp_path / "data", "data.slice", 8)
+    for change, said in (
+        (lambda: os.utime(copy / "c59.txt"), "c59.txt has changed since"),
+        (lambda: (copy / "c59.txt").rename(copy / "c60.txt"), "c59.txt was among its input files"),
+        (lambda: copy.rename(tmp_path / "moved"), "and 11 more were among its input files|were among its input files"),
+    ):
+        change()
+        before = everything(tmp_path)
+        with pytest.raises(OutputError, match=said):
+            run(tmp_path / "moved" if (tmp_path / "moved").exists() else copy, tmp_path / "data")
+        assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("more", [{}, SHARDED, {"keys": ("text", "title")}])
+def test_the_same_run_again_finds_its_dataset(folder: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "title": f"title {i}"}) + "\n" for i, text in enumerate(TEXTS)))
+    tokenizer, options = Tokenizer.load(folder / "tokenizer"), Options(**OPTIONS | more)
+    first = preprocess([path], tokenizer, tmp_path / "d", options)
+    before = everything(tmp_path)
+    again = preprocess([path], tokenizer, tmp_path / "d", options)
+    assert (again.is_new, everything(tmp_path)) == (False, before)
+    for name in ("num_documents", "num_tokens", "num_bytes", "num_shards", "files"):
+        assert set(getattr(again, name)) == set(first.files) if name == "files" else getattr(again, name) == getattr(
+            first, name
+        )
+    with pytest.raises(OutputError, match="is there already"):
+        preprocess([path], tokenizer, tmp_path / "d", replace(options, append_eod=False))
+    os.utime(path)
+    with pytest.raises(OutputError, match="is there already"):
+        preprocess([path], tokenizer, tmp_path / "d", options)
+    assert {name: facts for name, facts in everything(tmp_path).items() if name != str(path)} == {
+        name: facts for name, facts in before.items() if name != str(path)
+    }
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx", ".json", ".tokenizer.json", ".blocks", ".rejects.jsonl"])
+def test_a_file_that_is_no_part_of_a_dataset_stays(folder: Path, tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"data{suffix}").write_text('{"notes": "mine"}')
+    before = everything(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match=f"data{suffix} is not (a|the) .*, so it is not replaced"):
+            run(folder, tmp_path / "data", overwrite=overwrite)
+    assert everything(tmp_path) == before
+    assert not (tmp_path / ".data.tmp").exists()
 
 
 def test_a_full_disk_keeps_what_was_done(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
