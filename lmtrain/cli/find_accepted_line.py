@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmtrain.cli.settings_keys.apply_advice import (
     VALUE_SIGNS,
@@ -31,7 +31,7 @@ from lmtrain.cli.settings_keys.options_without_dashes import explain_words
 from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import is_about, is_own_key
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices
-from lmtrain.config.names_without_counterpart import is_environment_variable
+from lmtrain.config.name_suggestions import is_variable
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.errors import (
     LayoutError,
@@ -44,9 +44,7 @@ from lmtrain.errors import (
     settings_error,
     shell_quoted,
 )
-
-if TYPE_CHECKING:
-    from lmtrain.train.run_config import RunConfig
+from lmtrain.train.run_config import RunConfig
 
 # what is to be filled in, in a word of the corrected line: PREFIX, N or {hf,megatron}
 _PLACE = re.compile(r"(?:^|=)([A-Z]{2,}|N|\{[\w-]+(?:,[\w-]+)+\})$")
@@ -78,7 +76,7 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         command = following
         advised_units |= dict.fromkeys(command.units)
         if refused is None:
-            if sum(map(len, (error.ways for error in errors))) > 1:
+            if sum(len(error.ways) for error in errors) > 1:
                 command = _with_own_values(command, typed, errors)
             return (told := joined(errors)), _line(told, typed, command, advised_units)
         refusal = refused
@@ -176,7 +174,7 @@ def _line(
     list_of_lost = f"\nLeft out: {', '.join(dict.fromkeys(left_out))}." if left_out else ""
     variables = [
         word for word in typed.words
-        if is_setting(word) and is_environment_variable(word.partition("=")[0]) and word not in command.words
+        if is_setting(word) and is_variable(word.partition("=")[0], RunConfig) and word not in command.words
     ]
     return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words, variables)}"
 

@@ -88,7 +88,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a run is at a step. A fact is None if it is not recorded, or if this version cannot read the settings."""
+    """The facts of a run at a step. One is None if it is not recorded, or if this version cannot read the settings."""
 
     step: int  # the steps that are done
     steps: int | None  # of the whole run

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.cli.main import main
+from tests.cli.at_work_lines import without_at_work_lines
 from tests.cli.forking import forked
 from tests.toytext import write_toy_texts
 
@@ -74,8 +75,7 @@ def outcome(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[o
     finally:
         os.environ.clear()
         os.environ.update(old)
-    # because: whether a verb is at work for five seconds depends on the machine
-    return found, re.sub(r"(?m)^lmtrain [a-z -]+: at work, .* elapsed\n", "", output.getvalue())
+    return found, without_at_work_lines(output.getvalue())
 
 
 class _Terminal(io.StringIO):

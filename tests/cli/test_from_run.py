@@ -183,7 +183,7 @@ def test_it_goes_on_or_branches_off(trained: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", ["train.steps=6", "train.steps=9"])
 def test_with_other_data_every_way_out_goes_on(toy: Toy, trained: Path, tmp_path: Path, length: str) -> None:
-    """In a branch, in a run that begins with the same settings or those of its first start, or with its weights."""
+    """The ways: a branch, a run that begins with the same settings or those of the first start, or with the weights."""
     other = tmp_path / "other"
     outputs = ("--output", other, "--output", tmp_path / "rest")
     lmtrain("data", "split", toy.data, "--shares", "1,1", *outputs)

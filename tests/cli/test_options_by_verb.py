@@ -153,6 +153,10 @@ def test_an_environment_variable_stands_before_the_command(here: Path, line: str
         assert f"\n  NCCL_DEBUG=INFO lmtrain {line}\n" in outcome(*words)[1]
 
 
+def test_the_name_of_a_setting_in_capitals_is_no_environment_variable() -> None:
+    assert "\n  lmtrain pretrain data.path=x data.index_dir=y\n" in outcome("pretrain", "data.path=x", "INDEX_DIR=y")[1]
+
+
 def test_files_without_a_suffix_are_named_one_by_one(here: Path) -> None:
     (here / "wiki").mkdir()
     (here / "wiki" / "wiki_00").write_text('{"text": "One."}\n')

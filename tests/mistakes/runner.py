@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO
+
+from tests.cli.at_work_lines import without_at_work_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20  # for a command to be refused, or to begin its work
@@ -134,9 +135,7 @@ def run(words: list[str], env: dict[str, str], *, in_world: bool = False) -> Out
     ]
     values = _values(words) if is_accepted and in_world else []
     code = code if isinstance(code, int) else 1
-    # because: whether a verb is at work for five seconds depends on the machine
-    text = re.sub(r"(?m)^lmtrain [a-z -]+: at work, .* elapsed\n", "", output.getvalue())
-    return Outcome(code, text, is_accepted, asks_for_torch, ways, values)
+    return Outcome(code, without_at_work_lines(output.getvalue()), is_accepted, asks_for_torch, ways, values)
 
 
 def _stub_callback(verb: str) -> None:

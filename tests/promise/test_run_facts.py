@@ -234,7 +234,7 @@ def card(checkpoint: Path) -> Facts:
 
 
 def rounded(facts: Facts, shown: Facts, rate: str) -> Facts:
-    """Those of the facts that are shown, in the way of a place: `rate` is its format of a learning rate."""
+    """Return the facts that a place shows, as it writes them: `rate` is its format of a learning rate."""
 
     def text(key: str) -> Any:
         value = facts[key]

@@ -20,7 +20,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """What a step trains on, and how: (source, sample) of each sample, and the optimizer's numbers."""
+    """A step: the (source, sample) of each sample that it trains on, and the optimizer's numbers."""
 
     samples: tuple[tuple[Source, int], ...]
     seq_len: int

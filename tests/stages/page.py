@@ -105,7 +105,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage sets; None leaves a setting to the run. A stage without `sets_rampup` goes on with that before."""
+    """The settings of a stage; None leaves one to the run. A stage without `sets_rampup` goes on with that before."""
 
     name: str
     unit: str
@@ -131,7 +131,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is typed for a start. Without stages the run has `steps` steps."""
+    """The settings typed for a start. Without stages the run has `steps` steps."""
 
     data: Data
     schedule: Schedule
@@ -171,7 +171,7 @@ class Planned:
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What may not change once the stage is behind, but for contents."""
+        """Return the settings that may not change once the stage is behind; contents are compared apart."""
         shares = [(part.unit, part.amount, part.restart) for part in self.data.parts]
         return (
             self.end, self.lr, self.weight_decay, self.clip, self.batch, self.rampup, self.seq_len,

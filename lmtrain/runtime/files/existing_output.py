@@ -1,8 +1,9 @@
 """The decision about what is at the place of an output already: whether a command goes on, has nothing to do, replaces
 it or is refused. Torch-free.
 
-Every command that writes calls `check_output` before it works. The caller finds out whether the output is unfinished
-or was made of the same inputs and options, since it knows what its files record; what follows is decided here.
+The steps of a corpus, and whatever writes a dataset, call `check_output` before they work. The caller finds out whether
+the output is unfinished or was made of the same inputs and options, since it knows what its files record; what follows
+is decided here. Checkpoints, models and run folders have checks of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_LINE_BYTES = 16 << 20  # because: a document may be long, and the decision 
 
 
 class Kind(NamedTuple):
-    """What a command writes: its name in messages, such as "a tokenizer", and a function that says whether the file or
+    """A kind of output: its name in messages, such as "a tokenizer", and a function that says whether the file or
     folder at a path is one.
     """
 
@@ -34,7 +35,7 @@ class Kind(NamedTuple):
 
 
 class Found(Enum):
-    """What is at the place of an output, for the command that is to write it."""
+    """Answers to what is at the place of an output, for the command that is to write it."""
 
     NOTHING = "nothing"
     UNFINISHED = "an unfinished output of this command, which goes on"

@@ -231,7 +231,7 @@ def test_plain_text_in_a_pipe_gets_the_advice_to_set_the_format() -> None:
 
 
 def test_a_text_file_with_two_bad_bytes_is_left_out_as_a_whole_and_counted_so(tmp_path: Path) -> None:
-    """It is no bad line: all of it is lost, which is said, and what loses less."""
+    """The whole file is lost, not a line of it: the summary says so, and which option loses less."""
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "bad.txt").write_bytes(b"good\n\nb\xffd \xfe\n\ngood")
