@@ -28,8 +28,7 @@ from data_tools.corpora.download import (
     has_expected_file,
     manual_instructions,
 )
-from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, Tally, check_outputs, to_line
-from data_tools.corpus.split_sample_shuffle import SPLITS
+from data_tools.corpus.flow.run_one_corpus_step_in_workers import SPLITS, Report, Tally, check_outputs, to_line
 from data_tools.read.compressed_and_parquet_readers import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import atomic_file, is_safe_name

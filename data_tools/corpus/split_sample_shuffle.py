@@ -21,6 +21,7 @@ import numpy as np
 from data_tools.corpus.copies.dedupe import content_hash
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
 from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
+    SPLITS,
     Documents,
     Report,
     SelectionStep,
@@ -39,7 +40,6 @@ from lmtrain.errors import UsageError, example, fill_in, leave_out, own
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.tokenizer.text_from_json_lines import Document
 
-SPLITS = ("train", "valid", "test")
 _HEAD = struct.Struct("<QI")  # random number and byte length of a line
 _MAX_BUCKETS = 512  # because: each bucket is an open file
 

@@ -51,6 +51,7 @@ from lmtrain.tokenizer.text_from_json_lines import Document, Reject
 
 Documents = Iterator[tuple[int, Document]]  # (position, document) pairs
 OFFSET_BITS = 44  # offset bits of a position: a million files of up to 16 TiB each
+SPLITS = ("train", "valid", "test")
 SPLIT_REPORT = "split.report.json"  # in the folder of the step `split`
 _REPORT = Kind("the report of a corpus step", begins_with(b'{\n "step":'))
 ReportDocuments = Callable[[str, int], None]  # receives the step's name and the number of documents done

@@ -7,6 +7,7 @@ group, so that overrides and group choices (`optim=lamb`) have their usual meani
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -288,7 +289,7 @@ def _naming_run_in_folder(overrides: Sequence[str]) -> Iterator[None]:
         yield
     except SettingsError as error:
         folder = typed_words(overrides).get("run.dir", "").strip("'\"")
-        if not folder or not (Path(folder) / CONFIG).is_file():
+        if not folder or not os.path.isfile(os.path.join(folder, CONFIG)):  # because: it takes a name of any length
             raise
         way_out = f"{folder} holds a run: add {way('--from-run', folder)} to go on with its settings, or give"
         raise SettingsError([

@@ -80,7 +80,7 @@ def _some_text(rng: random.Random) -> tuple[str, bytes]:
 def _call(step: tuple[object, ...], path: Path, folder: Path, more: tuple[str, ...]) -> tuple[object, ...]:
     workers = () if step[0] == "shuffle" else ("--workers", 1)
     name = "out" if step[0] == "split" else "out/documents.jsonl"
-    return "corpus", step[0], path, "--output", folder / name, *step[1:], *workers, *more
+    return "corpus", step[0], path, "--output", folder / name, *step[1:], *workers, *more, "--overwrite"
 
 
 def _train(path: Path, folder: Path) -> tuple[object, ...]:
