@@ -21,6 +21,7 @@ from lmtrain.cli.settings_keys.apply_advice import (
     command_of,
     corrects,
     fits,
+    has_rival,
     is_setting,
     nearest_first,
     shell_lines,
@@ -65,16 +66,20 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         error = explain_words(error, typed)
     error = _without_replaced_defaults(error, typed)
     errors, seen, changed, refusal = [error], {typed.units}, set[str](), error
-    advised_units = dict.fromkeys(typed.units)
+    advised_units, is_left_to_user = dict.fromkeys(typed.units), False
     for _ in range(_MAX_ROUNDS):
         step = _best_step(command, refusal)
         if step is None or step[0].units in seen:
             return joined(errors), ""
         following, refused = step
+        # because: an example is no advice, but with it the rest of the line can be checked
+        is_left_to_user |= any(all(way.is_example for way in ways) for ways in refusal.ways)
         changed |= _given_other_values(command, following)
         seen.add(following.units)
         command = following
         advised_units |= dict.fromkeys(command.units)
+        if refused is None and is_left_to_user:
+            return joined(errors), ""
         if refused is None:
             if sum(len(error.ways) for error in errors) > 1:
                 command = _with_own_values(command, typed, errors)
@@ -105,13 +110,14 @@ def _given_other_values(before: Command, after: Command) -> set[str]:
 
 def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainError | None] | None:
     """Return the command after a way out of each problem of `error`, with the error that refuses it, which is None if
-    there are ways that are accepted. Return None if a problem has no way that can be typed.
+    there are ways that are accepted. Return None if a problem has none: neither a way, nor an example of a value.
     """
     choices, corrected = list[list[Way]](), command
     for all_ways in error.ways:
         # because: an option or a number that an earlier way sets is what the later ones are about
         ways = [way for way in all_ways if fits(command, way) or fits(corrected, way)]
-        choices.append(nearest_first(corrected, ways) or [way for way in ways if way.is_form])
+        meant = nearest_first(corrected, ways) or [way for way in ways if way.is_form]
+        choices.append(meant or ways[:1])
         corrected = Command.parse(corrected.apply(choices[-1][0]).words) if choices[-1] else corrected
     first = None
     for combination in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
@@ -166,7 +172,9 @@ def _line(
         text for unit in lost
         # because: a switch may have another form here
         if not (len(unit) == 1 and unit[0] in replaced and "=" not in unit[0])
-        and not _is_told(text := " ".join(map(shell_quoted, unit)), unit, said, command)
+        and (
+            not _is_told(text := " ".join(map(shell_quoted, unit)), unit, said, command) or has_rival(typed, unit)
+        )
     ]
     words = " ".join(typed.words)
     places = [*dict.fromkeys(place for word in command.words for place in _PLACE.findall(word) if place not in words)]
@@ -298,7 +306,7 @@ def _covering(runs: Sequence[list[str]]) -> list[list[str]]:
     """Return the runs of a sweep that have a word which none before them has: with them every value is seen once."""
     seen, result = set[str](), list[list[str]]()
     for run in runs:
-        if not seen.issuperset(run):
+        if not (result and seen.issuperset(run)):
             seen.update(run)
             result.append(run)
     return result

@@ -173,11 +173,12 @@ def parse_numbers(option: str, text: str, way_out: str) -> list[float]:
         raise UsageError(f"{option}={text} is not a list of numbers. {way_out}") from error
 
 
-def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
-    """Raise UsageError if parameters named in `unused` were typed on the command line, since they have no effect there.
-    `subject` is what they have no effect with, for the message, such as "--calibrate".
+def refuse_unused_options(context: typer.Context, unused: set[str], subject: str, words: Sequence[str] = ()) -> None:
+    """Raise UsageError if parameters named in `unused` were typed on the command line, since they have no effect there,
+    or if there are `words` of which that is known. `subject` is what they have no effect with, for the message, such as
+    "--calibrate".
     """
-    names, typed = list[str](), list[str]()
+    names, typed = [*words], [*words]
     for param in context.command.params:
         source = context.get_parameter_source(str(param.name))
         if param.name in unused and source is not None and source.name == "COMMANDLINE":

@@ -18,7 +18,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -34,6 +33,8 @@ from lmtrain.runtime.processes.command_watch import watch_command
 ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 _ClickUsageError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
 _TYPE_WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
+_NEVER_SETTINGS = ("N", "NUMBER", "NAME", "RUN", "DIR", "PACKAGE")  # words for values, none of which is like tp=2
+_SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 # in the order in which a user needs them, which is that of `lmtrain --help`
 HELP = {
     "corpus": "Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.",
@@ -211,21 +212,23 @@ def print_still_at_work(words: str, began_s: float) -> None:
 
 
 def _refuse_misread_options(command: Any) -> None:
-    """Change a click command, in place, so that an option is not taken for the value of the option before it, and that
-    of several values of one option none is dropped.
+    """Change a click command, in place, so that neither an option nor a setting is taken for the value of the option
+    before it, and that of several values of one option none is dropped.
     """
     parse, names = command.parse_args, {name: param for param in command.params for name in param.opts}
+    takes_settings = any(param.name == "overrides" for param in command.params)
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
         words, given = args[: args.index("--")] if "--" in args else args, dict[str, str]()
-        for option, word in pairwise([*words, ""]):
+        for place, option in enumerate(words):
             name, sign, value = option.partition("=")
             param = names.get(name)
             if param is None or getattr(param, "is_flag", True):
                 continue
-            if not sign and is_option(word, names):
+            values = [value] if sign else words[place + 1 :][: param.nargs]
+            if not sign and not all(can_be_value(word, param, names, takes_settings) for word in values):
                 raise _option_error(name, "requires an argument", ctx)
-            typed = value if sign else word
+            typed = " ".join(values)
             if not param.multiple and given.setdefault(param.name, typed) != typed:
                 raise _option_error(name, "is given more than once", ctx)
         return parse(ctx, args)
@@ -238,6 +241,14 @@ def _option_error(option: str, message: str, ctx: Any) -> Exception:
     error = _ClickUsageError(f"Option {option!r} {message}.", ctx=ctx)
     error.option_name = option
     return error  # type: ignore[no-any-return]
+
+
+def can_be_value(word: str, param: Any, names: Collection[str], takes_settings: bool) -> bool:
+    """Return whether the word after the option `param`, of a verb with the options `names`, is its value: it is not if
+    it is an option, or a setting where neither the option's values look so nor the verb does without settings.
+    """
+    is_setting = takes_settings and param.metavar in _NEVER_SETTINGS and _SETTING.match(word)
+    return not (is_setting or is_option(word, names))
 
 
 def is_option(word: str, names: Collection[str]) -> bool:

@@ -150,7 +150,8 @@ class _Builder:
         these instead.
         """
         if self.names is None:
-            hint = spelling_hint(path.rpartition(".")[2], known_keys)
+            group, _, key = path.rpartition(".")
+            hint = spelling_hint(key, known_keys, lambda near: way(f"{group}.{near}={show(value)}", instead_of=path))
             self.problems.append(f"{path}={show(value)} is not a setting. {hint}")
             return
         typed_below = [(key, text) for key, text in self.names.typed.items() if key.startswith(f"{path}.")]

@@ -8,6 +8,7 @@ this module applies the overrides of single values and resolves `${other.key}` r
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -400,10 +401,17 @@ _LOST_PARTS = {
 }
 
 
+def names_data(name: str) -> bool:
+    """Return whether a word is the name of a file or a dataset, and not of a kind of data."""
+    return "/" in name or os.path.exists(name) or os.path.exists(f"{name}.idx")
+
+
 def _suggest_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """Return a sentence for the error message that `name` is no choice of a config group: it names the nearest choice
     or all of them, or, if they are very many, the command that lists them.
     """
+    if group == "data" and names_data(name):
+        return f"Did you mean {way(f'data.path={name}', instead_of='data')}?"
     if len(choices) > MAX_LISTED and closest_value(name, choices) is None:
         return f"`lmtrain config list {group}` lists its {len(choices)} choices."
     if closest_value(name, choices) is None:

@@ -85,7 +85,7 @@ FOREIGN_NAMES = {
     "data.text": "train_file text_file text_path input_file",
     "data.valid_path": "valid_data_paths val_dataset eval_dataset validation_data_path valid_data_path val_data_path "
     "eval_data",
-    "data.tokenizer": "tokenizer_name_or_path tokenizer_model tokenizer_path tokenizer_name tokenizer_dir",
+    "data.tokenizer": "tokenizer tokenizer_name_or_path tokenizer_model tokenizer_path tokenizer_name tokenizer_dir",
     "run.dir": "output_dir save out_dir save_dir output run_dir log_dir save_folder checkpoints_path dump_folder",
     "train.seed": "random_seed data_seed",
     "model.norm": "normalization norm_type",
@@ -133,7 +133,7 @@ UNSUPPORTED_SETTINGS = {
             "num_train_epochs epochs num_epochs n_epochs train_epochs",
         "The tokenizer is stored with the dataset; `lmtrain preprocess --tokenizer` chooses it. For data.text and for "
         "datasets of other tools, use data.tokenizer=PATH.":
-            "tokenizer_type vocab_file merge_file tokenizer",
+            "tokenizer_type vocab_file merge_file",
         "A text to validate on is made a dataset of first: type `lmtrain preprocess FILE --tokenizer "
         "RUN/tokenizer.json --output PREFIX`, and then data.valid_path=PREFIX.":
             "valid_text val_text eval_text valid_file val_file validation_file eval_file",

@@ -45,6 +45,8 @@ _VALUE_BY_FOREIGN_VALUE = {
 }  # fmt: skip
 
 
+_WORDS_FOR_NUMBERS = ("null", "none", "auto", "inf", "nan", "half", "never", "all")
+_SWITCHED = ("true", "false", "yes", "no", "on", "off")
 ANOTHER_KIND = "It is one of "  # the begin of the answer for a key that one other kind of its group has
 
 
@@ -80,6 +82,11 @@ class SettingNames:
             return [self._suggested_override(dotted, value)]
         below = [key for key in known_keys if key.endswith(f".{path}")] if parent else []  # the key without its group
         matches = below or [key for key in known_keys if key.rpartition(".")[2] == word]
+        # because: in its own group, decay is more likely a part of a name, weight_decay, than the name in another group
+        in_group = [key for key in known_keys if key.rpartition(".")[0] == parent and key.endswith(f"_{word}")]
+        if parent and len(in_group) == 1 and not any(key.startswith((f"{parent}.", "train.")) for key in matches):
+            matches = in_group
+        matches = [key for key in matches if _may_be(value, known_keys[key])] or matches
         if len(matches) > 3:
             matches = [key for key in matches if key.startswith(f"{parent}.")] or matches[:3]
         if parent:  # because: it is misspelt
@@ -87,7 +94,7 @@ class SettingNames:
         # because: a user who types `train.batch_size` does not mean the batch size of evaluations
         if word in _KEY_BY_FOREIGN_NAME and not (parent and any(key.startswith(f"{parent}.") for key in matches)):
             matches = [_KEY_BY_FOREIGN_NAME[word]]
-        matches = matches or _near_keys(path, known_keys)
+        matches = matches or [key for key in _near_keys(path, known_keys) if _may_be(value, known_keys[key])]
         return [self._suggested_override(key, value) for key in matches]
 
     def refusal(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
@@ -146,7 +153,7 @@ class SettingNames:
         ways = [way(word, instead_of=path) for word in words]
         if ways:
             return f"Did you mean {' or '.join(ways)}?"
-        if sentence := idea_of(path):
+        if sentence := idea_of(path) or idea_of(value):
             return sentence
         near = nearest_name(path.rpartition(".")[2], known_keys := sorted(known_keys))
         return f"Did you mean {near}?" if near else spelling_hint("", known_keys)
@@ -174,6 +181,15 @@ class SettingNames:
 def is_variable(name: str, root: type[Settings]) -> bool:
     """Return whether a name is written as environment variables are, and is no setting of `root` in capitals."""
     return is_environment_variable(name) and name.lower() not in {key.rpartition(".")[2] for key in types_by_key(root)}
+
+
+def _may_be(value: str, hint: Any) -> bool:
+    """Return whether a value may be meant for a setting with this type hint: a word is not meant for a number."""
+    options = {*union_members(hint)}
+    if value.lower() in _SWITCHED:
+        return bool in options or not options <= {int, float, type(None)}
+    is_word = re.fullmatch(r"[A-Za-z_]{3,}", value) and value.lower() not in _WORDS_FOR_NUMBERS
+    return not is_word or not options <= {int, float, bool, type(None)}
 
 
 def _near_keys(path: str, known_keys: Iterable[str]) -> list[str]:

@@ -305,11 +305,14 @@ def _hold_out_tail(builder: DatasetBuilder, opened: OpenDatasets) -> _HeldOutTai
     first, last, min_tokens = map_.start(documents.start), map_.start(documents.stop), builder.requirements.seq_len + 1
     cut_token = last - max(round((last - first) * builder.share), min_tokens)
     if cut_token - first < min_tokens:
+        num_tokens = last - first
+        longest = num_tokens // 2 - 1
+        ways = [f"model.seq_len={longest}"] * (longest > 0)
+        ways += ["train.valid_interval_steps=0"] * (num_tokens >= min_tokens)
         raise DataError(
-            f"{indexed.prefix} has {last - first} tokens, too few for two samples of "
-            f"{builder.requirements.seq_len}, one to train on and one to validate on. Give more text, a smaller "
-            "model.seq_len, data.valid_path=PREFIX, or "
-            f"{way('train.valid_interval_steps=0')}."
+            f"{indexed.prefix} has {num_tokens} tokens, too few for two samples of "
+            f"{builder.requirements.seq_len}, one to train on and one to validate on. "
+            f"Give {', or '.join(['more text or data.valid_path=PREFIX', *map(way, ways)])}."
         )
     return _HeldOutTail(range(first, cut_token), range(cut_token, last))
 

@@ -74,10 +74,13 @@ class ParallelSettings(Settings):
             yield from self.problem_if(self.vp > 1, "vp", "needs a pipeline, and pp=1 has none", way_out)
             return
         schedule = self.pipeline
+        other = f"{way('.schedule=interleaved')} for more stages a rank"
+        if self.vp == 1:
+            other = f"{way('.schedule=1f1b')} for one stage a rank"
         yield from self.checked(
             (not schedule.allows(self.vp), "vp",
              f"does not fit parallel.schedule={self.schedule}, which {schedule.rule}",
-             f"Use {way(f'.vp={schedule.chunks}')}, or {way('.schedule=interleaved')} for more stages a rank."),
+             f"Use {way(f'.vp={schedule.chunks}')}, or {other}."),
             (schedule.splits_backward and self.zero == 3, "zero",
              f"releases the weights that the second half of schedule={self.schedule}'s backward needs",
              f"Use {own(2)} or {own(1)}."),

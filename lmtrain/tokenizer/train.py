@@ -17,17 +17,20 @@ from lmtrain.tokenizer import vocabulary_files
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, split_after_words
 
 _MIN_FREQUENCY = 2  # because: a pair that occurs once is not a pattern
+_MOST_PIECES = 10_000_000  # because: the library reserves memory for all of them; ten times the largest published
 _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer characters become [UNK]
 
 
 def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option: str = "--vocab-size") -> None:
-    """Raise UsageError if `vocab_size` is below the smallest number of pieces of a tokenizer of this kind. `option` is
-    the option or setting with which the user chose it, for the message.
+    """Raise UsageError if a tokenizer of this kind cannot have `vocab_size` pieces: too few, or more than can be
+    learned. `option` is the option or setting with which the user chose it, for the message.
     """
     smallest = len(vocabulary_files.ALPHABET) + 1 if kind == "bpe" else len(vocabulary_files.SPECIAL) + 2
     if vocab_size < smallest:
         name = "a byte-level BPE" if kind == "bpe" else "WordPiece"
         raise UsageError(f"{option}={vocab_size} is too small for {name}. Use {own(smallest)} or more.")
+    if vocab_size > _MOST_PIECES:
+        raise UsageError(f"{option}={vocab_size} is too large for a tokenizer. Use {own(_MOST_PIECES)} or less.")
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.Pattern = "gpt2") -> Tokenizer:

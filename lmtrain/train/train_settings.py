@@ -14,7 +14,7 @@ from typing import Literal
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.settings_base import Problem, Settings, problem_if, show
 from lmtrain.data.batch_size_per_step import BatchPlan
-from lmtrain.errors import leave_out, own, way
+from lmtrain.errors import example, leave_out, own, way
 from lmtrain.placement.batch_rampup_settings import RampUpSettings
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; file systems allow 255 and 4096, and the run adds names of its own
@@ -110,7 +110,7 @@ class RunSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(
-            (not self.dir.strip(), "dir", "is empty", "Give a folder, as in run.dir=runs/NAME."),
+            (not self.dir.strip(), "dir", "is empty", f"Give a folder, such as {example('runs/NAME')}."),
             *(self.above_0(key, f"Use {own('4h')}, or null for none.") for key in _TIMES),
         )
         path, name = len(self.dir.encode()), max(len(part.encode()) for part in self.dir.split("/"))

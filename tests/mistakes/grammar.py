@@ -41,8 +41,11 @@ class Line:
     def added(self, kind: str, *words: str, kept: Sequence[str] = (), meant: Sequence[str] = ()) -> Line:
         """This line with words at its end, which mean the words `meant`."""
         new, right = _with(self.words, words), _with(self.meant or self.words, meant)
+        # because: a word may take the place of an earlier one
+        gone = [word for word in self.words if word not in new]
+        still = [value for value in self.kept if not any(value in word for word in gone)]
         return replace(
-            self, words=new, kinds=(*self.kinds, kind), kept=(*self.kept, *kept), meant=right,
+            self, words=new, kinds=(*self.kinds, kind), kept=(*still, *kept), meant=right,
             has_right_words=bool(meant) and not self.kinds,
         )  # fmt: skip
 

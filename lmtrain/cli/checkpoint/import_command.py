@@ -68,10 +68,13 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
     """Parse texts of the form KEY=VALUE and return them as a dict. A value that is valid JSON is parsed; any other
     value stays a text. Raise UsageError if a text does not have this form or a key occurs twice.
     """
-    pairs = {key: value for key, equals, value in (word.partition("=") for word in words) if equals and key and value}
-    if len(pairs) < len(words):
-        raise UsageError(f"--set {','.join(words)} is malformed. Give KEY=VALUE, each key only once.")
-    return {key: _parse_value(value) for key, value in pairs.items()}
+    pairs = [word.partition("=")[::2] for word in words]
+    keys = [key for key, _ in pairs]
+    if wrong := [
+        word for word, (key, value) in zip(words, pairs, strict=True) if not (key and value) or keys.count(key) > 1
+    ]:
+        raise UsageError(f"--set {' --set '.join(wrong)} is malformed. Give KEY=VALUE, each key only once.")
+    return {key: _parse_value(value) for key, value in pairs}
 
 
 def _parse_value(text: str) -> Any:

@@ -137,23 +137,26 @@ def find_checkpoints(checkpoints: Sequence[Path], last: int | None, of: Path | N
     from lmtrain.runfolder.file_names import CHECKPOINTS
     from lmtrain.runfolder.folder_reader import not_a_run, run_around
 
-    if (last is None) != (of is None):
-        given, missing = (f"--last {last}", "--of RUN") if of is None else (f"--of {of}", "--last N")
-        if of is None and len(checkpoints) == 1:
-            folder = str(checkpoints[0])
-            raise UsageError(f"{given} needs {missing}. Use {way('--of', folder, instead_of=(folder, f'{folder}/'))}.")
-        raise UsageError(f"{given} needs {missing}. Add {fill_in(*missing.split())}.")
+    given = [f"--last {last}"] * (last is not None) + [f"--of {of}"] * (of is not None)
+    if len(given) == 1 and of is None and len(checkpoints) == 1:
+        folder = str(checkpoints[0])
+        meant = way("--of", folder, instead_of=(folder, f"{folder}/"))
+        raise UsageError(f"{given[0]} needs --of RUN. Use {meant}.")
+    if checkpoints and given:
+        options = [word.partition(" ")[0] for word in given]
+        raise UsageError(
+            f"{checkpoints[0]} and {' '.join(given)} both say what to merge. "
+            f"{leave_out(*options, shown='Leave ' + ' and '.join(options) + ' out')}, or "
+            f"{leave_out(*map(str, checkpoints), shown='give them alone')}."
+        )
+    if len(given) == 1:
+        missing = "--last N" if last is None else "--of RUN"
+        raise UsageError(f"{given[0]} needs {missing}. Add {fill_in(*missing.split())}.")
     if of is None or last is None:
         if not checkpoints:
             raise UsageError("No checkpoints are given. Name them, or give --last N --of RUN for the newest of a run.")
         refuse_lists(checkpoints)
         return [resolve_checkpoint(path) for path in checkpoints]
-    if checkpoints:
-        raise UsageError(
-            f"{checkpoints[0]} and --last {last} --of {of} both say what to merge. "
-            f"{leave_out('--last', '--of', shown='Leave --last and --of out')}, or "
-            f"{leave_out(*map(str, checkpoints), shown='give them alone')}."
-        )
     if not of.is_dir():
         raise MissingInputError(missing_path(of, "Give the folder of a run.", Path.is_dir, option="--of "))
     there = list_checkpoints(of / CHECKPOINTS) or list_checkpoints(of)

@@ -124,7 +124,7 @@ def evaluate(
         return _print_tasks(as_json)
     if compare is not None and checkpoint is not None and "=" in str(checkpoint):
         checkpoint, layout = None, [str(checkpoint), *(layout or [])]
-    _check_comparison(context, checkpoint, compare, steps)
+    _check_comparison(context, checkpoint, layout or [], compare, steps)
     refuse_loose_files(layout or [])
     _check_outputs(output, samples)
     compares_files = compare is not None and all(path.is_file() for path in compare)
@@ -187,13 +187,18 @@ def refuse_loose_files(layout: Sequence[str]) -> None:
 
 
 def _check_comparison(
-    context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
+    context: typer.Context,
+    checkpoint: Path | None,
+    layout: Sequence[str],
+    compare: tuple[Path, Path] | None,
+    steps: str | None,
 ) -> None:
-    """Raise a UsageError if an option was typed that has no effect with --compare (of files or of checkpoints) or with
+    """Raise a UsageError if a word was typed that has no effect with --compare (of files or of checkpoints) or with
     --steps, or if --compare has a file and a folder.
     """
-    subject, unused = "", set[str]()
+    subject, unused, words = "", set[str](), list[str]()
     if compare is not None:
+        words = [word for word in layout if "=" not in word]
         subject, unused = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
         if all(path.is_file() for path in compare):
             subject = "--compare of two results files"
@@ -207,7 +212,7 @@ def _check_comparison(
         subject, unused = "--steps", {"samples", "baseline"}
     if checkpoint is None:
         unused.discard("checkpoint")
-    refuse_unused_options(context, unused, subject)
+    refuse_unused_options(context, unused, subject, words)
 
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:

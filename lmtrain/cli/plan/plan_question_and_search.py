@@ -175,6 +175,8 @@ def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[st
     for word in overrides:
         key, sign, value = word.partition("=")
         similar = difflib.get_close_matches(key, PLAN_WORDS, n=1, cutoff=0.7)
+        if key.startswith("hardware_"):
+            similar = [f"hardware.{key.removeprefix('hardware_')}"]
         if key in PLAN_WORDS and sign and value:
             if key in plan_words:
                 ways = f"{way(f'{key}={plan_words[key]}')} or {way(word)} alone"

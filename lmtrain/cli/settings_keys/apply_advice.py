@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from lmtrain.cli.subcommands import HELP, build_verb, is_option, parameter_types, value_placeholder
+from lmtrain.cli.subcommands import HELP, build_verb, can_be_value, parameter_types, value_placeholder
 from lmtrain.config.parse_and_apply_overrides import changed_list_entry, override_key
 from lmtrain.errors import LmtrainError, Way, shell_quoted
 
@@ -66,7 +66,7 @@ class Command:
             word = words.pop(0)
             num_values = 0
             if param := names.get(word) if word.startswith("-") else None:
-                is_given = words and not is_option(words[0], names)
+                is_given = words and can_be_value(words[0], param, names, "overrides" in arguments)
                 num_values = 0 if getattr(param, "is_flag", False) or not is_given else param.nargs
             elif word.startswith("-") and "=" not in word and word not in ("-", "--", *_COMMON_OPTIONS):
                 most = len(words) if arguments == ["overrides"] else 1
@@ -285,6 +285,11 @@ def corrects(command: Command, unit: Sequence[str]) -> bool:
     an argument, may have any word in its place.
     """
     return not _name(unit) or any(_plain(_name(each)) == _plain(_name(unit)) for each in command.units)
+
+
+def has_rival(command: Command, unit: Sequence[str]) -> bool:
+    """Return whether a command has the key or option of `unit` by another spelling too."""
+    return any(_plain(_name(each)) == _plain(_name(unit)) and _name(each) != _name(unit) for each in command.units)
 
 
 def _plain(name: str) -> str:

@@ -167,9 +167,9 @@ class SlurmOptions:
             )
         check_time_limit(self.time)
         if self.array_tasks is not None:
+            parse_array_tasks(self.array_tasks)
             if not self.array:
                 raise UsageError(f"--array-tasks={self.array_tasks} is for an array of jobs. Add {way('--array')}.")
-            parse_array_tasks(self.array_tasks)
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():
                 _check_extra_option(option, word, words or ())

@@ -19,7 +19,7 @@ from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
 from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
 from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
-from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices
+from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices, names_data
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.name_suggestions import is_variable, types_by_key, union_members
@@ -118,6 +118,8 @@ def _take_value(result: Translation, option: Option) -> bool:
     value = option.value.lower()
     if option.name == "init_from" and Path(option.value).is_dir():
         return result.set(option, f"checkpoint.init_from={option.value}", is_as_typed=True)
+    if option.path == "data" and names_data(option.value):
+        return result.set(option, f"data.path={option.value}", is_as_typed=True)
     if option.name == "max_duration" and (unit := re.fullmatch(r"(\d[\d.e]*)(ba|tok|ep)", value)):
         if unit[2] == "ep":
             return result.omit(option, f"epochs={unit[1]} in its place is translated to the steps of so many epochs.")
