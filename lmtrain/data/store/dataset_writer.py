@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from lmtrain.data.store.indexed_dataset import (
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
-from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output
+from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, holds
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
@@ -298,7 +298,7 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
 
 _KINDS = {
     ".idx": Kind("the index of a dataset", begins_with(MAGIC)),
-    ".json": Kind("the sidecar of a dataset", lambda path: _has_format(path, DatasetInfo.format)),
+    ".json": Kind("the sidecar of a dataset", holds(f'"format": "{DatasetInfo.format}"')),
 }
 
 
@@ -325,13 +325,6 @@ def _is_renaming(prefix: Path) -> bool:
     """Return whether a killed `publish` of a DatasetWriter has renamed some of the files of a dataset, not its .idx."""
     folder = working_folder(prefix)
     return any((folder / f"{n}.idx").exists() and not (folder / f"{n}.bin").exists() for n in ("data", "0-00000"))
-
-
-def _has_format(path: Path, format_: str) -> bool:
-    """Return whether a JSON file names this format, whether it is damaged or not."""
-    with suppress(OSError), open(path, "rb") as file:
-        return f'"format": "{format_}"'.encode() in file.read(1 << 16)
-    return False
 
 
 def _recorded(sidecar: Path) -> str | None:

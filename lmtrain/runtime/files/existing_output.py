@@ -1,9 +1,8 @@
 """The decision about what is at the place of an output already: whether a command goes on, has nothing to do, replaces
 it or is refused. Torch-free.
 
-The steps of a corpus, and whatever writes a dataset, call `check_output` before they work. The caller finds out whether
-the output is unfinished or was made of the same inputs and options, since it knows what its files record; what follows
-is decided here. Checkpoints, models and run folders have checks of their own.
+Every verb that writes calls `check_output` before it works. The caller finds out whether the output is unfinished or
+was made of the same inputs and options, since it knows what its files record; what follows is decided here.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ from lmtrain.errors import OutputError, way
 from lmtrain.runtime.files.atomic_files import refuse_special_file
 
 _MAX_LINE_BYTES = 16 << 20  # because: a document may be long, and the decision must be quick
+_HEAD_BYTES = 1 << 16
 
 
 class Kind(NamedTuple):
-    """A kind of output: its name in messages, such as "a tokenizer", and a function that says whether the file or
-    folder at a path is one.
+    """A kind of output: its name in messages, such as "a tokenizer", a function that says whether the file or folder at
+    a path is one, and whether it is a folder.
     """
 
     name: str
     fits: Callable[[Path], bool]
+    is_folder: bool = False
 
 
 class Found(Enum):
@@ -61,7 +62,7 @@ def check_output(
         return Found.UNFINISHED
     if is_same and not overwrite:
         return Found.SAME
-    if not _is_empty(path) and not kind.fits(path):
+    if path.is_dir() != kind.is_folder or not (_is_empty(path) or kind.fits(path)):
         raise OutputError(f"{path} is not {kind.name}, so it is not replaced. Choose another output.")
     if not overwrite and not is_default:
         raise OutputError(
@@ -83,6 +84,17 @@ def begins_with(*beginnings: bytes) -> Callable[[Path], bool]:
     def fits(path: Path) -> bool:
         with suppress(OSError), open(path, "rb") as file:
             return file.read(max(map(len, beginnings))).startswith(beginnings)
+        return False
+
+    return fits
+
+
+def holds(mark: str) -> Callable[[Path], bool]:
+    """Return a function that says whether the beginning of the file at a path, 64 KiB, holds this text."""
+
+    def fits(path: Path) -> bool:
+        with suppress(OSError), open(path, "rb") as file:
+            return mark.encode() in file.read(_HEAD_BYTES)
         return False
 
     return fits

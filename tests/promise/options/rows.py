@@ -218,6 +218,17 @@ MODELS = [
     Row("reshard", "--to", ("pp=2",)),
     *(Row("reshard", option, ("some",), ends=_ERROR) for option in ("--from", "--tokenizer", "--set", "--dtype")),
     *(Row(verb, "--max-memory", ("1MiB",), ends=_ERROR) for verb in ("reshard", "merge")),
+    Row("trace", "--overwrite", plus="--output new.json", before=("trace runs/a --output new.json",), without=_ERROR),
+    Row("report", "--overwrite", plus="--output new.html", before=("report runs/a --output new.html",), without=_ERROR),
+    Row("generate", "--overwrite", plus="--output new.jsonl", without=_ERROR, before=(
+        "generate runs/a --prompt Goodbye --max-new-tokens 3 --device cpu --output new.jsonl",
+    )),
+    Row("plan", "--overwrite", plus="--html new.html", without=_ERROR, before=(
+        "plan model=gpt_tiny hardware=h100 gpus=16 tokens=1B --top 2 --html new.html",
+    )),
+    Row("slurm render", "--overwrite", plus="--output new.sbatch", without=_ERROR, before=(
+        f"slurm render {RUN} --tasks-per-node 1 --time 1:00:00 --output new.sbatch",
+    )),
     Row("reshard", "--overwrite", before=("reshard runs/a --to pp=2 --output resharded",), without=_ERROR),
     Row("merge", "--last", ("1",)),
     Row("merge", "--of", ("runs/staged",)),
