@@ -195,6 +195,9 @@ MODELS = [
     Row("eval", "--compare", ("runs/a runs/b",), base="--task perplexity --data eval.jsonl", without=_ERROR),
     Row("eval", "--output", ("result.json",)),
     Row("eval", "--samples", ("samples.jsonl",)),
+    Row("eval", "--overwrite", plus="--output new.json", without=_ERROR, before=(
+        "eval runs/a --task perplexity --data eval.jsonl --device cpu --limit 1 --output new.json",
+    )),
     Row("eval", "--nproc", ("2",), has_own_process=True),
     Row("eval", "--nproc-per-node", ("2",), env=_SRUN, has_own_process=True),
     Row("generate", "--prompt", ("Bado",)),
