@@ -21,7 +21,7 @@ from lmtrain.cli.ranks.launch_ranks import (
     detect_process,
     launch_evaluation,
 )
-from lmtrain.cli.screen.print_messages_and_json import echo, print_json
+from lmtrain.cli.screen.print_messages_and_json import print_json, say_already_there
 from lmtrain.cli.settings_keys.shell_completion import complete_task
 from lmtrain.cli.shared_options import (
     Device,
@@ -245,7 +245,7 @@ def _check_existing(options: Options, origin: ResultsOrigin, overwrite: bool) ->
         if options.as_json:
             print_json(read_json(options.output), ensure_ascii=False)
         else:
-            echo(f"{options.output} is already there, made from the same inputs with the same options.")
+            say_already_there(options.output)
         raise typer.Exit
     return replace(options, origin=origin, replaces=found is Found.OTHER)
 

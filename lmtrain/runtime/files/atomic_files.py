@@ -35,6 +35,8 @@ _OUTPUT_ERRNOS = (
 )  # fmt: skip
 _INPUT_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _HOLE_CHECK_BYTES = 1 << 30  # smaller files are not checked for holes
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -133,13 +135,13 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, replaces: bool = False) -> Iterator[Path]:
     """Yield a temporary folder beside `path`. After the `with` block its files are synced and it is renamed to `path`;
     if the block raises, it is removed, as are those that killed processes have left. Raise OutputError if `path` exists
-    and is not an empty folder.
+    and is not an empty folder, unless it `replaces` what is there.
     """
     with storage_errors(path, "Writing"):
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not replaces and path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise OutputError(f"--output {path} exists and is not empty. Choose another folder, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
@@ -153,7 +155,11 @@ def new_folder(path: Path) -> Iterator[Path]:
                 for name in names:
                     fsync_file(Path(folder, name))
                 fsync_dir(Path(folder))
-            put_in_place(attempt, path)
+            if replaces and swap(attempt, path):
+                fsync_dir(path.parent)
+                shutil.rmtree(attempt, ignore_errors=True)
+            else:
+                put_in_place(attempt, path)
         except BaseException:
             shutil.rmtree(attempt, ignore_errors=True)
             raise
@@ -183,6 +189,24 @@ def _lock_if_free(folder: Path) -> int | None:
             os.close(fd)
         return None
     return fd
+
+
+def swap(folder: Path, other: Path) -> bool:
+    """Let two folders or files exchange their names at once, so that a kill leaves each under one of both. Return False
+    if the second does not exist.
+    """
+    if not os.path.lexists(other):
+        return False
+    import ctypes  # because: it is slow to import, and few commands replace a folder
+
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.renameat2(_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        if ctypes.get_errno() not in _NO_EXCHANGE:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+        aside = folder.with_name(f"{folder.name}.aside")  # because: some network file systems exchange no names
+        for old, new in ((other, aside), (folder, other), (aside, folder)):
+            os.rename(old, new)
+    return True
 
 
 def put_in_place(

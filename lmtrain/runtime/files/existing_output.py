@@ -27,12 +27,13 @@ _HEAD_BYTES = 1 << 16
 
 class Kind(NamedTuple):
     """A kind of output: its name in messages, such as "a tokenizer", a function that says whether the file or folder at
-    a path is one, and whether it is a folder.
+    a path is one, whether it is a folder, and whether an empty file or folder may become one.
     """
 
     name: str
     fits: Callable[[Path], bool]
-    is_folder: bool = False
+    is_folder: bool = False  # one that is empty is as good as none
+    takes_empty: bool = True
 
 
 class Found(Enum):
@@ -62,15 +63,18 @@ def check_output(
         return Found.UNFINISHED
     if is_same and not overwrite:
         return Found.SAME
-    if path.is_dir() != kind.is_folder or not (_is_empty(path) or kind.fits(path)):
+    has_type = path.is_dir() == kind.is_folder
+    is_empty = has_type and kind.takes_empty and _is_empty(path)
+    if not has_type or not (is_empty or kind.fits(path)):
         raise OutputError(f"{path} is not {kind.name}, so it is not replaced. Choose another output.")
-    if not overwrite and not is_default:
+    is_free = is_empty and kind.is_folder
+    if not (overwrite or is_default or is_free):
         raise OutputError(
             f"{path} is there already. Choose another output, or add {way('--overwrite')} to replace it."
         )
     if not os.stat(path).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
         raise OutputError(f"{path} is read-only, so it is not replaced. Choose another output, or make it writable.")
-    return Found.OTHER
+    return Found.NOTHING if is_free else Found.OTHER
 
 
 def _is_empty(path: Path) -> bool:

@@ -50,6 +50,10 @@ CORPUS = [
             "*": "corpus shuffle corpus.jsonl --output out.jsonl --seed 7",
         }.items()
     ),
+    Row("corpus sign", "--overwrite", before=("corpus sign corpus.jsonl --exact-only --work work --workers 1",),
+        without=_ERROR),
+    Row("corpus build", "--overwrite", before=("corpus shuffle corpus.jsonl --output built/documents.jsonl --seed 7",),
+        without=_ERROR),
     Row("corpus fetch", "--sha256", ("1" * 64,), ends=_ERROR),
     Row("corpus fetch", "--output", ends=_ERROR),
     Row("corpus clean", "--rule", ("min_words=40",)),
@@ -231,6 +235,10 @@ MODELS = [
     )),
     Row("slurm render", "--overwrite", plus="--output new.sbatch", without=_ERROR, before=(
         f"slurm render {RUN} --tasks-per-node 1 --time 1:00:00 --output new.sbatch",
+    )),
+    Row("import", "--overwrite", before=("import hf --set dropout=0.5 --output imported",), without=_ERROR),
+    Row("export", "--overwrite", without=_ERROR, before=(
+        "export runs/a --to megatron --layout tp=2 --output exported",
     )),
     Row("reshard", "--overwrite", before=("reshard runs/a --to pp=2 --output resharded",), without=_ERROR),
     Row("merge", "--last", ("1",)),
