@@ -45,10 +45,10 @@ def import_folder(
     _refuse_place(source, output)
     given = [] if tokenizer is None else [tokenizer]
     made = made_from(["import", found.program, overrides or {}, source_identity(source)], given)
+    _check_existing(output, made, overwrite)  # because: a refused import is to leave no lock file
     with _locked_output(output):
-        existing = latest_checkpoint(output)
-        is_same = existing is not None and _imported(existing).get("made_from") == made
-        if existing and check_output(existing, _IMPORT, overwrite=overwrite, is_same=is_same) is Found.SAME:
+        existing, found_there = latest_checkpoint(output), _check_existing(output, made, overwrite)
+        if found_there is Found.SAME:
             return {"checkpoint": str(existing)}
         facts = _import_checked(found.program, source, output, tokenizer, overrides or {}, report, made)
         if existing is not None and existing != Path(facts["checkpoint"]):
@@ -63,6 +63,15 @@ def _refuse_place(source: Path, output: Path) -> None:
     place = "a checkpoint itself" if (output / MANIFEST).exists() else place
     if place:
         raise OutputError(f"--output {output} is {place}. Choose another folder.")
+
+
+def _check_existing(output: Path, made: str, overwrite: bool) -> Found:
+    """Return what the newest checkpoint in the folder `output` is to an import of these inputs and options, `made`."""
+    existing = latest_checkpoint(output)
+    if existing is None:
+        return Found.NOTHING
+    is_same = _imported(existing).get("made_from") == made
+    return check_output(existing, _IMPORT, overwrite=overwrite, is_same=is_same)
 
 
 def _imported(checkpoint: Path) -> dict[str, Any]:

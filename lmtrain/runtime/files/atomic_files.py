@@ -37,6 +37,7 @@ _INPUT_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.E
 _HOLE_CHECK_BYTES = 1 << 30  # smaller files are not checked for holes
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+LOCK = ".lock"  # the file in a folder that `folder_lock` locks; it stays
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -413,7 +414,7 @@ def lock_holder(folder: Path) -> tuple[str, bool] | None:
 
     The lock itself is not taken, so no run is disturbed.
     """
-    path = folder / ".lock"
+    path = folder / LOCK
     try:
         number, owner = os.stat(path).st_ino, read_bytes(path, 1 << 10).decode(errors="replace").strip()
         is_held = any(line.split()[5].endswith(f":{number}") for line in Path("/proc/locks").read_text().splitlines())
@@ -438,9 +439,9 @@ def check_output_folder(folder: Path, label: str, *, check_lock: bool) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"{label} cannot be written, since you may not write to {existing}. Choose another folder.")
     # because: this check holds a shared lock for an instant, in which a run that takes the lock itself is refused
-    if check_lock and _exists(folder / ".lock"):
-        with storage_errors(folder / ".lock", "Opening"):
-            fd = open_output(folder / ".lock", os.O_RDONLY)
+    if check_lock and _exists(folder / LOCK):
+        with storage_errors(folder / LOCK, "Opening"):
+            fd = open_output(folder / LOCK, os.O_RDONLY)
         try:
             _take_lock(fd, folder, fcntl.LOCK_SH)
         finally:
@@ -478,7 +479,7 @@ def folder_lock(folder: Path, on_wait: Callable[[str], None] | None = None) -> I
     """
     with storage_errors(folder, "Making"):
         folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
+    path = folder / LOCK
     with storage_errors(path, "Opening"):
         fd = open_output(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -497,8 +498,8 @@ def remove_empty_folders(folders: Iterable[Path]) -> None:
     """
     with suppress(OSError):
         for folder in folders:
-            if os.listdir(folder) == [".lock"]:
-                (folder / ".lock").unlink()
+            if os.listdir(folder) == [LOCK]:
+                (folder / LOCK).unlink()
             folder.rmdir()
 
 
