@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shlex
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from typing import Literal
 import pytest
 
 from lmtrain.cli import subcommands
+from lmtrain.data.store.indexed_dataset import SUFFIXES
 from tests.cli.harness import outcome
 from tests.promise.options.bases import BASES, BEFORE, RUN
 from tests.promise.options.command_tree import every_option, every_verb
@@ -185,7 +189,9 @@ def of_another_kind(place: Place, plants: Sequence[tuple[str, Callable[[Path], o
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, plant in plants:
         plant(path)
-        tries: list[list[str]] = [[]] * (plant in SIMPLE or not place.has_overwrite) + [["--overwrite"]] * place.has_overwrite
+        tries: list[list[str]] = [["--overwrite"]] * place.has_overwrite
+        if plant in SIMPLE or not place.has_overwrite:
+            tries.append([])
         if name in place.takes:
             tries = [[]] * place.has_overwrite
         for more in tries:
@@ -264,6 +270,80 @@ def test_the_same_of_a_few_verbs(place: Place, tmp_path: Path) -> None:
         write_texts()
         found = [*of_another_kind(place, [(plant.__name__, plant) for plant in SIMPLE]), *of_its_own_kind(place)]
     assert not found, "\n".join(found)
+
+
+# ---- kills
+
+KILLED = (
+    "corpus shuffle --output", "tokenizer train --output", "data merge --output", "preprocess --output",
+    "reshard --output", "merge --output", "export --output", "report --output",
+)  # fmt: skip
+# what Python reports of each change of a folder, and of the first use of renameat2
+_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree", "ctypes.dlsym")
+
+
+def run_in_child(words: Sequence[str], kill_at: int | None) -> tuple[int, int]:
+    """Run a command in a forked process, killed before its change number `kill_at`; return (its exit code, how many
+    changes it has begun).
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+
+        def count(event: str, args: tuple[object, ...]) -> None:
+            is_written = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+            if event in _CHANGES or is_written:
+                if len(seen) == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                seen.append(event)
+                os.write(writer, b".")
+
+        seen: list[str] = []
+        sys.addaudithook(count)
+        code, _ = outcome(*words)
+        os._exit(int(str(code)))
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        num_changes = len(pipe.read())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), num_changes
+
+
+def output_of(place: Place) -> dict[str, tuple[int, str]]:
+    """Return what is at the place; of a dataset, all of its files."""
+    path = Path(place.path)
+    files = [path.with_suffix(suffix) for suffix in SUFFIXES] if path.suffix == ".bin" else [path]
+    states = everything(Path.cwd()).items()
+    return {name: state for name, state in states if any(Path(name).is_relative_to(file) for file in files)}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "place", [place for place in PLACES if (str(place) in KILLED and place.path[-4:] not in (".idx", "json"))
+              or str(place) == "tokenizer train --output"], ids=str,
+)  # fmt: skip
+def test_a_killed_overwrite_leaves_the_old_or_the_new(place: Place, world: World, tmp_path: Path) -> None:
+    words = [*place.words(place.other), "--overwrite"]
+    with standing_in(tmp_path / "before"):
+        brought(place, world)
+        assert outcome(*place.words())[0] == 0
+        old = output_of(place)
+    with standing_in(shutil.copytree(tmp_path / "before", tmp_path / "here")):
+        code, num_changes = run_in_child(words, None)
+        new = output_of(place)
+    assert (code, new != old) == (0, True)
+    draws = random.Random(str(place)).sample(range(num_changes - 2), min(num_changes - 2, 4))
+    for kill_at in [*draws, num_changes - 2, num_changes - 1]:
+        shutil.rmtree(tmp_path / "here")
+        with standing_in(shutil.copytree(tmp_path / "before", tmp_path / "here")):
+            assert run_in_child(words, kill_at)[0] == -signal.SIGKILL
+            left = output_of(place)
+            if left not in (old, new):
+                assert place.path.endswith(".bin"), f"killed before change {kill_at} of {num_changes}: {left}"
+                assert place.path.replace(".bin", ".idx") not in left
+                assert ".idx is missing" in outcome("data", "inspect", place.path[:-4])[1]
+            completed, text = outcome(*words)
+            assert completed == 0, text
+            assert output_of(place) == new
 
 
 def test_every_path_that_a_verb_takes_is_read_or_has_a_row() -> None:
